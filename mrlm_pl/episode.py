@@ -141,6 +141,8 @@ class Turn:
         sample: number of the decision among those that the agent made in this state. Turns of several episodes with
             equal group, node, agent and sample are the same decision.
         spans: the turn's tokens by version and engine, if either changed while it was sampled; else empty.
+        scripted: given rather than sampled for this episode: a turn of the episode that it branches from, or a written
+            one. It generated no tokens.
     """
 
     agent: str
@@ -156,6 +158,7 @@ class Turn:
     node: str = ""
     sample: int = 0
     spans: tuple[TokenSpan, ...] = ()
+    scripted: bool = False
 
     def token_spans(self) -> tuple[TokenSpan, ...]:
         """Return the spans of all the turn's tokens: one if neither version nor engine changed.
@@ -209,6 +212,21 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The place where an episode branches from another one of its group.
+
+    Args:
+        episode: id of the other episode.
+        agents: whose decisions may differ there.
+        step: number of environment steps before them; everything before is the same.
+    """
+
+    episode: str
+    agents: tuple[str, ...]
+    step: int
+
+
+@dataclass(frozen=True)
 class Episode:
     """One play of a task by all agents.
 
@@ -229,6 +247,7 @@ class Episode:
         attempts: how often it was started.
         row_restarts: how often a chat template rewrote history, so that a new trajectory began.
         timings: seconds by phase (``generate``, ``environment``). No computation reads them.
+        origin: where it branches from another episode; None for an ordinary one.
     """
 
     id: str
@@ -247,6 +266,7 @@ class Episode:
     attempts: int = 1
     row_restarts: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
+    origin: Origin | None = None
 
     @property
     def failed(self) -> bool:

@@ -30,6 +30,7 @@ from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
+from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings, seated_policy
 from mrlm_pl.trainer.resume import ExactResume
@@ -63,6 +64,9 @@ class Algorithm(LightningModule, ABC):
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""
+
+    further: FurtherEpisodes | None = None
+    """The further episodes that each group is completed with."""
 
     def __init__(
         self,

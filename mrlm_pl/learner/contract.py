@@ -12,6 +12,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.tree_player import Branching
 
 
@@ -27,6 +28,9 @@ class RolloutLearner(Protocol):
 
     uses_greedy_baseline: bool
     """True if each group comes with one greedy episode of its task."""
+
+    further: FurtherEpisodes | None
+    """The further episodes that each group is completed with; None has none. Not with turn trees."""
 
     @property
     def uses_importance_ratio(self) -> bool:
@@ -87,7 +91,10 @@ class RolloutLearner(Protocol):
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
-        """Return the rows of a rollout by policy, with advantages; called once per rollout, without gradient."""
+        """Return the rows of a rollout by policy, with advantages; called once per rollout, without gradient.
+
+        The further episodes stand behind the ordinary ones.
+        """
 
     def progress(self) -> dict[str, Any]:
         """Return the state beside the weights, such as running baselines, as plain values."""

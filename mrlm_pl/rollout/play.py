@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from mrlm_pl.engines.base import Sample, Sampling
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.environment.contract import TurnOrder
-from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
 
@@ -51,12 +51,14 @@ class Decision:
         policy: name of the weights that decided, for the record.
         node: the state of the turn tree that it was decided in; empty outside one.
         number: which of the decisions that the agent was asked for in this state.
+        scripted: see :attr:`mrlm_pl.episode.Turn.scripted`.
     """
 
     sample: Sample
     policy: str
     node: str = ""
     number: int = 0
+    scripted: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class EpisodeSpec:
         seed: of all its sampling.
         iteration: the iteration that it is collected in.
         script: decisions that are given rather than sampled, by agent and number of the environment's steps before.
+        origin: where it branches from another episode.
     """
 
     id: str
@@ -78,6 +81,7 @@ class EpisodeSpec:
     seed: int
     iteration: int = -1
     script: Mapping[tuple[str, int], Decision] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 class Play:
@@ -140,6 +144,7 @@ class Play:
             node=decision.node,
             sample=decision.number,
             spans=sample.spans,
+            scripted=decision.scripted,
         )
         self.turns.append((len(conversation.rows) - 1, turn))
 
@@ -201,6 +206,7 @@ class Play:
             attempts=self.attempt,
             row_restarts=sum(conversation.restarts for conversation in self.conversations.values()),
             timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
+            origin=self.spec.origin,
         )
 
     def _rows(self, agent: str, seat: Seat) -> tuple[Trajectory, ...]:

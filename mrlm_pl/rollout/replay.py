@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from mrlm_pl.engines.base import Sample
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Origin
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.rollout.play import Decision, EpisodeSpec
@@ -38,6 +39,7 @@ def script_of(episode: Episode) -> dict[tuple[str, int], Decision]:
             turn.policy,
             turn.node,
             turn.sample,
+            turn.scripted,
         )
         for row in episode.rows()
         for turn in row.turns
@@ -46,13 +48,13 @@ def script_of(episode: Episode) -> dict[tuple[str, int], Decision]:
 
 def replayed(episode: Episode) -> EpisodeSpec:
     """Return the episode to play that repeats a recorded one decision by decision."""
-    return _spec(episode, "replay", script_of(episode), episode.seed)
+    return _spec(episode, "replay", script_of(episode), episode.seed, episode.origin)
 
 
 def written(text: str, chat: ChatFormat, policy: str) -> Decision:
     """Return a decision that is given as text; its log-probabilities are 0."""
     ids = (*chat.encode(text), chat.end_id)
-    return Decision(Sample(ids, (0.0,) * len(ids), "stop", -1, "written"), policy)
+    return Decision(Sample(ids, (0.0,) * len(ids), "stop", -1, "written"), policy, scripted=True)
 
 
 def counterfactuals(
@@ -77,7 +79,7 @@ def counterfactuals(
         steps = sorted(number for name, number in script if name == agent)
         known = f"it did at {', '.join(map(str, steps))}" if steps else f"agents are {', '.join(episode.trajectories)}"
         raise ConfigurationError(f"agent {agent!r} did not decide at step {step} of episode {episode.id!r}; {known}")
-    kept = {key: made for key, made in script.items() if key[1] <= step or rest == "replay"}
+    kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] <= step or rest == "replay"}
     del kept[agent, step]
     return [
         _spec(
@@ -85,6 +87,7 @@ def counterfactuals(
             f"{agent}/{step}/{number}",
             kept if alternative is None else kept | {(agent, step): alternative},
             derive_seed("counterfactual", episode.seed, agent, step, number),
+            Origin(episode.id, (agent,), step),
         )
         for number, alternative in enumerate(alternatives)
     ]
@@ -101,8 +104,30 @@ def differences(recorded: Episode, again: Episode) -> list[str]:
     return _differing("", old, new)
 
 
-def _spec(episode: Episode, name: str, script: Mapping[tuple[str, int], Decision], seed: int) -> EpisodeSpec:
-    return EpisodeSpec(f"{episode.id}/{name}", episode.task, episode.group, seed, episode.iteration, script)
+def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
+    """Return the episode to play that repeats a recorded one up to a step, and samples all decisions from there on.
+
+    Args:
+        episode: the record.
+        step: number of environment steps to repeat.
+        number: distinguishes the continuations from one step.
+
+    Raises:
+        ConfigurationError: nobody decided at this step.
+    """
+    script = script_of(episode)
+    agents = tuple(agent for agent, index in script if index == step)
+    if not agents:
+        raise ConfigurationError(f"no agent decided at step {step} of episode {episode.id!r}; name an earlier step")
+    kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] < step}
+    seed = derive_seed("continued", episode.seed, step, number)
+    return _spec(episode, f"{step}/{number}", kept, seed, Origin(episode.id, agents, step))
+
+
+def _spec(
+    episode: Episode, name: str, script: Mapping[tuple[str, int], Decision], seed: int, origin: Origin | None
+) -> EpisodeSpec:
+    return EpisodeSpec(f"{episode.id}/{name}", episode.task, episode.group, seed, episode.iteration, script, origin)
 
 
 def _differing(place: str, old: Any, new: Any) -> list[str]:

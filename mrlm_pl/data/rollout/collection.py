@@ -27,6 +27,7 @@ from mrlm_pl.data.rollout.metrics import (
     VerifierWatch,
     reward_sums,
     success_counts,
+    token_count,
 )
 from mrlm_pl.data.rollout.tasks.environments import RunTasks, worth
 from mrlm_pl.engines import Sampling
@@ -60,11 +61,13 @@ class Collection:
     per token: the mean of the sampler's ``-log mu``), ``response_tokens`` per turn, ``tokens_per_second`` of the
     collection, ``truncated_turns`` (share truncated at ``max_tokens``), ``failed_episodes``, ``zero_variance_groups``,
     ``retries`` (episodes that were started again), ``row_restarts``, ``dropped_groups`` and ``resampled_members``
-    (see ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with
-    ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not count in ``entropy``) and
-    ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each environment as
-    ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups`` (tasks that the
-    collection was planned with) of each, and with a curriculum its ``success_rate`` and ``weight`` in the next plan.
+    (see ``failed_members``), ``resampled_groups`` and ``reward_of_all_groups`` (see ``resample_rounds``), with an
+    algorithm that branches episodes ``branch_episodes`` and ``branch_tokens`` (further episodes and their generated
+    tokens; they count in no mean), with ``cross_policy`` ``stale_turns`` (share that snapshots sampled; they do not
+    count in ``entropy``) and ``stale_age`` (their mean age in optimizer steps), and the components and metrics of each
+    environment as ``rollout/ENVIRONMENT/NAME``; with several environments, also ``reward``, ``success`` and ``groups``
+    (tasks that the collection was planned with) of each, and with a curriculum its ``success_rate`` and ``weight`` in
+    the next plan.
     ``stop/REASON`` and ``truncated_episodes`` are shares of the episodes. With several agents or policies there are
     also ``rollout/agent/NAME/...`` and ``rollout/policy/NAME/...``; see
     :func:`mrlm_pl.evaluation.agents.means_by_agent`. The totals of the run are logged as ``progress/...``; see
@@ -109,6 +112,7 @@ class Collection:
         """Attach to the algorithm of a fit, and start the clock."""
         self.trainer, self.learner = learner.trainer, learner
         self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.turn_tree is not None
+        self.plan.further = learner.further
         self.plan.silent = lambda group: learner.without_signal(worth(group, self.tasks.reward_scales))
         self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
         self.totals.start()
@@ -177,7 +181,7 @@ class Collection:
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on."""
         learner, scales = self.learner, self.tasks.reward_scales
-        episodes, greedy = worth(collected.episodes, scales), worth(collected.greedy, scales)
+        episodes, greedy = worth(collected.training, scales), worth(collected.greedy, scales)
         context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
@@ -201,10 +205,15 @@ class Collection:
 
     def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
         """Return the sums of what this rank collected."""
-        episodes, unused = collected.episodes, [*collected.replaced, *collected.greedy]
+        episodes, branches = collected.episodes, collected.branches
+        unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
+
+        def silent(group: Sequence[Episode]) -> bool:
+            return plan.silent([*group, *(branch for branch in branches if branch.group == group[0].group)])
+
         measured = CollectionSums.of(
-            episodes, seconds, plan.silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
+            episodes, seconds, silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
         )
         measured.means |= collected.metrics
         if plan.resample_rounds:
@@ -214,6 +223,9 @@ class Collection:
         logged = ["dropped_groups", *(["resampled_groups"] if plan.resample_rounds else [])]
         logged += ["resampled_members"] if plan.failed_members == "resample" else []
         measured.sums |= {f"rollout/{name}": collected.counts[name] for name in logged}
+        if plan.further is not None:
+            measured.sums["rollout/branch_episodes"] = float(len(branches))
+            measured.sums["rollout/branch_tokens"] = token_count(branches)
         if several:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}

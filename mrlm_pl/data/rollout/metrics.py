@@ -57,9 +57,9 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
 
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
-    """Return every decision once, with a row that has it; paths of a turn tree share some."""
+    """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
     plain = [episode for episode in episodes if not branches(episode)]
-    found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns]
+    found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
     for tree in turn_trees([episode for episode in episodes if branches(episode)]).values():
         found += tree.decisions.values()
     return found

@@ -216,7 +216,7 @@ class AsyncCollector(Collector):
             collected.add(group.collected)
             restored += group.playing is None and token_count(group.collected.played)
         now = time.monotonic()
-        collected.metrics = self.lags.metrics(iteration, collected.episodes)
+        collected.metrics = self.lags.metrics(iteration, collected.training)
         ages = [now - group.completed for group in found]
         collected.metrics |= {
             "async/queue_age": (math.fsum(ages), float(len(ages))),
@@ -272,7 +272,7 @@ class AsyncCollector(Collector):
         drop, old = self.options.over_age == "drop", 0
         for iteration, group, *plain in state["complete"]:
             found = Collected.from_plain(*plain)
-            too_old = self.lags.largest(iteration, found.episodes) > self.max_lag
+            too_old = self.lags.largest(iteration, found.training) > self.max_lag
             old += too_old
             if not (too_old and drop):
                 self._admitted[iteration, group] = _Group(collected=found)
@@ -294,6 +294,7 @@ class AsyncCollector(Collector):
             "model.seats": repr({agent: learner.seat(agent) for agent in sorted(agents)}),
             "the turn tree": repr(learner.turn_tree),
             "the greedy baseline": repr(learner.uses_greedy_baseline),
+            "the further episodes": repr(learner.further),
         }
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.ranks import sum_over_ranks
+from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import TreePlayer
@@ -46,6 +47,7 @@ class GroupPlan:
         silent: whether a group carries no learning signal.
         trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
             tree again.
+        further: the further episodes of each group.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -61,6 +63,7 @@ class GroupPlan:
     smallest_group: int = 1
     silent: Callable[[Sequence[Episode]], bool] = equal_returns
     trees: bool = False
+    further: FurtherEpisodes | None = None
 
     def __post_init__(self) -> None:
         at_least(0, "data.", resample_rounds=self.resample_rounds)
@@ -121,6 +124,7 @@ class GroupDraft:
     Attributes:
         episodes: those of the current task.
         replaced: others that were played.
+        branches: further episodes, those of replaced tasks included.
         due: whether :meth:`specs` are to be played.
     """
 
@@ -129,14 +133,19 @@ class GroupDraft:
     group: int
     episodes: list[Episode] = field(default_factory=list)
     replaced: list[Episode] = field(default_factory=list)
+    branches: list[Episode] = field(default_factory=list)
     due: bool = True
     _attempt: int = 0
     _resampled: int = 0
     _round: int = 0
     _failed: list[int] = field(default_factory=list)
+    _further: Sequence[EpisodeSpec] = ()
+    _further_rounds: int = 0
 
     def specs(self) -> list[EpisodeSpec]:
         """Return the episodes that are due; of a turn tree, its root."""
+        if self._further:
+            return [*self._further]
         specs = self.plan.specs(self.iteration, self.group, self._attempt)
         if self.plan.trees:
             specs = [self.plan.root(self.iteration, self.group, self._attempt)]
@@ -151,7 +160,16 @@ class GroupDraft:
         ]
 
     def take(self, episodes: Sequence[Episode]) -> None:
-        """Add the episodes that were due."""
+        """Add the episodes that were due.
+
+        Raises:
+            EnvironmentContractError: a further episode differs from its origin before it branches.
+        """
+        if self._further:
+            self._further_rounds += 1
+            self.branches += episodes
+            self._branch()
+            return
         if self._round and not self.plan.trees:
             for place, episode in zip(self._failed, episodes, strict=True):
                 self.replaced.append(self.episodes[place])
@@ -164,10 +182,23 @@ class GroupDraft:
             self._round += 1
             self._resampled += len(self._failed)
             return
-        self._round = 0
+        self._round = self._further_rounds = 0
+        self._branch()
+
+    def _branch(self) -> None:
+        """Ask for the next round of further episodes; after the last, decide whether another task is due."""
+        group = [*self.episodes, *(branch for branch in self.branches if branch.group == self.episodes[0].group)]
+        played = {episode.id: episode for episode in group}
+        for branch in group[len(self.episodes) :]:
+            if branch.origin is not None and not branch.failed:
+                check_origin(played[branch.origin.episode], branch)
+        further = None if self.left_out else self.plan.further
+        self._further = further.due(group, self._further_rounds) if further is not None else ()
+        if self._further:
+            return
         self._attempt += 1
         again = self._attempt <= self.plan.resample_rounds
-        self.due = again and (self.left_out or self.plan.silent(self.episodes))
+        self.due = again and (self.left_out or self.plan.silent(group))
 
     @property
     def left_out(self) -> bool:
@@ -184,7 +215,7 @@ class GroupDraft:
             "dropped_groups": float(self.left_out),
         }
         kept, unused = ([], self.episodes) if self.left_out else (self.episodes, [])
-        return Collected([*kept], [*self.replaced, *unused], [*greedy], counts)
+        return Collected([*kept], [*self.replaced, *unused], [*greedy], self.branches, counts)
 
 
 @dataclass
@@ -192,9 +223,10 @@ class Collected:
     """The episodes of one group or of several.
 
     Args:
-        episodes: those that train, group after group.
+        episodes: the ordinary ones that train, group after group.
         replaced: others that were played.
         greedy: one greedy episode of the task of each group, where the algorithm compares with them.
+        branches: further episodes of the groups, and of replaced ones.
         counts: ``resampled_groups``, ``resampled_members`` and ``dropped_groups``.
         metrics: (sum, count) of means to be logged, by name.
         seconds: in which the episodes were played; None is the time that collecting them took.
@@ -204,6 +236,7 @@ class Collected:
     episodes: list[Episode] = field(default_factory=list)
     replaced: list[Episode] = field(default_factory=list)
     greedy: list[Episode] = field(default_factory=list)
+    branches: list[Episode] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float | None = None
@@ -214,6 +247,7 @@ class Collected:
         self.episodes += other.episodes
         self.replaced += other.replaced
         self.greedy += other.greedy
+        self.branches += other.branches
         self.counts = {
             name: self.counts.get(name, 0.0) + other.counts.get(name, 0.0) for name in {**self.counts, **other.counts}
         }
@@ -221,18 +255,24 @@ class Collected:
     @property
     def played(self) -> list[Episode]:
         """All episodes, in the order in which files hold them."""
-        return [*self.episodes, *self.replaced, *self.greedy]
+        return [*self.episodes, *self.replaced, *self.greedy, *self.branches]
+
+    @property
+    def training(self) -> list[Episode]:
+        """The episodes that train: the ordinary ones, then the further ones of their groups."""
+        groups = {episode.group for episode in self.episodes}
+        return [*self.episodes, *(branch for branch in self.branches if branch.group in groups)]
 
     def to_plain(self) -> list[Any]:
         """Return the groups as plain values for a checkpoint."""
-        parts = (self.episodes, self.replaced, self.greedy)
+        parts = (self.episodes, self.replaced, self.greedy, self.branches)
         return [self.counts, *([episode.to_json() for episode in part] for part in parts)]
 
     @classmethod
     def from_plain(cls, counts: Mapping[str, float], *parts: Sequence[str]) -> Collected:
         """Restore what :meth:`to_plain` returned."""
-        episodes, replaced, greedy = ([Episode.from_json(text) for text in part] for part in parts)
-        return cls(episodes, replaced, greedy, dict(counts))
+        episodes, replaced, greedy, branches = ([Episode.from_json(text) for text in part] for part in parts)
+        return cls(episodes, replaced, greedy, branches, dict(counts))
 
 
 class Collector:

@@ -1,0 +1,143 @@
+"""Further episodes of a group, which branch from those that are finished."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrlm_pl.episode import Episode, decided
+from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.replay import Rest, continued, counterfactuals
+from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, one_of
+
+
+class FurtherEpisodes(ABC):
+    """The further episodes of every group, round after round.
+
+    A subclass is a frozen dataclass: its ``repr`` decides whether groups in a checkpoint are still those of the run.
+    """
+
+    @abstractmethod
+    def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
+        """Return the episodes of the next round; none ends the group.
+
+        A function of its arguments alone, as it may be called in any thread, and again after a resume.
+
+        Args:
+            group: the finished episodes, the ordinary ones first; failed ones have ``error`` set.
+            rounds: how many have been played.
+        """
+
+
+@dataclass(frozen=True)
+class Alternatives(FurtherEpisodes):
+    """Fresh samples in the place of single messages of every episode.
+
+    Args:
+        count: samples for each message.
+        messages: of an episode that are branched, drawn with equal probability; None branches all.
+        rest: the decisions after the message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        policies: whose messages are branched.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    count: int
+    messages: int | None
+    rest: Rest
+    policies: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        at_least(1, "", messages=self.messages)
+        at_least(1 if self.rest == "play" else 2, "", alternatives=self.count)
+        one_of(("play", "replay"), "", rest=self.rest)
+
+    def candidates(self, episode: Episode) -> list[tuple[str, int]]:
+        """Return the agent and step of each message that may be branched."""
+        return [(turn.agent, turn.index) for row in episode.rows() if row.policy in self.policies for turn in row.turns]
+
+    def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
+        if rounds:
+            return ()
+        specs: list[EpisodeSpec] = []
+        for episode in group:
+            if episode.failed:
+                continue
+            chosen = self.candidates(episode)
+            if self.messages is not None and self.messages < len(chosen):
+                chosen = random.Random(derive_seed("branched", episode.seed)).sample(chosen, self.messages)
+            for agent, step in chosen:
+                specs += counterfactuals(episode, agent, step, [None] * self.count, self.rest)
+        return specs
+
+
+@dataclass(frozen=True)
+class Expansions(FurtherEpisodes):
+    """Trees: every ordinary episode is a chain, whose states are continued to further leaves.
+
+    A state is where a decision is due, the first one included. Each is drawn with equal probability, with replacement,
+    among the distinct states of a tree.
+
+    Args:
+        rounds: of expansion.
+        nodes: states of each tree that are continued in a round.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    rounds: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        at_least(1, "", rounds=self.rounds, nodes=self.nodes)
+
+    def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
+        if rounds == self.rounds:
+            return ()
+        roots, states = roots_of(group), dict[str, list[tuple[Episode, int]]]()
+        for leaf in group:
+            if not leaf.failed:
+                first = 0 if leaf.origin is None else leaf.origin.step + 1
+                states.setdefault(roots[leaf.id], []).extend((leaf, step) for step in decided(leaf) if step >= first)
+        return [
+            continued(leaf, step, rounds * self.nodes + number)
+            for found in states.values()
+            for number, (leaf, step) in enumerate(
+                random.Random(derive_seed("expanded", found[0][0].seed, rounds)).choices(found, k=self.nodes)
+            )
+        ]
+
+
+def roots_of(group: Sequence[Episode]) -> dict[str, str]:
+    """Return the id of the ordinary episode that each episode of a group goes back to, by its id."""
+    found: dict[str, str] = {}
+    for episode in group:
+        found[episode.id] = episode.id if episode.origin is None else found[episode.origin.episode]
+    return found
+
+
+def check_origin(origin: Episode, branch: Episode) -> None:
+    """Validate that an episode agrees with the one that it branches from, up to the tokens before the branch.
+
+    Raises:
+        EnvironmentContractError: the same actions led to other observations.
+    """
+    assert branch.origin is not None
+    before, after = decided(origin), decided(branch)
+    for step in range(branch.origin.step + 1):
+        contexts = [
+            {agent: row.token_ids[: turn.start] for agent, (turn, row) in made.get(step, {}).items()}
+            for made in (before, after)
+        ]
+        if contexts[0] != contexts[1]:
+            raise EnvironmentContractError(
+                f"environment {branch.task.environment!r}: the same actions led to other observations at step {step} "
+                f"of episode {branch.id!r}; an algorithm that branches episodes needs an environment that is "
+                "deterministic in the task"
+            )
