@@ -7,10 +7,8 @@ from typing import Any
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.settings import as_settings
 
 
 class ATGRPO(PolicyGradient):
@@ -27,7 +25,6 @@ class ATGRPO(PolicyGradient):
 
     Args:
         reward: ``team`` is the mean over the agents, ``own`` each agent's own.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -36,6 +33,7 @@ class ATGRPO(PolicyGradient):
 
     smallest_group = 2
     advantage = staticmethod(group_normalized_advantages)
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -43,9 +41,7 @@ class ATGRPO(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         reward: RewardShare = "team",
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.tree = TreeCredit(gamma=0.0, reward=reward, weighting="equal", expand="best", reduction=self.reduction)
-        self.clip = as_settings(Clip, clip, "clip")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from mrlm_pl.advantages import step_normalized_advantages
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class DrMAS(PolicyGradient):
@@ -29,7 +24,6 @@ class DrMAS(PolicyGradient):
     :class:`~mrlm_pl.algorithms.grpo.GRPO`.
 
     Args:
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -37,17 +31,7 @@ class DrMAS(PolicyGradient):
     """
 
     smallest_group = 2
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        *,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.clip = as_settings(Clip, clip, "clip")
+    default_loss = "ppo"
 
     def advantages(self, returns: Returns) -> Tensor:
         return step_normalized_advantages(returns.reward, returns.comparison, returns.turns)

@@ -11,9 +11,7 @@ from torch import Tensor
 from mrlm_pl.advantages import component_normalized_advantages
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class GDPO(PolicyGradient):
@@ -30,7 +28,6 @@ class GDPO(PolicyGradient):
 
     Args:
         weights: weight of each component by name; components that are not named have weight 1.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -39,6 +36,7 @@ class GDPO(PolicyGradient):
 
     smallest_group = 2
     whiten_advantages = True
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -46,12 +44,10 @@ class GDPO(PolicyGradient):
         seats: dict[str, str] | None = None,
         *,
         weights: Mapping[str, float] | None = None,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.weights = dict(weights or {})
-        self.clip = as_settings(Clip, clip, "clip")
 
     def advantages(self, returns: Returns) -> Tensor:
         """Return the advantages [N] of what each agent earned in each episode."""

@@ -8,9 +8,7 @@ from typing import Any
 from mrlm_pl.advantages import TurnBaseline
 from mrlm_pl.learner.credit.turn_returns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class GiGPO(PolicyGradient):
@@ -34,7 +32,6 @@ class GiGPO(PolicyGradient):
         turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
         state_key: function, in a configuration its import path, from a state's text to text that is equal for equal
             states; None takes the text as it is.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -42,6 +39,7 @@ class GiGPO(PolicyGradient):
     """
 
     smallest_group = 2
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -53,9 +51,7 @@ class GiGPO(PolicyGradient):
         normalize: bool = True,
         turn_baseline: TurnBaseline = "unbiased",
         state_key: Callable[[str], str] | None = None,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.turns = TurnCredit(gamma, turn_baseline, normalize, state_weight, state_key)
-        self.clip = as_settings(Clip, clip, "clip")

@@ -16,9 +16,8 @@ from mrlm_pl.advantages import (
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.turn_returns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings, one_of
+from mrlm_pl.settings import one_of
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group_normalized": group_normalized_advantages,
@@ -46,7 +45,6 @@ class GRPO(PolicyGradient):
     Args:
         advantage: how the returns of a group become advantages: a name, or a function of returns [N] and group numbers
             [N] that returns advantages [N], in a configuration by its import path.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         credit: ``episode`` gives all turns of an agent the advantage of its return. ``turn`` compares the rewards of
             each turn and the later ones with the same turn of the other episodes; ``advantage`` then says whether the
             result is divided by a standard deviation. See :class:`mrlm_pl.learner.credit.turn_returns.TurnCredit`.
@@ -59,6 +57,7 @@ class GRPO(PolicyGradient):
     """
 
     smallest_group = 2
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -67,7 +66,6 @@ class GRPO(PolicyGradient):
         *,
         advantage: Literal["group_normalized", "group_centered", "leave_one_out"]
         | Callable[..., Any] = "group_normalized",
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         credit: Literal["episode", "turn"] = "episode",
         turn_baseline: TurnBaseline = "unbiased",
         gamma: float = 1.0,
@@ -77,7 +75,6 @@ class GRPO(PolicyGradient):
         if isinstance(advantage, str) and advantage not in ADVANTAGES:
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
-        self.clip = as_settings(Clip, clip, "clip")
         one_of(("episode", "turn"), "", credit=credit)
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
         if credit == "turn":

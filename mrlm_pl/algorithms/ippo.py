@@ -14,10 +14,9 @@ from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.reference import IN_REWARD, KL
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.settings import as_settings, one_of
+from mrlm_pl.settings import one_of
 
 
 class IPPO(PolicyGradient):
@@ -42,7 +41,7 @@ class IPPO(PolicyGradient):
         reward: of an agent's turns: its ``own`` or the ``team``'s.
         whiten_over: whose advantages are whitened together: those of each ``agent`` or of each ``policy``.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
-        gamma, discount_unit, lam, whiten_advantages, clip, kl, task_normalization: see
+        gamma, discount_unit, lam, whiten_advantages, kl, task_normalization: see
             :class:`~mrlm_pl.algorithms.ppo.PPO`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
@@ -51,6 +50,7 @@ class IPPO(PolicyGradient):
     """
 
     kl_placements = ("reward", "loss")
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -67,7 +67,6 @@ class IPPO(PolicyGradient):
         discount_unit: DiscountUnit = "turn",
         lam: float = 0.95,
         whiten_advantages: bool = True,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
@@ -75,7 +74,6 @@ class IPPO(PolicyGradient):
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
         one_of(get_args(RewardShare), "", reward=reward)
         self.reward = reward
-        self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)

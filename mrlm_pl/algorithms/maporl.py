@@ -21,10 +21,9 @@ from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.learner.reference import IN_REWARD, KL
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
-from mrlm_pl.settings import as_settings, at_least, one_of
+from mrlm_pl.settings import at_least, one_of
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class MAPoRL(PolicyGradient):
         turn_iterations: rollouts for each list.
         whiten_over: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
-        lam, whiten_advantages, clip, kl, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
+        lam, whiten_advantages, kl, task_normalization: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -82,6 +81,7 @@ class MAPoRL(PolicyGradient):
     """
 
     kl_placements = ("reward", "loss")
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -105,7 +105,6 @@ class MAPoRL(PolicyGradient):
         value_coefficient: float = 0.5,
         lam: float = 0.95,
         whiten_advantages: bool = True,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
@@ -122,7 +121,6 @@ class MAPoRL(PolicyGradient):
                 "give each agent one with `agent_critics: {AGENT: {model: ...}}`"
             )
         _check_schedule(turn_schedule, turn_iterations)
-        self.clip = as_settings(Clip, clip, "clip")
         # Within a turn the discount is 1, and behind its last token 0.
         self.gae = TokenGAE(0.0, lam, "turn", whiten_over if whiten_advantages else None)
         critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics

@@ -14,9 +14,8 @@ from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings, between, one_of
+from mrlm_pl.settings import between, one_of
 
 
 class MAPPO(PolicyGradient):
@@ -48,13 +47,14 @@ class MAPPO(PolicyGradient):
         lam: GAE's lambda per step; 0 trusts the critic, 1 the returns.
         targets: of the critic's training: ``lambda``, ``td`` or ``monte_carlo``.
         whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         value_clip: how far a value may move before its gradient stops; None has no bound.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
         ConfigurationError: a value out of range, a critic that is not trained, or a policy named ``critic``.
     """
+
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -67,7 +67,6 @@ class MAPPO(PolicyGradient):
         lam: float = 0.95,
         targets: CriticTargets = "lambda",
         whiten_advantages: bool = True,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         value_clip: float | None = 0.2,
         **settings: Any,
     ) -> None:
@@ -77,7 +76,6 @@ class MAPPO(PolicyGradient):
         model = self._copy_of_a_policy() if critic is None else critic
         self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
-        self.clip = as_settings(Clip, clip, "clip")
         self._warned = False
 
     def _copy_of_a_policy(self) -> Policy:

@@ -9,9 +9,7 @@ from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.reference import IN_REWARD, KL
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class PPO(PolicyGradient):
@@ -45,7 +43,6 @@ class PPO(PolicyGradient):
         discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
         whiten_advantages: subtract their mean and divide by their standard deviation.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
         task_normalization: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`; None is ``scale_only`` with
             several environments, and the default leaves the advantages.
@@ -56,6 +53,7 @@ class PPO(PolicyGradient):
     """
 
     kl_placements = ("reward", "loss")
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -70,12 +68,10 @@ class PPO(PolicyGradient):
         discount_unit: DiscountUnit = "turn",
         lam: float = 0.95,
         whiten_advantages: bool = True,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         kl: KL = IN_REWARD,
         task_normalization: TaskNormalization | None = "none",
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
-        self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam, discount_unit, "policy" if whiten_advantages else None)
         self.critic = PolicyCritics(critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)

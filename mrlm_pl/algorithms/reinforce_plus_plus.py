@@ -7,9 +7,7 @@ from typing import Any
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.reference import IN_REWARD, KL
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class REINFORCEPlusPlus(PolicyGradient):
@@ -29,7 +27,6 @@ class REINFORCEPlusPlus(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         gamma: discount factor.
         discount_unit: ``token`` discounts from token to token, as in the paper, ``turn`` from turn to turn.
         kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
@@ -40,6 +37,7 @@ class REINFORCEPlusPlus(PolicyGradient):
     """
 
     kl_placements = ("reward", "loss")
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -48,10 +46,8 @@ class REINFORCEPlusPlus(PolicyGradient):
         *,
         gamma: float = 1.0,
         discount_unit: DiscountUnit = "token",
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         kl: KL = IN_REWARD,
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, kl=kl, **settings)
-        self.clip = as_settings(Clip, clip, "clip")
         self.gae = TokenGAE(gamma, lam=1.0, discount_unit=discount_unit)

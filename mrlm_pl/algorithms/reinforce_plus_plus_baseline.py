@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class REINFORCEPlusPlusBaseline(PolicyGradient):
@@ -23,7 +18,6 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -33,14 +27,4 @@ class REINFORCEPlusPlusBaseline(PolicyGradient):
     smallest_group = 2
     whiten_advantages = True
     advantage = staticmethod(group_centered_advantages)
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        *,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.clip = as_settings(Clip, clip, "clip")
+    default_loss = "ppo"

@@ -37,13 +37,12 @@ from mrlm_pl.learner.reference import ESTIMATORS, KL, KLController, Placement, R
 from mrlm_pl.losses import (
     Clip,
     Correction,
+    LossName,
     Reduction,
-    clip_fraction,
     kl_k1,
     masked_mean,
-    policy_gradient_loss,
-    ppo_clip_loss,
     reduce_tokens,
+    token_loss,
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import overlong_penalty
@@ -56,12 +55,15 @@ logger = logging.getLogger(__name__)
 class PolicyGradient(Algorithm):
     """Base of the policy gradients: a subclass sets how returns become advantages, and its other parts.
 
-    A subclass sets :attr:`advantage`, or overrides :meth:`advantages`; its constructor may set :attr:`clip`,
-    :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides :meth:`credit` or :meth:`token_losses` for other rules.
+    A subclass sets :attr:`advantage`, or overrides :meth:`advantages`, and sets :attr:`default_loss`; its constructor
+    may set :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides :meth:`credit` or :meth:`token_losses` for other
+    rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
-    ``ratio_deviation`` (largest ``|rho - 1|``), ``grad_norm``, ``kl`` (k3 to the reference policy, where there is one),
+    ``ratio_deviation`` (largest ``|rho - 1|``), of losses with a ratio ``clip_fraction`` (fraction of tokens whose
+    gradient the loss removes) and ``loss_weight`` (mean weight of a token's gradient, 1 where the current policy is the
+    old one; see :meth:`mrlm_pl.losses.TokenLoss.weights`), ``grad_norm``, ``kl`` (k3 to the reference policy, if any),
     ``entropy`` (nats per token, when it has a coefficient), ``value_loss`` (before its coefficient), and how far the
     learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``, ``mismatch_mean_ratio``,
     ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the old policy where
@@ -77,7 +79,11 @@ class PolicyGradient(Algorithm):
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
-        reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
+        loss: of a token, by name or as a function; see :func:`mrlm_pl.losses.token_loss`. None is that of the
+            algorithm. ``reinforce`` has no importance ratio: a rollout then serves one update.
+        loss_settings: further arguments of the loss, such as the temperatures of ``sapo``.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
+        reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`. None is that of the loss.
         max_length: longest response in tokens, for ``reduction: constant_length``.
         kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.reference.KL`.
         entropy_coefficient: weight of the entropy bonus.
@@ -101,7 +107,7 @@ class PolicyGradient(Algorithm):
         reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
 
     Attributes:
-        clip: range in which the importance ratio has a gradient; None has no ratio: a rollout then serves one update.
+        loss: of a token.
         gae: advantages of single tokens; None for one advantage per trajectory.
         tree: the turn trees in which decisions are compared; None for episodes.
         turns: advantages of single turns; None for one advantage per episode.
@@ -120,13 +126,19 @@ class PolicyGradient(Algorithm):
 
     whiten_advantages: bool = False
 
+    default_loss: ClassVar[LossName] = "reinforce"
+    """Loss of a token where ``loss`` names none."""
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
         seats: dict[str, str] | None = None,
         *,
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
-        reduction: Reduction = "token_mean",
+        loss: LossName | Callable[..., Any] | None = None,
+        loss_settings: dict[str, Any] | None = None,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        reduction: Reduction | None = None,
         max_length: int | None = None,
         kl: KL = KL(),  # noqa: B008 (frozen)
         entropy_coefficient: float = 0.0,
@@ -144,9 +156,12 @@ class PolicyGradient(Algorithm):
         positive("", stop_at_kl=stop_at_kl)
         one_of(("keep", "exclude"), "", zero_variance=zero_variance)
         one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
-        if (reduction == "constant_length") != (max_length is not None):
+        self.loss = token_loss(loss or self.default_loss, as_settings(Clip, clip, "clip"), loss_settings)
+        self.reduction = reduction or self.loss.reduction
+        if (self.reduction == "constant_length") != (max_length is not None):
             raise ConfigurationError(
-                f"max_length is {max_length} with reduction {reduction!r}; it belongs to `reduction: constant_length`"
+                f"max_length is {max_length} with reduction {self.reduction!r}; "
+                "it belongs to `reduction: constant_length`"
             )
         self.kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
         if self.kl.coefficient and self.kl.placement not in self.kl_placements:
@@ -156,13 +171,12 @@ class PolicyGradient(Algorithm):
             )
         self.kl_controllers = {name: KLController(self.kl) for name in self.policies}
         self.reference = ReferencePolicy(self.kl.coefficient > 0, reference)
-        self.reduction, self.max_length = reduction, max_length
+        self.max_length = max_length
         self.entropy_coefficient, self.stop_at_kl = entropy_coefficient, stop_at_kl
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
         self.correction = as_settings(Correction, correction, "correction")
         self.recompute_old_logp = self.correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization
-        self.clip: Clip | None = None
         self.gae: TokenGAE | None = None
         self.tree: TreeCredit | None = None
         self.turns: TurnCredit | None = None
@@ -171,7 +185,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def uses_importance_ratio(self) -> bool:
-        return self.clip is not None
+        return self.loss.uses_ratio
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
@@ -224,12 +238,14 @@ class PolicyGradient(Algorithm):
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics: means over the action tokens.
 
-        By default PPO's clipped loss and ``clip_fraction``; without a clipping range ``-A log pi``.
+        By default :attr:`loss`, and with a ratio ``clip_fraction`` and ``loss_weight``.
         """
-        if self.clip is None:
-            return policy_gradient_loss(logp, rows.advantages, rows.action_mask), {}
-        inputs = (logp, old_logp, rows.advantages, rows.action_mask, self.clip)
-        return ppo_clip_loss(*inputs), {"clip_fraction": clip_fraction(*inputs)}
+        inputs = (logp, old_logp, rows.advantages, rows.action_mask)
+        losses, mask = self.loss(*inputs), rows.action_mask
+        if not self.loss.uses_ratio:
+            return losses, {}
+        weights = self.loss.weights(*inputs)
+        return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
 
     def _beside_greedy(
         self, episodes: Sequence[Episode], greedy: Sequence[Episode], sampling: Sampling

@@ -2,7 +2,6 @@ from .clip import Clip as Clip
 from .corrections import Correction as Correction
 from .corrections import RatioLevel as RatioLevel
 from .diagnostics import approx_kl as approx_kl
-from .diagnostics import clip_fraction as clip_fraction
 from .diagnostics import masked_max as masked_max
 from .diagnostics import masked_mean as masked_mean
 from .diagnostics import mismatch as mismatch
@@ -42,6 +41,10 @@ from .reduction import token_weights as token_weights
 from .reward_model import bradley_terry_loss as bradley_terry_loss
 from .reward_model import correctness_loss as correctness_loss
 from .supervised import cross_entropy_loss as cross_entropy_loss
+from .token_loss import LOSSES as LOSSES
+from .token_loss import LossName as LossName
+from .token_loss import TokenLoss as TokenLoss
+from .token_loss import token_loss as token_loss
 from .trust_region import dppo_loss as dppo_loss
 from .trust_region import off_policy_sequence_mask as off_policy_sequence_mask
 from .trust_region import sapo_loss as sapo_loss

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mrlm_pl.losses.clip import Clip
 from mrlm_pl.losses.kl import kl_k3
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
 
@@ -28,28 +27,6 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
     """
     kept = masked_values(values.detach(), mask)[mask]
     return kept.max() if kept.numel() else kept.new_tensor(float("nan"))
-
-
-def clip_fraction(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    clip: Clip = Clip(),  # noqa: B008 (frozen)
-) -> Tensor:
-    """Share (0-dim) of action tokens whose gradient PPO's clip removes.
-
-    That is ``rho > 1 + high`` with ``A > 0``, or ``rho < 1 - low`` with ``A < 0``.
-
-    >>> import torch
-    >>> logp, old = torch.tensor([[-0.5, -0.5]]), torch.tensor([[-1.0, -1.0]])  # rho 1.65
-    >>> clip_fraction(logp, old, torch.tensor([[1.0, -1.0]]), torch.tensor([[True, True]])).item()
-    0.5
-    """
-    ratio = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask))
-    advantages = masked_values(advantages.detach(), action_mask)
-    clipped = ((ratio > 1.0 + clip.high) & (advantages > 0)) | ((ratio < 1.0 - clip.low) & (advantages < 0))
-    return masked_mean(clipped, action_mask)
 
 
 def approx_kl(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:

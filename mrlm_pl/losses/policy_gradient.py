@@ -25,7 +25,8 @@ def ppo_clip_loss(
     Args:
         logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
         action_mask: [B, T] bool.
-        clip: the clipping range (unequal: "clip higher"); its ``dual`` bounds the loss at negative advantages.
+        clip: the clipping range, by default ``[.8, 1.2]`` (unequal: "clip higher"); its ``dual`` bounds the loss at
+            negative advantages.
 
     Sources: arXiv 1707.06347 (PPO), 2503.14476 (asymmetric clip), 1912.09729 (dual clip).
 
@@ -38,7 +39,7 @@ def ppo_clip_loss(
     """
     ratio = clamped_exp(masked_log_ratio(logp, old_logp, action_mask))
     advantages = masked_values(advantages.detach(), action_mask)
-    return masked_values(_clipped_surrogate(ratio, advantages, clip), action_mask)
+    return masked_values(_clipped_surrogate(ratio, advantages, clip, 0.2, 0.2), action_mask)
 
 
 def policy_gradient_loss(logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
@@ -56,15 +57,15 @@ def gspo_loss(
     old_logp: Tensor,
     advantages: Tensor,
     action_mask: Tensor,
-    clip: Clip = Clip(3e-4, 4e-4),  # noqa: B008 (frozen)
+    clip: Clip = Clip(),  # noqa: B008 (frozen)
 ) -> Tensor:
     """Sequence-ratio clipped loss [B, T]: PPO's formula with ``s = exp(mean_t log rho)`` of the row for every token.
 
     The value of each token uses the row's ``s``; its gradient flows through that token's own ``logp``
-    (``s_t = sg(s) pi / sg(pi)``). Reduce with ``sequence_mean``: then the gradient is that of the sequence-level
-    objective.
+    (``s_t = sg(s) pi / sg(pi)``). The default range is ``[1 - 3e-4, 1 + 4e-4]``. Reduce with ``sequence_mean``: then
+    the gradient is that of the sequence-level objective. With ``sequence_sum`` it is LUSPO's.
 
-    Source: arXiv 2507.18071 (its token-level form).
+    Sources: arXiv 2507.18071 (its token-level form), 2602.05261 (LUSPO).
 
     >>> logp, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.5, -1.1]])
     >>> advantages, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
@@ -76,7 +77,7 @@ def gspo_loss(
     sequence_ratio = clamped_exp(log_ratio.detach().sum(-1, keepdim=True) / lengths)
     ratio = sequence_ratio * (log_ratio - log_ratio.detach()).exp()
     advantages = masked_values(advantages.detach(), action_mask)
-    return masked_values(_clipped_surrogate(ratio, advantages, clip), action_mask)
+    return masked_values(_clipped_surrogate(ratio, advantages, clip, 3e-4, 4e-4), action_mask)
 
 
 def gmpo_loss(
@@ -84,8 +85,7 @@ def gmpo_loss(
     old_logp: Tensor,
     advantages: Tensor,
     action_mask: Tensor,
-    low: float = 0.4,
-    high: float = 0.4,
+    clip: Clip = Clip(),  # noqa: B008 (frozen)
 ) -> Tensor:
     """Geometric-mean loss [B, T]: ``-A exp(mean_t clip(log rho_t))`` of the row for every token.
 
@@ -96,7 +96,7 @@ def gmpo_loss(
     Args:
         logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
         action_mask: [B, T] bool.
-        low, high: largest fall and rise of a token's log-ratio.
+        clip: its ``low`` and ``high`` are the largest fall and rise of a token's log-ratio, by default .4.
 
     Source: arXiv 2507.20673.
 
@@ -104,6 +104,7 @@ def gmpo_loss(
     >>> gmpo_loss(logp, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))  # exp((.4 + .2) / 2)
     tensor([[-1.3499, -1.3499]])
     """
+    low, high = clip.range(0.4, 0.4)
     log_ratio = masked_log_ratio(logp, old_logp, action_mask)
     advantages = masked_values(advantages.detach(), action_mask)
     bounded = log_ratio.clamp(-low, high)
@@ -119,12 +120,12 @@ def cispo_loss(
     old_logp: Tensor,
     advantages: Tensor,
     action_mask: Tensor,
-    clip: Clip = Clip(1.0, 4.0),  # noqa: B008 (frozen)
+    clip: Clip = Clip(),  # noqa: B008 (frozen)
 ) -> Tensor:
     """Clipped-weight policy gradient [B, T]: ``-sg(clip(rho, 1 - low, 1 + high)) A logp``.
 
-    Unlike PPO's clip, every token keeps a gradient. The default ``low`` of 1 puts no lower bound on the weight,
-    as in the paper, which tunes the upper bound only.
+    Unlike PPO's clip, every token keeps a gradient. The default range is ``[0, 5]``: a ``low`` of 1 puts no lower bound
+    on the weight, as in the paper, which tunes the upper bound only.
 
     Source: arXiv 2506.13585.
 
@@ -132,14 +133,15 @@ def cispo_loss(
     >>> round(cispo_loss(logp, old, torch.tensor([[1.0]]), mask, Clip(1.0, 0.2)).item(), 4)  # 1.2 * .5
     0.6
     """
-    ratio = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask))
-    weight = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
+    low, high = clip.range(1.0, 4.0)
+    weight = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask)).clamp(1.0 - low, 1.0 + high)
     advantages = masked_values(advantages.detach(), action_mask)
     return masked_values(-weight * advantages * masked_values(logp, action_mask), action_mask)
 
 
-def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    clipped = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: Clip, low: float, high: float) -> Tensor:
+    low, high = clip.range(low, high, dual=True)
+    clipped = ratio.clamp(1.0 - low, 1.0 + high)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
     if clip.dual is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -clip.dual * advantages), loss)

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from mrlm_pl.losses.clip import Clip
 from mrlm_pl.losses.masking import MAX_LOG_RATIO, clamped_exp, masked_log_ratio, masked_values
 
 
@@ -86,19 +87,18 @@ def dppo_loss(
     old_logp: Tensor,
     advantages: Tensor,
     action_mask: Tensor,
-    low: float = 0.2,
-    high: float = 0.2,
+    clip: Clip = Clip(),  # noqa: B008 (frozen)
     largest_ratio: float = 20.0,
 ) -> Tensor:
     """REINFORCE loss [B, T] of the tokens within a total variation: ``-sg(min(rho, largest_ratio)) A logp``.
 
-    A token is left out where its probability has already moved with the advantage by more than ``high`` up or ``low``
-    down. Unlike a ratio, the difference of probabilities lets rare tokens change by large factors.
+    A token is left out where its probability has already moved with the advantage by more than ``clip.high`` up or
+    ``clip.low`` down. Unlike a ratio, the difference of probabilities lets rare tokens change by large factors.
 
     Args:
         logp, old_logp, advantages: [B, T]; values outside ``action_mask`` are never read.
         action_mask: [B, T] bool.
-        low, high: largest fall and rise of a token's probability.
+        clip: its ``low`` and ``high`` are the largest fall and rise of a token's probability, by default .2.
         largest_ratio: bound of the importance weight.
 
     Source: arXiv 2602.04879 (DPPO, binary total variation).
@@ -108,6 +108,7 @@ def dppo_loss(
     >>> [round(x, 4) for x in loss[0].tolist()]  # 5 * -log .05; .8 is more than .2 above .5
     [14.9787, 0.0]
     """
+    low, high = clip.range(0.2, 0.2)
     weight = clamped_exp(masked_log_ratio(logp.detach(), old_logp, action_mask)).clamp(max=largest_ratio)
     advantages = masked_values(advantages.detach(), action_mask)
     logp = masked_values(logp, action_mask)

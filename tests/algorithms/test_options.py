@@ -54,7 +54,8 @@ QUANTITIES = {
     "joint_mode": "how decisions are combined to joint actions",
     "label_smoothing": "assumed rate of swapped labels",
     "lam": "GAE's lambda",
-    "loss": "form of the preference loss",
+    "loss": "form of the loss",
+    "loss_settings": "further arguments of the loss",
     "margin": "how far the chosen answer must win",
     "max_length": "longest response, for the reduction by a constant",
     "normalize": "division by the standard deviation of a comparison",
@@ -86,8 +87,9 @@ QUANTITIES = {
     "whiten_over": "whose advantages are whitened together",
     "zero_variance": "whether tokens without advantage count in the reduction",
 }
-OWN_CHOICES = {"baseline", "margin"}
-"""Options whose values differ between algorithms: the baselines of REINFORCE are others than those of MAREMAX."""
+OWN_CHOICES = {"baseline", "loss", "margin", "reduction"}
+"""Options whose values differ between algorithms: the baselines of REINFORCE are others than those of MAREMAX, a loss is
+of tokens or of pairs, and a reduction may be that of the loss."""
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from mrlm_pl.losses import (
-    Clip,
     approx_kl,
-    clip_fraction,
     masked_max,
     masked_mean,
     ratio_max_deviation,
@@ -30,16 +28,6 @@ def test_nothing_to_measure_is_nan() -> None:
     assert masked_max(torch.ones(1, 1), nothing).isnan()
 
 
-def test_clip_fraction_counts_tokens_without_gradient() -> None:
-    """Ratios 1.3, 1.3, .7, 1.1 with A = 1, -1, -1, 1: the first and third are clipped."""
-    logp = torch.tensor([[1.3, 1.3, 1.0], [0.7, 1.1, 9.0]]).log()
-    advantages = torch.tensor([[1.0, -1.0, NAN], [-1.0, 1.0, NAN]])
-    old = torch.zeros(2, 3)
-    assert clip_fraction(logp, old, advantages, MASK).item() == 0.5
-    assert clip_fraction(logp, old, advantages, MASK, Clip(high=0.05)).item() == 0.75
-    assert clip_fraction(logp, old, advantages, MASK, Clip(low=0.4)).item() == 0.25
-
-
 def test_approx_kl_is_unbiased_under_the_sampler() -> None:
     """Tokens in the sampler's own proportions: the estimate equals KL(sampler || learner)."""
     sampler, learner = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])
@@ -54,7 +42,6 @@ def test_fresh_data_shows_no_drift() -> None:
     logp = torch.tensor([[-0.3, -7.0, NAN], [-1.0, -2.0, NAN]])
     assert approx_kl(logp, logp, MASK).item() == 0.0
     assert ratio_max_deviation(logp, logp, MASK).item() == 0.0
-    assert clip_fraction(logp, logp, torch.ones(2, 3), MASK).item() == 0.0
 
 
 def test_ratio_max_deviation_looks_both_ways() -> None:
@@ -65,11 +52,10 @@ def test_ratio_max_deviation_looks_both_ways() -> None:
 
 def test_metrics_carry_no_gradient() -> None:
     logp = torch.zeros(2, 3, requires_grad=True)
-    old, advantages = torch.zeros(2, 3), torch.ones(2, 3)
+    old = torch.zeros(2, 3)
     metrics = [
         masked_mean(logp, MASK),
         masked_max(logp, MASK),
-        clip_fraction(logp, old, advantages, MASK),
         approx_kl(logp, old, MASK),
         ratio_max_deviation(logp, old, MASK),
     ]

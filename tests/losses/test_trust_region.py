@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mrlm_pl.losses import dppo_loss, gmpo_loss, off_policy_sequence_mask, sapo_loss, vespo_loss
+from mrlm_pl.losses import Clip, dppo_loss, gmpo_loss, off_policy_sequence_mask, sapo_loss, vespo_loss
 
 LOGP = [[-0.2, -1.0, -2.5], [-0.7, -0.1, -3.0]]
 OLD = [[-0.3, -0.4, -2.5], [-1.9, -0.1, -0.5]]
@@ -81,7 +81,7 @@ def test_dppo_leaves_out_tokens_that_have_moved_too_far(advantages: list[float])
             expected[row, column] = -weight * advantage * new
             slopes[row, column] = -weight * advantage
     assert 0 < len(expected) < len(places())
-    loss = dppo_loss(logp, old, spread, mask, low=0.25, high=0.15, largest_ratio=2.0)
+    loss = dppo_loss(logp, old, spread, mask, Clip(0.25, 0.15), largest_ratio=2.0)
     assert_matches(loss, expected)
     loss.sum().backward()
     torch.testing.assert_close(logp.grad, slopes)

@@ -306,7 +306,7 @@ CASES = [
     Case(
         "gmpo", "`gmpo_loss`, `sequence_mean`", reduced(losses.gmpo_loss, "sequence_mean"), lambda: sequence_mean(gmpo)
     ),
-    Case("dppo", "`dppo_loss`", reduced(losses.dppo_loss, "token_mean", 0.1, 0.15), lambda: token_mean(dppo)),
+    Case("dppo", "`dppo_loss`", reduced(losses.dppo_loss, "token_mean", Clip(0.1, 0.15)), lambda: token_mean(dppo)),
     Case(
         "off-policy mask",
         "`off_policy_sequence_mask`",

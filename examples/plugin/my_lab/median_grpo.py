@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
-from mrlm_pl.policy import Policy
 
 
 def median_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -30,21 +26,11 @@ class MedianGRPO(PolicyGradient):
     """GRPO with :func:`median_advantages`, a baseline that is robust to outliers.
 
     Args:
-        policies, seats, clip, settings: see :class:`~mrlm_pl.algorithms.GRPO`.
+        policies, seats, settings: see :class:`~mrlm_pl.algorithms.GRPO`.
     """
 
     smallest_group = 2
-
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        seats: dict[str, str] | None = None,
-        *,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
-        **settings: Any,
-    ) -> None:
-        super().__init__(policies, seats, **settings)
-        self.clip = clip
+    default_loss = "ppo"
 
     def advantages(self, returns: Returns) -> Tensor:
         """Return the advantages [N], one per agent and episode."""

@@ -120,7 +120,7 @@ def test_callbacks_by_short_name(parsed):
 def test_model_help_names_parameters_and_default(mrlm):
     status, out, _ = mrlm("fit", "--model.help", "GRPO")
     assert status == 0
-    assert re.search(r"--model\.clip\.low LOW\s.*?default:\s+0\.2\)", out, re.DOTALL)
+    assert re.search(r"--model\.kl\.horizon HORIZON\s.*?default:\s+10000\)", out, re.DOTALL)
 
 
 def test_data_help_is_plain_and_names_only_options_that_work(mrlm):
