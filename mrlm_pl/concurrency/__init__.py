@@ -10,7 +10,7 @@
     environments itself. Each player has its own; the players of an asynchronous collector share one.
 ``mrlm-event-loop-watch``
     Checks that a loop is not blocked, and names the blocking line.
-``environment-worker`` (:class:`~.workers.Workers`)
+``environment-worker`` (:class:`~.calls.Workers`)
     Calls environments that block, each within a deadline; a thread whose call is late is abandoned and replaced. A
     player has ``data.workers`` of them, ``mrlm serve`` its ``--threads``.
 compute queue (:class:`~.compute_queue.ComputeQueue`)

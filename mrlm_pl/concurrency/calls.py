@@ -1,28 +1,259 @@
-"""Concurrent calls of environments off the event loop, each within a deadline."""
+"""Calls beside the event loop: a bounded queue of threads, fair between clients, and a deadline for every call."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from mrlm_pl.concurrency.workers import DeadlineError, Workers, as_error
-
 T = TypeVar("T")
 
+WATCH_SECONDS = 0.1
+"""Seconds between two checks of the deadlines."""
 
-async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results of coroutines that run at the same time, in order; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+CANCEL_SECONDS = 1.0
+"""Time for a cancelled coroutine to end."""
+
+
+class QueueFullError(Exception):
+    """More work is waiting than the queue holds."""
+
+
+class DeadlineError(TimeoutError):
+    """A call is late; not a ``TimeoutError`` of its own."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call; its future belongs to the event loop that waits for it."""
+
+    client: str
+    function: Callable[[], Any]
+    timeout: float
+    result: asyncio.Future[Any]
+    started: float = 0.0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.result.get_loop()
+
+
+class Workers:
+    """A fixed number of daemon threads. Clients take turns, so that one with much work does not delay the others.
+
+    A thread cannot be killed: one with a late call is abandoned and replaced.
+
+    Args:
+        count: number of threads.
+        capacity: most waiting calls.
+    """
+
+    def __init__(self, count: int, capacity: float = math.inf) -> None:
+        self.count, self.capacity = count, capacity
+        self.waiting = 0
+        self.abandoned = 0
+        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._condition = threading.Condition()
+        self._running: set[_Job] = set()
+        self._results: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any, Exception | None]]] = {}
+        self._watching: set[asyncio.AbstractEventLoop] = set()
+        self._threads = self._idle = 0
+        self._closed = False
+
+    async def run(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> Any:
+        """Run a function on a thread, an ``async`` one on the event loop; return its value or raise its error.
+
+        A call that is cancelled while it waits never runs.
+
+        Args:
+            client: takes turns with the others.
+            function: of no arguments, such as a ``partial`` of a method.
+            timeout: deadline in seconds, from its start.
+            must: accept it in a full queue, because it frees resources.
+
+        Raises:
+            QueueFullError: the queue is full.
+            DeadlineError: the function did not return in time.
+        """
+        if inspect.iscoroutinefunction(function):
+            return await _awaited(function(), timeout)
+        loop = asyncio.get_running_loop()
+        job = _Job(client, function, timeout, loop.create_future())
+        self._put(job, must)
+        if loop not in self._watching:
+            self._watching.add(loop)
+            loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
+        try:
+            return await job.result
+        except asyncio.CancelledError:
+            self._withdraw(job)
+            raise
+
+    def close(self) -> None:
+        """Cancel waiting calls, and end the threads when they are idle."""
+        with self._condition:
+            self._closed = True
+            for queue in self._queues.values():
+                for job in queue:
+                    _tell(job, job.result.cancel)
+            self._queues.clear()
+            self.waiting = 0
+            self._condition.notify_all()
+
+    def _put(self, job: _Job, must: bool) -> None:
+        with self._condition:
+            if self._closed or (self.waiting >= self.capacity and not must):
+                raise QueueFullError(f"{self.waiting} calls are waiting, as many as the queue holds")
+            self._queues.setdefault(job.client, deque()).append(job)
+            self.waiting += 1
+            self._condition.notify()
+            self._start_if_needed()
+
+    def _withdraw(self, job: _Job) -> None:
+        with self._condition:
+            queue = self._queues.get(job.client, ())
+            if job in queue:
+                queue.remove(job)  # type: ignore[union-attr] # it is in it, so it is a deque
+                self.waiting -= 1
+                if not queue:
+                    del self._queues[job.client]
+
+    def _abandon_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Abandon late calls, and check again while there are calls."""
+        now = time.monotonic()
+        with self._condition:
+            late = [
+                job
+                for job in self._running
+                if now - job.started > job.timeout and (job.loop is loop or job.loop.is_closed())
+            ]
+            for job in late:
+                self._running.discard(job)
+                self.abandoned += 1
+                self._threads -= 1
+                self._start_if_needed()
+            busy = bool(self._running or self._queues)
+        for job in late:
+            if job.loop is loop:
+                _settle(job, None, DeadlineError(f"no answer within {job.timeout:g} s"))
+        if busy:
+            loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
+        else:
+            self._watching.discard(loop)
+
+    def _start_if_needed(self) -> None:
+        # A notified thread counts as idle until it runs, so the number of waiting calls decides.
+        if self._threads >= self.count or self.waiting <= self._idle:
+            return
+        self._threads += 1
+        threading.Thread(target=self._work, name="environment-worker", daemon=True).start()
+
+    def _take(self) -> _Job | None:
+        """Return the next client's next job; None after :meth:`close`."""
+        with self._condition:
+            while not self._queues:
+                if self._closed:
+                    return None
+                self._idle += 1
+                self._condition.wait()
+                self._idle -= 1
+            client, queue = self._queues.popitem(last=False)
+            job = queue.popleft()
+            if queue:
+                self._queues[client] = queue  # behind the other clients
+            self.waiting -= 1
+            job.started = time.monotonic()
+            self._running.add(job)
+            return job
+
+    def _work(self) -> None:
+        while (job := self._take()) is not None:
+            value: Any = None
+            error: Exception | None = None
+            try:
+                value = job.function()
+            except BaseException as raised:
+                error = as_error(raised)
+            with self._condition:
+                if job not in self._running:
+                    self.abandoned -= 1
+                    return  # it was replaced
+                self._running.discard(job)
+                results = self._results.setdefault(job.loop, [])
+                results.append((job, value, error))
+                first = len(results) == 1
+            if first:  # else the loop is already notified
+                _tell(job, partial(self._settle_all, job.loop))
+
+    def _settle_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._condition:
+            results = self._results.pop(loop)
+        for job, value, error in results:
+            _settle(job, value, error)
+
+
+async def _awaited(answer: Coroutine[Any, Any, Any], timeout: float) -> Any:
+    task = asyncio.ensure_future(answer)
     try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
+        # Not wait_for: its TimeoutError looks like one of the environment.
+        done, _ = await asyncio.wait([task], timeout=timeout)
+        if not done:
             task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+            raise DeadlineError(f"no answer within {timeout:g} s")
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return task.result()
+
+
+def in_daemon(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a daemon thread, which does not keep the process alive; return the future of its result.
+
+    What would end the thread, such as ``SystemExit``, is a ``RuntimeError``.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as raised:
+            future.set_exception(as_error(raised))
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def as_error(raised: BaseException) -> Exception:
+    """Return an exception that ends neither a thread nor the process, unlike ``SystemExit``."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return RuntimeError(f"{type(raised).__name__}: {raised}")
+
+
+def _tell(job: _Job, function: Callable[[], Any]) -> None:
+    """Call a function on the loop of a job."""
+    with suppress(RuntimeError):  # the loop is closed
+        job.loop.call_soon_threadsafe(function)
+
+
+def _settle(job: _Job, value: Any, error: Exception | None) -> None:
+    if job.result.done():
+        return  # cancelled meanwhile
+    if error is not None:
+        job.result.set_exception(error)
+        job.result.exception()  # marks the error as read: asyncio reports unread ones
+    else:
+        job.result.set_result(value)
 
 
 @dataclass(frozen=True)
@@ -41,7 +272,7 @@ class CallResult:
 
 
 class EnvironmentCaller:
-    """Runs batches of calls on worker threads; ``async`` ones, such as a ``partial`` of a method, on the event loop.
+    """Runs batches of calls by :class:`Workers`, and times them.
 
     Batches may overlap; calls take threads in their order.
 
@@ -63,41 +294,36 @@ class EnvironmentCaller:
         self._workers.close()
 
     async def _result(self, call: Callable[[], Any]) -> CallResult:
+        timed = _timed_on_loop if inspect.iscoroutinefunction(call) else _timed
         try:
-            if inspect.iscoroutinefunction(call):
-                return await self._awaited(call)
-            result: CallResult = await self._workers.run("", partial(_called, call), self.timeout)
+            result: CallResult = await self._workers.run("", partial(timed, call), self.timeout)
             return result
         except DeadlineError:
             error = f"the environment did not answer within {self.timeout} s; raise `step_timeout` or fix it"
             return CallResult(None, TimeoutError(error), self.timeout)
 
-    async def _awaited(self, call: Callable[[], Any]) -> CallResult:
-        started = time.perf_counter()
-        task = asyncio.ensure_future(call())
-        try:
-            # Not wait_for: its TimeoutError looks like one of the environment.
-            done, _ = await asyncio.wait([task], timeout=self.timeout)
-            if not done:
-                task.cancel()
-                await asyncio.wait([task])
-                raise DeadlineError
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        error = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
-        seconds = time.perf_counter() - started
-        if error is not None:
-            return CallResult(None, as_error(error), seconds)
-        return CallResult(task.result(), None, seconds)
 
-
-def _called(call: Callable[[], Any]) -> CallResult:
+def _timed(call: Callable[[], Any]) -> CallResult:
     started = time.perf_counter()
-    value: Any = None
-    error: Exception | None = None
     try:
-        value = call()
+        return CallResult(call(), None, time.perf_counter() - started)
     except BaseException as raised:
-        error = as_error(raised)
-    return CallResult(value, error, time.perf_counter() - started)
+        return CallResult(None, as_error(raised), time.perf_counter() - started)
+
+
+async def _timed_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
+    started = time.perf_counter()
+    try:
+        return CallResult(await call(), None, time.perf_counter() - started)
+    except BaseException as raised:
+        return CallResult(None, as_error(raised), time.perf_counter() - started)
+
+
+async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of coroutines that run at the same time, in order; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

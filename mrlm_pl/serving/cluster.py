@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff, until
-from mrlm_pl.concurrency.workers import Workers
+from mrlm_pl.concurrency.calls import Workers
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError

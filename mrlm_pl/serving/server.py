@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mrlm_pl.concurrency.backoff import until
-from mrlm_pl.concurrency.workers import Workers
+from mrlm_pl.concurrency.calls import Workers
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import EnvironmentService, Limits

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers, in_daemon
+from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, in_daemon
 
 
 def run(test: Callable[[], Awaitable[Any]]) -> Any:

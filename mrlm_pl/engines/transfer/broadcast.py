@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mrlm_pl.concurrency.workers import in_daemon
+from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.engines.transfer.manifest import ALIGNMENT, Manifest, checksum
 from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
 from mrlm_pl.errors import EngineError

@@ -7,13 +7,14 @@ import inspect
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 
-from mrlm_pl.concurrency.workers import DeadlineError, QueueFullError, Workers, as_error
+from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as_error
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
@@ -176,12 +177,10 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self, request: pb.OpenRequest, task: Task, settings: dict[str, Any], lease_seconds: float
     ) -> pb.OpenReply:
         name, client = request.environment, request.client
-        environment: Environment = await self._blocking(client, lambda: self.offer.template(name, settings).copy())
+        environment: Environment = await self._run(client, lambda: self.offer.template(name, settings).copy())
         try:
-            observations: Observations = await self._call(client, environment.reset, task)
-            tools = await self._blocking(
-                client, lambda: {agent: environment.tools(agent) for agent in environment.agents}
-            )
+            observations: Observations = await self._run(client, partial(environment.reset, task))
+            tools = await self._run(client, lambda: {agent: environment.tools(agent) for agent in environment.agents})
             reply = pb.OpenReply(
                 lease_seconds=lease_seconds,
                 observations=to_json(observations),
@@ -198,13 +197,11 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
         try:
-            return self._made(session, await self._call(session.client, session.environment.step, actions))
+            return self._made(session, await self._run(session.client, partial(session.environment.step, actions)))
         except DeadlineError:
             self.failed_total += 1
             session.busy = None
             self.end(session, f"turn {session.turn} took longer than {self.limits.step_seconds:g} s")
-            raise
-        except asyncio.CancelledError:
             raise
         except Exception as error:
             raise self._failed(session, error) from error
@@ -235,10 +232,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def _close(self, client: str, name: str, environment: Environment) -> None:
         try:
-            if inspect.iscoroutinefunction(environment.close):
-                await asyncio.wait_for(environment.close(), self.limits.step_seconds)
-            else:
-                await self.workers.run(client, environment.close, self.limits.step_seconds, must=True)
+            await self.workers.run(client, environment.close, self.limits.step_seconds, must=True)
         except Exception as error:  # an environment may raise anything
             logger.warning("closing a session of %s: %s", name, error)
 
@@ -247,24 +241,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         if self._closing:
             await asyncio.wait(self._closing, timeout=timeout)
 
-    async def _call(self, client: str, method: Callable[..., Any], *arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(method):
-            return await self._awaited(method(*arguments))
-        return await self._blocking(client, lambda: method(*arguments))
-
-    async def _awaited(self, answer: Coroutine[Any, Any, Any]) -> Any:
-        task = asyncio.ensure_future(answer)
-        try:
-            done, _ = await asyncio.wait([task], timeout=self.limits.step_seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not done:
-            task.cancel()
-            raise DeadlineError(f"no answer within {self.limits.step_seconds:g} s")
-        return task.result()
-
-    async def _blocking(self, client: str, function: Callable[[], Any]) -> Any:
+    async def _run(self, client: str, function: Callable[[], Any]) -> Any:
         return await self.workers.run(client, function, self.limits.step_seconds)
 
     def _forget_answer(self, session: Session) -> None:
@@ -291,7 +268,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         settings = settings_from(request.settings)
         described = []
         for name in names:
-            template: Environment = await self._blocking("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
+            template: Environment = await self._run("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
             summary = (inspect.getdoc(type(template)) or "").split("\n", 1)[0]
             described.append(pb.EnvironmentDescription(name=name, agents=template.agents, summary=summary))
         return pb.DescribeReply(environments=described)
@@ -311,7 +288,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             tasks = [source[index] for index in range(request.start, stop)]
             return pb.TasksReply(tasks=to_json(tasks), size=source.size)
 
-        return await self._blocking("", read)
+        return await self._run("", read)
 
     async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
         found = [session for session in self.sessions if request.environment in ("", session.name)]

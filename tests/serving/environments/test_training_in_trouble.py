@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from mrlm_pl.algorithms import GRPO
+from mrlm_pl.concurrency.calls import QueueFullError, Workers
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.concurrency.workers import QueueFullError, Workers
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Outcome, SingleAgentEnvironment
