@@ -1,4 +1,4 @@
-"""The tasks of an environment: generated, or rows of a data set; their first messages; faults of rows."""
+"""The tasks of an environment: generated, or rows of a data set; their first messages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ class DataTasks:
         environment: the environment's name.
         data: a file or a hub name, or a mapping from splits to these; None generates the tasks.
         bad_rows: whether rows that cannot be used are skipped, with a warning that names them, or stop the run.
+        form: the form of a row, for messages; by default its required fields.
     """
 
-    def __init__(self, environment: str, data: str | Mapping[str, str] | None, bad_rows: BadRows) -> None:
-        self.environment, self.data, self.bad_rows = environment, data, bad_rows
+    def __init__(
+        self, environment: str, data: str | Mapping[str, str] | None, bad_rows: BadRows, form: str = ""
+    ) -> None:
+        self.environment, self.data, self.bad_rows, self.form = environment, data, bad_rows, form
         self._sources: dict[str, TaskSource] = {}
 
     def source(
@@ -35,7 +38,7 @@ class DataTasks:
         key: str,
         fields: Sequence[str],
         identity: Callable[[Mapping[str, Any]], str],
-        task_data: Callable[[Mapping[str, Any], int, str], dict[str, Any] | None],
+        task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
     ) -> TaskSource:
         """Return the tasks of a split; the rows of a data set are read once.
 
@@ -45,7 +48,7 @@ class DataTasks:
             key: the field of generated data that is equal for equal problems.
             fields: names that every row of a data set must have.
             identity: text of a row that is equal for equal problems.
-            task_data: makes a task's data from a row, its number and its source; None for a row without a label.
+            task_data: makes a task's data from a row; None for a row without a label.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
@@ -54,14 +57,11 @@ class DataTasks:
         if self.data is None:
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
         if split not in self._sources:
-            rows = read_split(
-                self.data, split, fields, identity, lambda *row: (row[1], task_data(*row)), bad_rows=self.bad_rows
-            )
-            labeled = [(number, data) for number, data in rows if data is not None]
+            rows = read_split(self.data, split, fields, identity, task_data, self.bad_rows, self.form)
+            labeled = {number: data for number, data in rows if data is not None}
             if len(labeled) < len(rows):
                 logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(labeled), self.data)
-            numbers, made = [number for number, _ in labeled], [data for _, data in labeled]
-            self._sources[split] = DatasetTasks(self.environment, split, made, numbers)
+            self._sources[split] = DatasetTasks(self.environment, split, list(labeled.values()), list(labeled))
         return self._sources[split]
 
 
@@ -73,15 +73,6 @@ def opening(text: str, system_prompt: str, instruction: str = "") -> list[Messag
     """
     posed = Message("user", f"{text}\n{instruction}" if instruction else text)
     return [Message("system", system_prompt), posed] if system_prompt else [posed]
-
-
-def fault_of(error: Exception) -> str:
-    """Return the fault of a row, in words.
-
-    >>> fault_of(KeyError("test")), fault_of(ValueError("test_list is empty"))
-    ("the field 'test' is missing", 'ValueError: test_list is empty')
-    """
-    return f"the field {error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
 
 
 def check_modules(code: Iterable[str], packages: Iterable[str], name: str) -> None:

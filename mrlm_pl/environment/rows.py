@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ BadRows = Literal["skip", "stop"]
 
 NAMED_ROWS = 10
 """Skipped rows that a warning names."""
+
+REFUSALS = (LookupError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError, MemoryError, re.error)
+"""Errors of code that converts a row which is not of the expected form."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_UNPACKED_BYTES = 4 << 30
@@ -102,10 +106,11 @@ def read_split(
     split: str,
     fields: Sequence[str],
     identity: Callable[[Mapping[str, Any]], str],
-    make: Callable[[Mapping[str, Any], int, str], T],
+    make: Callable[[Mapping[str, Any]], T],
     bad_rows: BadRows = "stop",
-) -> list[T]:
-    """Return the rows of one split of a data set, converted by ``make``; the splits share no row.
+    form: str = "",
+) -> list[tuple[int, T]]:
+    """Return the rows of one split of a data set, converted by ``make``, with their numbers; the splits share no row.
 
     One local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
     ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
@@ -116,13 +121,15 @@ def read_split(
         split: ``train``, ``validation`` or ``test``.
         fields: names that every row must have.
         identity: text that is equal for equal problems.
-        make: called with a row, its number and its source. It is called for the rows of other splits that the source
-            holds as well, so that a row which it refuses is named whatever split is asked for.
+        make: converts a row; raises a :class:`DataError` or one of :data:`REFUSALS` if it cannot be used. It is called
+            for the rows of other splits that the source holds as well, so that a row which it refuses is named
+            whatever split is asked for.
         bad_rows: ``skip`` leaves out rows that lack a field or that ``make`` refuses, with a warning that names them;
             ``stop`` raises at the first one.
+        form: the form of a row, for messages; by default the ``fields``.
 
     Raises:
-        DataError: see :func:`read_rows`; ``make`` refuses a row, or every row.
+        DataError: see :func:`read_rows`; ``make`` refuses a row, or every row. The message begins with the row's place.
         ConfigurationError: the split or ``bad_rows`` is unknown, the mapping names no source for the split, or no row
             belongs to it.
     """
@@ -130,13 +137,17 @@ def read_split(
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
     one_of(get_args(BadRows), "", bad_rows=bad_rows)
     source, part, belongs = _source_of(data, split)
-    rows: list[tuple[T, str]] = []
+    form = form or f"{{{', '.join(fields)}}}"
+    rows: list[tuple[int, T, str]] = []
     faults: list[DataError] = []
     for number, row in _checked_rows(source, part, fields):
         try:
             if isinstance(row, DataError):
                 raise row
-            rows.append((make(row, number, source), split_of(identity(row))))
+            try:
+                rows.append((number, make(row), split_of(identity(row))))
+            except (DataError, *REFUSALS) as error:
+                raise DataError(f"{source}, row {number}: {_reason(error, row, form)}") from error
         except DataError as fault:
             if bad_rows == "stop":
                 raise
@@ -151,13 +162,25 @@ def read_split(
         logger.warning(
             "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), source, "\n".join(named)
         )
-    made = [item for item, assigned in rows if assigned in belongs]
+    made = [(number, item) for number, item, assigned in rows if assigned in belongs]
     if not made:
         raise ConfigurationError(
             f"none of the {len(rows)} rows of {data!r} belongs to split {split!r}; give it more rows or a file of its "
             f"own, as in {{{split}: FILE}}"
         )
     return made
+
+
+def _reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
+    """Return why a row cannot be used.
+
+    >>> _reason(KeyError("test"), {"prompt": "P"}, "{prompt, test}")
+    "the field 'test' is missing; a row is {prompt, test}, and this one has the fields ['prompt']"
+    """
+    if isinstance(error, DataError):
+        return str(error)
+    reason = f"the field {error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+    return f"{reason}; a row is {form}, and this one has the fields {sorted(row)}"
 
 
 def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tuple[str, ...]]:

@@ -63,10 +63,10 @@ def test_a_missing_file_with_no_name_like_it_tells_where_it_is_looked_for(tmp_pa
         read_rows(str(tmp_path / "zebra.parquet"), None, ())
 
 
-def made(row: Mapping[str, Any], number: int, source: str) -> str:
+def made(row: Mapping[str, Any]) -> str:
     if row["a"] < 0:
-        raise DataError(f"{source}, row {number}: a is {row['a']}")
-    return f"{number}: {row['a']}"
+        raise DataError(f"a is {row['a']}")
+    return f"a {row['a']}"
 
 
 def identity(row: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def test_the_rows_of_a_file_are_divided_by_their_identity(tmp_path: Path) -> Non
     path = tmp_path / "d.jsonl"
     path.write_text("\n" + lines([{"a": n} for n in range(100)]))  # a blank line counts as a line
     found = {split: read_split(str(path), split, ("a",), identity, made) for split in SPLITS}
-    assert found == {split: [f"{n + 2}: {n}" for n in range(100) if split_of(str(n)) == split] for split in SPLITS}
+    assert found == {split: [(n + 2, f"a {n}") for n in range(100) if split_of(str(n)) == split] for split in SPLITS}
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -88,13 +88,21 @@ def test_a_row_that_is_refused_is_named_whatever_split_is_asked_for(tmp_path: Pa
         read_split(str(path), split, ("a",), identity, made)
 
 
+def test_the_form_of_a_row_is_part_of_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(lines([{"a": 1, "b": 2}, {"a": 1}]))
+    form = r"row 2: the field 'b' is missing; a row is \{a, b\}, and this one has the fields \['a'\]"
+    with pytest.raises(DataError, match=form):
+        read_split(str(path), "train", ("a",), identity, lambda row: row["b"], form="{a, b}")
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_bad_rows_are_skipped_with_their_names(tmp_path: Path, split: str, caplog: pytest.LogCaptureFixture) -> None:
     """A row that is refused, one without a field, one that is no object, one that is no JSON."""
     path = tmp_path / "d.jsonl"
     path.write_text(lines([*({"a": n} for n in range(100)), {"a": -1}, {"b": 1}, 5]) + '{"a": \n')
     found = read_split(str(path), split, ("a",), identity, made, "skip")
-    assert found == [f"{n + 1}: {n}" for n in range(100) if split_of(str(n)) == split]
+    assert found == [(n + 1, f"a {n}") for n in range(100) if split_of(str(n)) == split]
     assert "skipped 4 of 104 rows" in caplog.text
     for named in ("row 101: a is -1", "row 102: no field 'a'", "row 103: 5 is not an object", "row 104: not JSON"):
         assert named in caplog.text
@@ -123,9 +131,9 @@ def test_a_mapping_names_a_file_for_each_split(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(lines([{"a": n} for n in numbers]))
     data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
     found = {split: read_split(data, split, ("a",), identity, made) for split in SPLITS}
-    assert found["test"] == [f"{n + 1}: {100 + n}" for n in range(5)]
-    assert found["validation"] == [f"{n + 1}: {n}" for n in range(100) if split_of(str(n)) == "validation"]
-    assert sorted([*found["train"], *found["validation"]]) == sorted(f"{n + 1}: {n}" for n in range(100))
+    assert found["test"] == [(n + 1, f"a {100 + n}") for n in range(5)]
+    assert found["validation"] == [(n + 1, f"a {n}") for n in range(100) if split_of(str(n)) == "validation"]
+    assert sorted([*found["train"], *found["validation"]]) == [(n + 1, f"a {n}") for n in range(100)]
 
 
 def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
@@ -158,8 +166,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
 
 
 def questions(data: str | Mapping[str, str], split: str) -> set[str]:
-    found = read_split(data, split, ("question",), lambda row: row["question"], lambda row, number, source: row)
-    return {row["question"] for row in found}
+    found = read_split(data, split, ("question",), lambda row: row["question"], lambda row: row)
+    return {row["question"] for _, row in found}
 
 
 @pytest.mark.parametrize("data", ["owner/single", "owner/rounds#train_r1", "owner/single:main#test[:33]"])

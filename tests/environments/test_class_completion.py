@@ -69,7 +69,7 @@ STUBS = "def area(self): ...\ndef unit():\n    '''Later.'''\n    pass\ndef doubl
 
 
 def task_of(row: Mapping[str, Any] = ROW) -> Task:
-    return Task("class_completion", "train", 0, 0, class_task(row, 1, "rows"))
+    return Task("class_completion", "train", 0, 0, class_task(row))
 
 
 def played(*replies: str, row: Mapping[str, Any] = ROW, **options: Any) -> Step:
@@ -262,7 +262,7 @@ def test_published_skeletons_with_faults_are_put_together_again() -> None:
             "half",
         ]
         assert data["methods"] == ["double", "half"]
-    with pytest.raises(DataError, match="IndentationError"):
+    with pytest.raises(IndentationError):
         task_of({**ROW, "skeleton": "class Shape:"})
 
 
@@ -277,9 +277,11 @@ def test_published_skeletons_with_faults_are_put_together_again() -> None:
         ({"solution_code": "class Form: pass"}, "no class Shape"),
     ],
 )
-def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=r"'my\.json', row 2") as caught:
-        class_task({**ROW, **change}, 2, "my.json")
+def test_bad_rows_are_named(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps([ROW, {**ROW, **change}]))
+    with pytest.raises(DataError, match=r"my\.json, row 2: .*a row is {skeleton, class_name, test}") as caught:
+        ClassCompletionEnvironment(data={"test": str(path)}, bad_rows="stop").tasks("test")
     assert told in str(caught.value)
 
 
@@ -293,7 +295,7 @@ def test_rows_that_need_other_modules_are_left_out_and_named(tmp_path: Path, cap
     assert "row 3: ValueError: there is no class Form" in caplog.text
     with pytest.raises(DataError, match="row 2"):
         ClassCompletionEnvironment(data={"test": str(path)}, bad_rows="stop").tasks("test")
-    assert class_task(needy, 1, "my.json", packages=("pandas",))["class"] == "Shape"
+    assert class_task(needy, packages=("pandas",))["class"] == "Shape"
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3])

@@ -42,7 +42,7 @@ NAMES = ("helper_defined", "main_defined", "parses", "tests", "calls_aux", "not_
 
 
 def task_of(row: Mapping[str, Any] = ROW) -> Task:
-    return Task("collaborative_coding", "train", 0, 0, task_data(row, 1, "rows"))
+    return Task("collaborative_coding", "train", 0, 0, task_data(row))
 
 
 def played(helper: str, main_reply: str, row: Mapping[str, Any] = ROW, **options: Any) -> Step:
@@ -196,7 +196,7 @@ def test_assertions_that_are_held_out_are_not_graded() -> None:
     found = grade(Sandbox(), "def f(x):\n    return 2 * x", hidden_tests(graded))
     assert (found.passed, found.run) == (6, 6), "the loop's is reached three times, and True counts for nothing"
     assert hold_out(data, 0) == (dict(data), [])
-    mbpp = task_data({"text": "T", "test_list": ["assert g(1) == 2", "assert g(3) == 6"]}, 1, "r")
+    mbpp = task_data({"text": "T", "test_list": ["assert g(1) == 2", "assert g(3) == 6"]})
     graded, revealed = hold_out(mbpp, 5)
     assert (graded["tests"], revealed) == (["assert g(3) == 6"], ["assert g(1) == 2"]), "one is left to be graded"
     assert hold_out({**mbpp, "tests": ["assert g(1) == 2"] * 2}, 1)[1] == []
@@ -322,7 +322,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
 def test_a_task_for_a_function_of_the_helpers_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"prompt": "P", "entry_point": "aux", "pairs": [[[1], 2]]}\n')
-    with pytest.raises(DataError, match=r"row 1 .*'aux'"):
+    with pytest.raises(DataError, match=r"row 1: it asks for .*'aux'"):
         CollaborativeCodingEnvironment({"train": str(path), "validation": str(path)}).tasks("train")
 
 

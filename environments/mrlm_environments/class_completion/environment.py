@@ -10,7 +10,7 @@ from typing import Any
 
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
 from mrlm_environments.class_completion.merge import Merged, merge, read_reply, shares
-from mrlm_environments.class_completion.rows import FIELDS, class_task, solution_parts, tests_of
+from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task, solution_parts, tests_of
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
@@ -60,7 +60,7 @@ class ClassCompletionEnvironment(Environment):
         self.methods = whole_range(1, MAX_METHODS, "class_completion: ", methods=methods)
         self.agents = tuple(f"agent_{number}" for number in range(num_agents))
         self.sandbox, self.system_prompt = sandbox, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated classes without end, or the rows of the data; see :meth:`Environment.tasks`.

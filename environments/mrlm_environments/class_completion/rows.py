@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_environments.class_completion.merge import class_of, is_stub
-from mrlm_environments.code.syntax import BROKEN, METHOD
-from mrlm_environments.data_tasks import check_modules, fault_of
-from mrlm_pl.errors import DataError
+from mrlm_environments.code.syntax import METHOD
+from mrlm_environments.data_tasks import check_modules
 from mrlm_pl.sandbox import UnitTests
 
 FIELDS = ("skeleton", "class_name", "test")
+ROW_FORM = f"{{{', '.join(FIELDS)}}} as in ClassEval"
 
 
-def class_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
+def class_task(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return a task's data, of a row with ClassEval's fields.
 
     A row has ``skeleton``, ``class_name`` and ``test`` (``unittest`` classes), and optionally ``solution_code``,
@@ -24,23 +24,16 @@ def class_task(row: Mapping[str, Any], number: int, source: object, packages: Se
 
     Args:
         row: the row.
-        number: its number, for messages.
-        source: where it is, for messages.
         packages: modules beyond the standard library that its code may import.
 
     Raises:
-        DataError: the row is no task of this kind, or needs a module that is not there; with its number.
+        ValueError: the row needs a module that is not there; also :data:`~mrlm_pl.environment.rows.REFUSALS`: it is no
+            task of this kind.
     """
-    try:
-        made = _task(row)
-        code = (made["context"], made["tests"], made["skeleton"], made["solution"] or "")
-        check_modules(code, packages, f"the class {made['class']}")
-        return made
-    except (KeyError, TypeError, AttributeError, *BROKEN) as error:
-        raise DataError(
-            f"class data {source!r}, row {number}: {fault_of(error)}; a row has {{{', '.join(FIELDS)}}} as in "
-            f"ClassEval, and this one the fields {sorted(row)}"
-        ) from error
+    made = _task(row)
+    code = (made["context"], made["tests"], made["skeleton"], made["solution"] or "")
+    check_modules(code, packages, f"the class {made['class']}")
+    return made
 
 
 def tests_of(data: Mapping[str, Any]) -> UnitTests:

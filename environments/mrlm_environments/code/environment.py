@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
-from mrlm_environments.code.rows import identity, program_of, task_data, tests_of
+from mrlm_environments.code.rows import ROW_FORM, identity, program_of, task_data, tests_of
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
@@ -65,7 +65,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.

@@ -10,12 +10,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mrlm_environments.data_tasks import check_modules, fault_of
-from mrlm_pl.errors import DataError
+from mrlm_environments.data_tasks import check_modules
 from mrlm_pl.sandbox import Tests, UnitTests, bound_names, unbound_names
 
 FIELDS = ("prompt", "text")
 """Names of the field with a row's text."""
+
+ROW_FORM = "{prompt, entry_point, test}, {text, test_list} or {prompt, entry_point, pairs}"
 
 COMPLETE = "Complete this function. Answer with the whole function in a fenced block.\n"
 """The beginning of HumanEval's prompts here."""
@@ -29,7 +30,7 @@ def identity(row: Mapping[str, Any]) -> str:
     return str(row.get(FIELDS[0]) or row.get(FIELDS[1]))
 
 
-def task_data(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
+def task_data(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return a task's data, of a row of one of three formats.
 
     - HumanEval: ``prompt`` (code that ends in the function's docstring), ``entry_point``, ``test`` (defines
@@ -41,30 +42,18 @@ def task_data(row: Mapping[str, Any], number: int, source: object, packages: Seq
 
     Args:
         row: the row.
-        number: its number, for messages.
-        source: where it is, for messages.
         packages: modules beyond the standard library that its tests may import.
 
     Raises:
-        DataError: it is none of them, or its tests are no Python, test nothing or need a module that is not there;
-            with the row's number.
+        ValueError: its tests test nothing or need a module that is not there; also
+            :data:`~mrlm_pl.environment.rows.REFUSALS`: it is none of them, or its tests are no Python.
     """
-    try:
-        made = _read(row)
-        tests_of(made).required()
-        ast.parse(str(made["solution"] or ""))
-        asserted = [
-            node for test in made["tests"] for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Assert)
-        ]
-        if not asserted:
-            raise ValueError("its tests assert nothing")
-        check_modules((context_of(made), *made["tests"]), packages, "the task")
-    except (KeyError, TypeError, ValueError, SyntaxError) as error:
-        raise DataError(
-            f"code data {source!r}, row {number}: {fault_of(error)}; a row has "
-            "{prompt, entry_point, test}, {text, test_list} or {prompt, entry_point, pairs}, and this one the fields "
-            f"{sorted(row)}"
-        ) from error
+    made = _read(row)
+    tests_of(made).required()
+    ast.parse(str(made["solution"] or ""))
+    if not any(isinstance(node, ast.Assert) for test in made["tests"] for node in ast.walk(ast.parse(test))):
+        raise ValueError("its tests assert nothing")
+    check_modules((context_of(made), *made["tests"]), packages, "the task")
     return made
 
 

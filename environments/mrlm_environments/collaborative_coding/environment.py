@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from mrlm_environments.code.environment import in_words
 from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
-from mrlm_environments.code.rows import COMPLETE, entry_of, identity, program_of, task_data, tests_of
+from mrlm_environments.code.rows import COMPLETE, ROW_FORM, entry_of, identity, program_of, task_data, tests_of
 from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, compiles, defines, without
 from mrlm_environments.collaborative_coding.gold import split_solution
 from mrlm_environments.collaborative_coding.revealed import hold_out
@@ -99,7 +99,7 @@ class CollaborativeCodingEnvironment(Environment):
         at_least(0, "collaborative_coding: ", revealed_tests=revealed_tests)
         self.turns, self.feedback, self.revealed_tests = turns, feedback, revealed_tests
         self.sandbox, self.system_prompt = sandbox, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated tasks without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -218,9 +218,9 @@ class CollaborativeCodingEnvironment(Environment):
         return generate_data(rng, self.kinds, self.difficulty)
 
 
-def _shared_task(row: Mapping[str, Any], number: int, source: object, packages: Sequence[str] = ()) -> dict[str, Any]:
+def _shared_task(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return a task's data, of a row that does not ask for a function of the helper's name."""
-    data = task_data(row, number, source, packages)
+    data = task_data(row, packages)
     if entry_of(data) == AUX:
-        raise DataError(f"code data {source!r}, row {number} asks for a function {AUX!r}, the helper's name; rename it")
+        raise DataError(f"it asks for a function {AUX!r}, the helper's name; rename it")
     return data

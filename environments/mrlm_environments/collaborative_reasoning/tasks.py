@@ -41,7 +41,7 @@ def inference_question(premise: str, hypothesis: str) -> str:
     return f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
 
 
-def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any] | None:
+def inference_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a task's data, or None of a row without an agreed label (``-1`` or ``-``, as in SNLI).
 
     Raises:
@@ -49,10 +49,7 @@ def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[s
     """
     fields = inference_fields(row)
     if fields is None:
-        raise DataError(
-            f"collaborative_reasoning data {source!r}, row {number}: its fields {sorted(row)} are those of no "
-            f"inference ({'; '.join(map(', '.join, FORMS))})"
-        )
+        raise DataError(f"its fields {sorted(row)} are those of no inference ({'; '.join(map(', '.join, FORMS))})")
     premise, hypothesis, label = (row[name] for name in fields)
     if label in NO_LABEL:
         return None
@@ -65,9 +62,8 @@ def inference_row(row: Mapping[str, Any], number: int, source: object) -> dict[s
     texts = isinstance(premise, str) and isinstance(hypothesis, str) and premise.strip() and hypothesis.strip()
     if not texts or name not in LABELS:
         raise DataError(
-            f"collaborative_reasoning data {source!r}, row {number}: the premise is {premise!r:.80}, the hypothesis "
-            f"{hypothesis!r:.80} and the label {label!r:.40}; the first two must be texts, the label one of "
-            f"{', '.join(LABELS)} or 0, 1, 2"
+            f"the premise is {premise!r:.80}, the hypothesis {hypothesis!r:.80} and the label {label!r:.40}; the first "
+            f"two must be texts, the label one of {', '.join(LABELS)} or 0, 1, 2"
         )
     return _data(premise.strip(), hypothesis.strip(), name)
 
@@ -148,31 +144,27 @@ def identity(row: Mapping[str, Any]) -> str:
     return str(row[fields[0]] if fields else row["question"])
 
 
-def task_data(row: Mapping[str, Any], number: int, source: str, form: Format | None) -> dict[str, Any] | None:
+def task_data(row: Mapping[str, Any], form: Format | None) -> dict[str, Any] | None:
     """Return a task's data: ``format``, ``question``, ``answer`` (as expected) and ``solution`` (a text that gives it).
 
     Args:
         row: has GSM8K's fields or those of an inference.
-        number: of the row, for messages.
-        source: of the row, for messages.
         form: of the row; None tells it by the fields.
 
     Raises:
         DataError: the row cannot be used.
     """
-    if (form or _form_of(row, number, source)) == "nli":
-        return inference_row(row, number, source)
-    problem = worked_problem(row, number, f"collaborative_reasoning data {source!r}")
+    if (form or _form_of(row)) == "nli":
+        return inference_row(row)
+    problem = worked_problem(row)
     return {"format": "math", **problem, "key": problem["question"]}
 
 
-def _form_of(row: Mapping[str, Any], number: int, source: str) -> Format:
+def _form_of(row: Mapping[str, Any]) -> Format:
     found: list[Format] = ["math"] if all(name in row for name in MATH_FIELDS) else []
     found += ["nli"] if inference_fields(row) else []
     if len(found) == 1:
         return found[0]
     known = f"math: {', '.join(MATH_FIELDS)}; nli: {' or '.join(map(', '.join, FORMS))}"
     fault = "fit both formats, say which by `format`" if found else "are those of no known format"
-    raise DataError(
-        f"collaborative_reasoning data {source!r}, row {number}: its fields {sorted(row)} {fault} ({known})"
-    )
+    raise DataError(f"its fields {sorted(row)} {fault} ({known})")

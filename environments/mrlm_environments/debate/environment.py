@@ -182,7 +182,7 @@ def generate_topic(rng: Random) -> dict[str, Any]:
     return {"topic": f"{who} should {'not ' if negated else ''}{what}.", "proposal": f"{who}: {what}"}
 
 
-def row_topic(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def row_topic(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a topic's data from a row of a data set.
 
     Raises:
@@ -190,8 +190,5 @@ def row_topic(row: Mapping[str, Any], number: int, source: object) -> dict[str, 
     """
     topic = row["topic"]
     if not isinstance(topic, str) or not topic.strip() or len(topic) > MAX_TOPIC_CHARACTERS:
-        raise DataError(
-            f"{source}, row {number}: topic is {str(topic)[:80]!r}; it must be a text of 1 to {MAX_TOPIC_CHARACTERS} "
-            "characters"
-        )
+        raise DataError(f"topic is {str(topic)[:80]!r}; it must be a text of 1 to {MAX_TOPIC_CHARACTERS} characters")
     return {"topic": topic.strip()}

@@ -74,7 +74,7 @@ class MathEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         return self._tasks.source(
-            split, self._generate, "key", ("question", "answer"), lambda row: str(row["question"]), _task_data
+            split, self._generate, "key", ("question", "answer"), lambda row: str(row["question"]), worked_problem
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
@@ -120,20 +120,18 @@ class MathEnvironment(SingleAgentEnvironment):
         return {**asdict(generate_problem(rng, kind, level)), "kind": kind, "difficulty": level}
 
 
-def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
+def worked_problem(row: Mapping[str, Any]) -> dict[str, Any]:
     r"""Return ``question``, ``answer`` (alone or behind ``####``) and ``solution`` of a row with GSM8K's fields.
 
     Args:
         row: has ``question`` and ``answer``.
-        number: of the row, for the message.
-        where: the row's data set, for the message.
 
     Raises:
         DataError: they are no texts, or the answer is no number and does not end in ``#### N``.
 
-    >>> worked_problem({"question": "2+2?", "answer": "2+2=4\n#### 4"}, 1, "math data")["answer"]
+    >>> worked_problem({"question": "2+2?", "answer": "2+2=4\n#### 4"})["answer"]
     '4'
-    >>> worked_problem({"question": "2+2?", "answer": "4"}, 1, "math data")["answer"]
+    >>> worked_problem({"question": "2+2?", "answer": "4"})["answer"]
     '4'
     """
     question, solution = row["question"], row["answer"]
@@ -144,11 +142,7 @@ def worked_problem(row: Mapping[str, Any], number: int, where: str) -> dict[str,
         answer = extract_answer(answer) if "####" in answer else None
     if not isinstance(question, str) or answer is None or number_value(answer) is None:
         raise DataError(
-            f"{where}, row {number}: the question is {question!r:.80} and the answer {solution!r:.80}; they must be "
-            "texts, and the answer must be a number or end in '#### N'"
+            f"the question is {question!r:.80} and the answer {solution!r:.80}; they must be texts, and the answer "
+            "must be a number or end in '#### N'"
         )
     return {"question": question, "answer": answer, "solution": solution}
-
-
-def _task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
-    return worked_problem(row, number, f"math data {source!r}")

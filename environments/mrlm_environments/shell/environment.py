@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_environments.shell.tasks import COMPARISONS, generate_data, matches, task_data
+from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, matches, task_data
 from mrlm_environments.toolbox.programs import SOURCE, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
@@ -97,7 +97,7 @@ class ShellEnvironment(SingleAgentEnvironment):
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
             )
         self.max_turns, self.sandbox, self.system_prompt = max_turns, sandbox, system_prompt
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
         self._cell: Cell | None = None
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-from mrlm_environments.data_tasks import fault_of
-from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Sandbox
 
-ROW_FORMAT = "{description, create: {init}, start, evaluation: {match} or {check, example}}"
+ROW_FORM = "{description, create: {init}, start, evaluation: {match} or {check, example}}"
 _UNITS = {"": 1, "B": 1, "BYTE": 1, "BYTES": 1}
 _UNITS |= {f"{letter}{tail}": 1024**power for power, letter in enumerate("KMGTP", 1) for tail in ("", "B", "IB")}
 _WORDS = ("error", "linux", "login", "cache", "disk", "retry", "alpha", "delta")
@@ -61,39 +59,37 @@ def matches(answer: str, rule: Mapping[str, Any], sandbox: Sandbox) -> bool:
     return sandbox.run(f"import re; re.fullmatch({rule['regex']!r}, {text!r}) is not None").output == "True\n"
 
 
-def task_data(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def task_data(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task's data, of a row in AgentBench's format.
 
     Raises:
-        DataError: a field is missing, or a script lies in a file that the row does not bring; with the row's number.
+        ValueError: a script lies in a file that the row does not bring; also
+            :data:`~mrlm_pl.environment.rows.REFUSALS`: a field is missing or of another form.
     """
-    try:
-        create = row.get("create") or {}
-        if not isinstance(create, Mapping):
-            raise TypeError(f"create is {create!r:.80}, not an object with init")
-        evaluation = row["evaluation"]
-        made: dict[str, Any] = {
-            "description": str(row["description"]),
-            "init": _script(create.get("init")),
-            "start": _script(row.get("start")),
-            "match": None,
-            "checks": [],
-            "reference": _script(evaluation.get("example") or row.get("example")),
-        }
-        if "match" in evaluation:
-            rule = evaluation["match"]
-            made["match"] = _rule({"answer": rule} if isinstance(rule, str) else dict(rule))
-        else:
-            checks = evaluation["check"]
-            made["checks"] = [_check(item) for item in (checks if isinstance(checks, list) else [checks])]
-            if not made["checks"]:
-                raise ValueError("there is no check, so that anything would pass")
-            if isinstance(made["checks"][0], str):
-                raise ValueError(f"{made['checks'][0]} comes first; put null, which runs the example, before it")
-            if None in made["checks"] and not made["reference"]:
-                raise ValueError("a check runs the example, and there is none")
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
-        raise DataError(f"shell data {source!r}, row {number}: {fault_of(error)}; a row is {ROW_FORMAT}") from error
+    create = row.get("create") or {}
+    if not isinstance(create, Mapping):
+        raise TypeError(f"create is {create!r:.80}, not an object with init")
+    evaluation = row["evaluation"]
+    made: dict[str, Any] = {
+        "description": str(row["description"]),
+        "init": _script(create.get("init")),
+        "start": _script(row.get("start")),
+        "match": None,
+        "checks": [],
+        "reference": _script(evaluation.get("example") or row.get("example")),
+    }
+    if "match" in evaluation:
+        rule = evaluation["match"]
+        made["match"] = _rule({"answer": rule} if isinstance(rule, str) else dict(rule))
+    else:
+        checks = evaluation["check"]
+        made["checks"] = [_check(item) for item in (checks if isinstance(checks, list) else [checks])]
+        if not made["checks"]:
+            raise ValueError("there is no check, so that anything would pass")
+        if isinstance(made["checks"][0], str):
+            raise ValueError(f"{made['checks'][0]} comes first; put null, which runs the example, before it")
+        if None in made["checks"] and not made["reference"]:
+            raise ValueError("a check runs the example, and there is none")
     return made
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import equal_answers
-from mrlm_environments.sql.tasks import KINDS, Kind, dbbench_task, generated_task
+from mrlm_environments.sql.tasks import KINDS, ROW_FORM, Kind, dbbench_task, generated_task
 from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
@@ -90,7 +90,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         self.kinds, self.rows = some_of(KINDS, "sql: ", kinds=kinds), whole_range(1, 8, "sql: ", rows=rows)
         self.max_turns, self.output_characters, self.statement_seconds = max_turns, output_characters, statement_seconds
         self.database_url, self.instruction = database_url, instruction
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
         self._database: SqliteDatabase | ServerDatabase | None = None
 
     def tasks(self, split: str) -> TaskSource:

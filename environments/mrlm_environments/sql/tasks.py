@@ -17,6 +17,7 @@ from mrlm_pl.errors import DataError
 
 Kind = Literal["select", "count", "max", "sum", "order", "insert", "update", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+ROW_FORM = "{description, type, label or answer_md5, table: {table_name, table_info: {columns: [{name}], rows}}}"
 CHANGES = ("INSERT", "UPDATE", "DELETE")
 
 # Name of the table, its columns (a name, a group, two numbers), and values of the first two.
@@ -162,29 +163,23 @@ _DRAWN: dict[Kind, Callable[[Random, str, Sequence[str], list[Row], list[str]], 
 }
 
 
-def dbbench_task(row: Mapping[str, Any], number: int, source: object) -> dict[str, Any]:
+def dbbench_task(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task of a DBBench row with ``description``, ``table``, ``type`` and ``label`` or ``answer_md5``.
 
-    Args:
-        row: the row.
-        number: its number, for messages.
-        source: the data set, for messages.
-
     Raises:
-        DataError: a field is missing or of another form.
+        DataError: a field is of another form; also :data:`~mrlm_pl.environment.rows.REFUSALS`: a field is missing.
     """
-    place = f"sql data {source!r}, row {number}"
     listed = row["table"] if isinstance(row["table"], list) else [row["table"]]
-    tables = [_dbbench_table(table, place) for table in listed]
+    tables = [_dbbench_table(table) for table in listed]
     kind = row["type"][0] if isinstance(row["type"], list) and row["type"] else row["type"]
     label = row.get("label")
     if not isinstance(kind, str) or not isinstance(row["description"], str) or not tables:
-        raise DataError(f"{place}: type must be a list of texts, description a text, and table hold a table")
+        raise DataError("type must be a list of texts, description a text, and table hold a table")
     hashes = re.findall(r"\b[0-9a-f]{32}\b", str(row.get("answer_md5"))) if kind in CHANGES else []
     if kind in CHANGES and len(hashes) != len(tables):
-        raise DataError(f"{place}: a row of type {kind} needs answer_md5, one hash for each table")
+        raise DataError(f"a row of type {kind} needs answer_md5, one hash for each table")
     if not hashes and not isinstance(label, list):
-        raise DataError(f"{place}: a row of type {kind} needs label, the list of its answers")
+        raise DataError(f"a row of type {kind} needs label, the list of its answers")
     state = "_".join(sorted(hashes))
     extra = [str(row[name]) for name in ("evidence", "add_description") if row.get(name)]
     return {
@@ -197,18 +192,11 @@ def dbbench_task(row: Mapping[str, Any], number: int, source: object) -> dict[st
     }
 
 
-def _dbbench_table(table: Any, place: str) -> dict[str, Any]:
-    try:
-        info = table["table_info"]
-        columns = [str(column["name"]) for column in info["columns"]]
-        # AgentBench creates every column as text and inserts str(value), whatever type the row names.
-        rows = [[str(value) for value in row] for row in info["rows"]]
-        name = str(table["table_name"])
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{place}: the table has no {error}; it needs table_name and table_info with columns, "
-            "each with a name, and rows"
-        ) from error
+def _dbbench_table(table: Any) -> dict[str, Any]:
+    info, name = table["table_info"], str(table["table_name"])
+    columns = [str(column["name"]) for column in info["columns"]]
+    # AgentBench creates every column as text and inserts str(value), whatever type the row names.
+    rows = [[str(value) for value in row] for row in info["rows"]]
     if not columns or any(len(row) != len(columns) for row in rows):
-        raise DataError(f"{place}: table {name!r} has {len(columns)} columns, but a row of another length")
+        raise DataError(f"table {name!r} has {len(columns)} columns, but a row of another length")
     return {"name": name, "columns": columns, "rows": rows}

@@ -43,13 +43,11 @@ def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
     return {**data, "kind": kind, "required_tools": list(REQUIRED_TOOLS[kind]), "gold": gold}
 
 
-def data_problem(row: Mapping[str, Any], number: int, source: object, tools: Collection[str]) -> dict[str, Any]:
+def data_problem(row: Mapping[str, Any], tools: Collection[str]) -> dict[str, Any]:
     """Return a task's data from a row with ``question``, ``answer`` and, optionally, ``required_tools`` and ``files``.
 
     Args:
         row: the row.
-        number: its number, for messages.
-        source: the data set, for messages.
         tools: names of the tools that the agent has.
 
     Raises:
@@ -57,7 +55,7 @@ def data_problem(row: Mapping[str, Any], number: int, source: object, tools: Col
     """
 
     def fault(field: str, wanted: str) -> DataError:
-        return DataError(f"tools data {source!r}, row {number}: {field} is {row[field]!r:.80}; {wanted}")
+        return DataError(f"{field} is {row[field]!r:.80}; {wanted}")
 
     question, answer = row["question"], row["answer"]
     required, files = row.get("required_tools"), row.get("files")

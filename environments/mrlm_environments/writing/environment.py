@@ -180,11 +180,11 @@ def _text(row: Mapping[str, Any], family: str) -> Any:
     return text
 
 
-def _task_data(row: Mapping[str, Any], number: int, source: object, family: str) -> dict[str, Any]:
+def _task_data(row: Mapping[str, Any], family: str) -> dict[str, Any]:
     text = _text(row, family)
     if not isinstance(text, str) or not text.strip():
         raise DataError(
-            f"writing data {source!r}, row {number}: the text is {text!r:.80}; a row of family "
-            f"{family!r} has it in {' or '.join(FIELDS[family])}, and this one has the fields {sorted(row)}"
+            f"the text is {text!r:.80}; a row of family {family!r} has it in {' or '.join(FIELDS[family])}, and this "
+            f"one has the fields {sorted(row)}"
         )
     return {"text": text}

@@ -64,7 +64,7 @@ PLUS = {
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    return Task("code", "train", 0, 0, task_data(row, 1, "rows"))
+    return Task("code", "train", 0, 0, task_data(row))
 
 
 def graded(reply: str, row: Mapping[str, Any] = ROW, **options: Any) -> Step:
@@ -232,9 +232,9 @@ def test_a_setup_that_builds_objects_of_the_program() -> None:
     assert "called like this: is_full(root)\nDefine Node as well. This code comes first:" in message.content
     assert "root1.right = Node(3)" in message.content
     without_code = {key: value for key, value in TREE.items() if key != "code"}
-    assert task_data(without_code, 1, "rows")["names"] == ["Node", "is_full"]
+    assert task_data(without_code)["names"] == ["Node", "is_full"]
     assert earned(TREE["code"], without_code) == 2.0
-    with pytest.raises(DataError, match="test_setup_code uses Tree, which its code does not define"):
+    with pytest.raises(ValueError, match="test_setup_code uses Tree, which its code does not define"):
         task_of({**TREE, "test_setup_code": "root = Tree(1)"})
 
 
@@ -265,7 +265,7 @@ def test_modules_that_a_row_uses_without_an_import() -> None:
     assert earned("def area(r): return math.pi * r * r", row) == 2.0
     assert earned("def area(r): return 4 * 3.141592653589793", row) == 2.0
     test = "def check(candidate, string='a'):\n    assert string.upper() == 'A'\n    assert candidate(0) == 0"
-    assert "import string" not in task_data({**row, "test": test}, 1, "rows")["given"], "the tests' own name"
+    assert "import string" not in task_data({**row, "test": test})["given"], "the tests' own name"
 
 
 def test_a_prompt_may_end_in_a_bare_head() -> None:
@@ -273,9 +273,9 @@ def test_a_prompt_may_end_in_a_bare_head() -> None:
     assert earned("    return math.isqrt(x)", row) == 2.0
     assert earned("def f(x): return math.isqrt(x)", row) == 2.0
     for prompt in ("'''", "def f(x:"):
-        with pytest.raises(DataError, match="row 1: SyntaxError"):
+        with pytest.raises(SyntaxError):
             task_of({**row, "prompt": prompt})
-    with pytest.raises(DataError, match="row 1: SyntaxError"):
+    with pytest.raises(SyntaxError):
         task_of({**ROW, "solution": "def double(x) return"})
 
 

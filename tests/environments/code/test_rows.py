@@ -68,21 +68,21 @@ def test_reading_takes_linear_time(reply: str) -> None:
 
 def test_a_row_of_humaneval() -> None:
     row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1) == 2\n"}
-    data = task_data(row, 1, "rows")
+    data = task_data(row)
     assert (data["given"], data["entry"], data["solution"]) == ("def f(x):\n", "f", None)
-    assert task_data({**row, "canonical_solution": "    return 2\n"}, 1, "r")["solution"] == "def f(x):\n    return 2\n"
+    assert task_data({**row, "canonical_solution": "    return 2\n"})["solution"] == "def f(x):\n    return 2\n"
 
 
 def test_a_row_of_mbpp() -> None:
     tests = ["assert len(f(math.floor(1.5))) == 1", "assert sum(g(2)) == 2"]
     code = "def g(x): return [x]\ndef f(x): return g(x)"
-    data = task_data({"text": "T", "test_list": tests, "code": code}, 1, "rows")
+    data = task_data({"text": "T", "test_list": tests, "code": code})
     assert data["names"] == ["f", "g"]
     assert data["prompt"] == "T\nIt is called like this: f(math.floor(1.5))"
     assert "import math" in data["given"]
-    assert task_data({"prompt": "P", "test_list": tests}, 1, "rows")["names"] == ["f", "g"], "without a program as well"
+    assert task_data({"prompt": "P", "test_list": tests})["names"] == ["f", "g"], "without a program as well"
     shadowing = {"text": "T", "test_list": ["assert sum([1]) == 1"], "code": "def sum(x): return x[0]"}
-    assert task_data(shadowing, 1, "rows")["names"] == ["sum"], "a task may have the name of a built-in function"
+    assert task_data(shadowing)["names"] == ["sum"], "a task may have the name of a built-in function"
 
 
 OWN = {"prompt": "P", "entry_point": "f", "pairs": [[[1], 2]]}
@@ -107,22 +107,23 @@ OWN = {"prompt": "P", "entry_point": "f", "pairs": [[[1], 2]]}
     ids=range(12),
 )
 def test_bad_rows_are_named(change: dict[str, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'my\.jsonl', row 3: .*entry_point") as caught:
-        task_data({**OWN, **change}, 3, "my.jsonl")
+    rows = write(tmp_path / "my.jsonl", [OWN, OWN, {**OWN, **change}])
+    with pytest.raises(DataError, match=r"my\.jsonl, row 3: .*a row is .*entry_point") as caught:
+        CodeEnvironment(data={"train": rows}, bad_rows="stop").tasks("train")
     assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["prompt", "entry_point", "pairs"])
 def test_a_missing_field_is_named(missing: str) -> None:
-    with pytest.raises(DataError, match=missing if missing != "pairs" else "test"):
-        task_data({key: value for key, value in OWN.items() if key != missing}, 1, "rows")
+    with pytest.raises(KeyError, match=missing if missing != "pairs" else "test"):
+        task_data({key: value for key, value in OWN.items() if key != missing})
 
 
 def test_tests_that_test_nothing_are_refused() -> None:
-    with pytest.raises(DataError, match="assert nothing"):
-        task_data({"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    c(1)\n"}, 1, "rows")
-    with pytest.raises(DataError, match="IndentationError"):
-        task_data({"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):"}, 1, "rows")
+    with pytest.raises(ValueError, match="assert nothing"):
+        task_data({"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    c(1)\n"})
+    with pytest.raises(IndentationError):
+        task_data({"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):"})
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -161,7 +162,7 @@ def test_code_that_an_own_task_gives(tmp_path: Path) -> None:
 def test_faults_of_a_file_are_named(tmp_path: Path) -> None:
     rows = [{**OWN, "prompt": "R"}, {"prompt": "Q", "entry_point": "f"}]
     path = write(tmp_path / "d.jsonl", rows)
-    with pytest.raises(DataError, match=r"d\.jsonl', row 2: the field 'test' is missing.*'entry_point', 'prompt'"):
+    with pytest.raises(DataError, match=r"d\.jsonl, row 2: the field 'test' is missing.*'entry_point', 'prompt'"):
         CodeEnvironment(data={"train": path, "validation": path}, bad_rows="stop").tasks("train")
     with pytest.raises(DataError, match=r"e\.jsonl"):
         CodeEnvironment(data=str(tmp_path / "e.jsonl")).tasks("train")

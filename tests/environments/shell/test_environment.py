@@ -26,7 +26,7 @@ QUICK = Sandbox(minimum="namespaces", wall_seconds=1.0)
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    return Task("shell", "train", 0, 0, task_data(row, 1, "rows"))
+    return Task("shell", "train", 0, 0, task_data(row))
 
 
 def play(replies: list[str | Message], row: Mapping[str, Any] = COUNT, **options: Any) -> list[Step]:

@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.shell.environment import ShellEnvironment
-from mrlm_environments.shell.tasks import COMPARISONS, generate_data, task_data
+from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, task_data
 
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message
@@ -57,9 +58,12 @@ def test_comparisons(name: str, right: list[tuple[str, str]], wrong: list[tuple[
     ],
     ids=range(15),
 )
-def test_bad_rows_are_named(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=r"'my\.json', row 4: .*a row is") as caught:
-        task_data({**COUNT, **change}, 4, "my.json")
+def test_bad_rows_are_named(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps([COUNT, {**COUNT, **change}]))
+    tasks = DataTasks("shell", {"train": str(path)}, "stop", ROW_FORM)
+    with pytest.raises(DataError, match=r"my\.json, row 2: .*a row is") as caught:
+        tasks.source("train", generate_data, "description", (), str, task_data)
     assert re.search(told, str(caught.value))
 
 
@@ -69,7 +73,7 @@ def test_scripts_and_checks_may_be_mere_texts() -> None:
         "create": {"init": ["mkdir ~/d", {"code": "touch ~/d/a"}]},
         "evaluation": {"check": ["test -e ~/d/a"]},
     }
-    made = task_data(row, 1, "rows")
+    made = task_data(row)
     assert made["init"] == "mkdir ~/d\ntouch ~/d/a"
     assert made["checks"] == [{"language": "bash", "code": "test -e ~/d/a"}]
 
