@@ -6,30 +6,33 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mrlm_environments.sql.database import Table, changed, fence_in, listed, quoted, reading, state_rows
-from mrlm_environments.sql.dialect import SqlError, sqlite_statement
-from mrlm_environments.sql.functions import COLLATION
+from mrlm_environments.sql.database import Table, changed, listed, reading, state_rows
+from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import state_hash
 from mrlm_pl.errors import ConfigurationError, MRLMError
 
-BACKENDS = ("mysql", "mariadb", "sqlite")
+BACKENDS = ("mysql", "mariadb")
 
 
 class ServerDatabase:
     """A fresh database on a server, reached through SQLAlchemy; it is dropped at the end.
 
-    Statements go to the server as they are. ``sqlite://`` is for tests of this class: the database is in the memory of
-    this process, where nothing stops a single call of a function, and statements are MySQL's.
+    Statements go to the server as they are.
 
     Args:
         url: SQLAlchemy's URL, such as ``mysql+pymysql://user:password@host``.
         tables: the task's tables; all columns hold text.
         seconds: how long a statement may take.
 
+    Attributes:
+        collation: of the columns; None is the server's default.
+
     Raises:
         ConfigurationError: the URL is of another kind, SQLAlchemy or the driver is not installed, or the server does
             not answer.
     """
+
+    collation: str | None = None
 
     def __init__(self, url: str, tables: Sequence[Table], seconds: float) -> None:
         try:
@@ -54,9 +57,7 @@ class ServerDatabase:
         self._sqlalchemy, self._name = sqlalchemy, f"mrlm_{uuid.uuid4().hex}"
         try:
             self._connection = self._engine.connect()
-            self._is_sqlite = self._engine.dialect.name == "sqlite"
-            if not self._is_sqlite:
-                self._enter(seconds)
+            self._enter(seconds)
             self._fill(tables)
         except sqlalchemy.exc.SQLAlchemyError as error:
             self._engine.dispose()
@@ -64,8 +65,6 @@ class ServerDatabase:
             raise ConfigurationError(
                 f"sql: no database can be made at {shown} ({error}); check the server and the account's rights"
             ) from error
-        if self._is_sqlite:
-            fence_in(self._driver())
 
     def _enter(self, seconds: float) -> None:
         limit = (
@@ -81,21 +80,14 @@ class ServerDatabase:
             self._run(statement)
 
     def _fill(self, tables: Sequence[Table]) -> None:
-        place, percent, kind = "%s", "%%", "TEXT"
-        if self._is_sqlite:
-            self._driver().create_collation(COLLATION, lambda first, second: 0)
-            place, percent, kind = "?", "%", f"TEXT COLLATE {COLLATION}"
+        text, metadata = self._sqlalchemy.Text(collation=self.collation), self._sqlalchemy.MetaData()
         for table in tables:
-            columns = ", ".join(f"{quoted(column)} {kind}" for column in table["columns"])
-            self._run(f"CREATE TABLE {quoted(table['name'])} ({columns})")
+            columns = [self._sqlalchemy.Column(column, text) for column in table["columns"]]
+            made = self._sqlalchemy.Table(table["name"], metadata, *columns)
+            made.create(self._connection, checkfirst=False)
             if table["rows"]:
-                into = quoted(table["name"]).replace("%", percent)
-                places = ", ".join([place] * len(table["columns"]))
-                rows = [tuple(row) for row in table["rows"]]
-                self._connection.exec_driver_sql(f"INSERT INTO {into} VALUES ({places})", rows)
-
-    def _driver(self) -> Any:
-        return self._connection.connection.driver_connection
+                rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+                self._connection.execute(made.insert(), rows)
 
     def _run(self, statement: str) -> Any:
         # Without the option a percent sign in the statement would be taken for a place of a parameter.
@@ -103,10 +95,9 @@ class ServerDatabase:
 
     def execute(self, query: str) -> str:
         """See :meth:`MemoryDatabase.execute`."""
-        statement = sqlite_statement(query) if self._is_sqlite else query
 
         def run() -> str:
-            result = self._run(statement)
+            result = self._run(query)
             if not result.returns_rows:
                 return changed(result.rowcount)
             shown = listed(result)
@@ -134,7 +125,6 @@ class ServerDatabase:
     def close(self) -> None:
         """See :meth:`MemoryDatabase.close`."""
         if not self._connection.closed:
-            if not self._is_sqlite:
-                self._run(f"DROP DATABASE IF EXISTS {self._name}")
+            self._run(f"DROP DATABASE IF EXISTS {self._name}")
             self._connection.close()
         self._engine.dispose()

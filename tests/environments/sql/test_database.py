@@ -15,15 +15,14 @@ import pytest
 from mrlm_environments.sql import worker as sql_worker
 from mrlm_environments.sql.database import MemoryDatabase, state_rows
 from mrlm_environments.sql.dialect import SqlError, sqlite_statement
-from mrlm_environments.sql.server import ServerDatabase
 from mrlm_environments.sql.worker import SqliteDatabase
 
-from tests.support.sql_rows import TEAMS
+from tests.support.sql_rows import TEAMS, SqliteServer
 
 
 @pytest.fixture(params=[None, "sqlite://"])
 def database(request: pytest.FixtureRequest):
-    found = SqliteDatabase([TEAMS], 3.0) if request.param is None else ServerDatabase(request.param, [TEAMS], 3.0)
+    found = SqliteDatabase([TEAMS], 3.0) if request.param is None else SqliteServer(request.param, [TEAMS], 3.0)
     yield found
     found.close()
 
@@ -272,7 +271,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_server_through_sqlite_is_fenced_in_too(tmp_path: Path) -> None:
-    database = ServerDatabase("sqlite://", [TEAMS], 0.5)
+    database = SqliteServer("sqlite://", [TEAMS], 0.5)
     for number in (0, 6, 10, 15):
         with pytest.raises(SqlError):
             database.execute(HOSTILE[number].replace("{folder}", str(tmp_path)))

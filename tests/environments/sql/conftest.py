@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import pytest
+from mrlm_environments.sql import server
+
+from tests.support.sql_rows import SqliteServer
+
+
+@pytest.fixture(autouse=True)
+def servers_are_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``database_url="sqlite://"`` open a database in this process."""
+    monkeypatch.setattr(server, "BACKENDS", (*server.BACKENDS, "sqlite"))
+    monkeypatch.setattr(server, "ServerDatabase", SqliteServer)
