@@ -6,15 +6,14 @@ import functools
 import http.client
 import json
 import os
-import threading
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, EngineError, MRLMError, RemoteError
 from mrlm_pl.settings import at_least, positive
@@ -202,19 +201,8 @@ def within(seconds: float, call: Callable[[], T], label: str) -> T:
     Raises:
         GenerationError: it took longer.
     """
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            value = call()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
-
-    threading.Thread(target=work, name="text-generator", daemon=True).start()
     try:
-        return future.result(seconds)
+        return in_daemon(call).result(seconds)
     except FutureTimeoutError as error:
         raise GenerationError(f"{label} did not answer within {seconds:g} s") from error
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.local.backend import Context, Rows
+from mrlm_pl.engines.local.generation import Context, Rows
 from mrlm_pl.engines.local.llama_weights import read_affine
 from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 

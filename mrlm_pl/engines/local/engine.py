@@ -16,12 +16,10 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.compute_queue import ComputeQueue
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
-from mrlm_pl.engines.local.backend import Backend
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
-from mrlm_pl.engines.local.generation import EngineStats, Generated, generate
+from mrlm_pl.engines.local.generation import Backend, EngineStats, Generated, SessionCache, generate
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_weights import read_affine, unsupported_reason
-from mrlm_pl.engines.local.session_cache import SessionCache
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import EngineError, NonFiniteError
 from mrlm_pl.settings import at_least

@@ -1,9 +1,11 @@
-"""The generation loop: compute distinct contexts once, drop finished rows, keep sessions."""
+"""The generation loop and its view of a model: compute distinct contexts once, drop finished rows, keep sessions."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -12,9 +14,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.engines.base import FinishReason, SampleRequest
-from mrlm_pl.engines.local.backend import Backend, Context, Rows
 from mrlm_pl.engines.local.sampling import Sampler
-from mrlm_pl.engines.local.session_cache import SessionCache
 
 _COMPACT_BELOW = 0.85
 
@@ -51,6 +51,142 @@ class Generated:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason = "length"
+
+
+@dataclass(frozen=True)
+class Context:
+    """A distinct context of a batch.
+
+    Args:
+        token_ids: all its tokens, at least one.
+        rows: number of rows that continue it; they share its computation.
+        states: keys and values of its first tokens from an earlier turn, shape ``[layers, 2, KV heads, T, head size]``
+            with T below ``len(token_ids)``; None computes all tokens.
+    """
+
+    token_ids: Sequence[int]
+    rows: int
+    states: Tensor | None = None
+
+    @property
+    def cached(self) -> int:
+        """Number of tokens with given keys and values."""
+        return 0 if self.states is None else self.states.shape[3]
+
+
+class Rows(ABC):
+    """Rows in generation, with their keys and values."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of the next token after one more token per row, ``tokens`` ``[B]``."""
+
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows`` (ascending indices into the current ones, at least one)."""
+
+    @abstractmethod
+    def states(self, row: int, length: int) -> Tensor | None:
+        """Return a copy of keys and values of a row's first ``length`` tokens; None if the model has no such form."""
+
+
+class Backend(ABC):
+    """The generation loop's view of a model.
+
+    Attributes:
+        device: of its tensors.
+    """
+
+    device: torch.device
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Read the current weights of the module."""
+
+    @abstractmethod
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
+        """Return logits ``[U, V]`` after each of the U contexts, and rows that continue them.
+
+        The rows are in the order of the contexts: first ``contexts[0].rows`` rows, and so on. ``reserve`` is the
+        expected number of further tokens of a row; it sizes the first allocation and is no limit.
+        """
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of equal tokens at the start of both.
+
+    >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
+    2
+    """
+    length = min(len(first), len(second))
+    if tuple(first[:length]) == tuple(second[:length]):
+        return length
+    return next(n for n in range(length) if first[n] != second[n])
+
+
+class SessionCache:
+    """Least-recently-used cache of ``(policy, session) -> token ids and their keys and values``.
+
+    Args:
+        capacity: most bytes of keys and values; 0 keeps none.
+
+    Attributes:
+        size: bytes of the held keys and values.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Tensor]] = OrderedDict()
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, policy: str, session: str, token_ids: Sequence[int]) -> Tensor | None:
+        """Return keys and values ``[layers, 2, KV heads, T, head size]`` of the longest stored prefix of ``token_ids``.
+
+        T is below ``len(token_ids)``, so that a token is left to compute logits from. None if the session is unknown,
+        or shares no token and is dropped.
+        """
+        entry = self._entries.get((policy, session))
+        if entry is None:
+            return None
+        known, states = entry
+        length = min(common_prefix(known, token_ids), len(token_ids) - 1)
+        if length == 0:
+            self._drop((policy, session))
+            return None
+        self._entries.move_to_end((policy, session))
+        return states[:, :, :, :length]
+
+    def put(self, policy: str, session: str, token_ids: Sequence[int], states: Tensor) -> None:
+        """Store or replace a session; drop the least recently used ones for room."""
+        self._drop((policy, session))
+        if states.nbytes > self._capacity:
+            return
+        while self.size + states.nbytes > self._capacity:
+            self._drop(next(iter(self._entries)))
+        self._entries[policy, session] = tuple(token_ids), states
+        self.size += states.nbytes
+
+    def drop_policy(self, policy: str) -> None:
+        """Drop all sessions of a policy."""
+        for key in [key for key in self._entries if key[0] == policy]:
+            self._drop(key)
+
+    def release(self, prefix: str) -> None:
+        """Drop the sessions whose key begins with ``prefix``, of all policies."""
+        for key in [key for key in self._entries if key[1].startswith(prefix)]:
+            self._drop(key)
+
+    def clear(self) -> None:
+        """Drop all sessions."""
+        self.release("")
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.size -= entry[1].nbytes
 
 
 def generate(

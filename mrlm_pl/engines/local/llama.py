@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.local.backend import Backend, Context, Rows
+from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from mrlm_pl.engines.local.backend import Backend, Context, Rows
+from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.forward.families import rope_boundary

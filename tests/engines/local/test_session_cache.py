@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mrlm_pl.engines.local.session_cache import SessionCache
+from mrlm_pl.engines.local.generation import SessionCache
 
 
 def _states(length: int) -> torch.Tensor:
