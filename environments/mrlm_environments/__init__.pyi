@@ -1,3 +1,4 @@
+from .centralized import Centralized as Centralized
 from .class_completion.environment import ClassCompletionEnvironment as ClassCompletionEnvironment
 from .code.environment import CodeEnvironment as CodeEnvironment
 from .collaborative_coding.environment import CollaborativeCodingEnvironment as CollaborativeCodingEnvironment
