@@ -15,11 +15,12 @@ from mrlm_pl.errors import ConfigurationError
 class Centralized(Environment):
     """One agent, ``team``, writes the replies of all agents of another environment.
 
-    With GRPO this is Centralized MAGRPO (CoMLRL 1.4.3). The agent reads the messages of all agents that are due, each in
-    tags ``<agent_1>...</agent_1>``, numbered in the environment's order, and writes their replies in the same tags. A
-    part runs to its closing tag, the next agent's tag or the end of the reply. The reply of an agent without a part is empty, which the environment judges as any
-    other reply; the metric ``split`` is the fraction of the parts that were found. Where one agent alone is due, a
-    reply without tags is its reply. Rewards and their components are the means over the agents, as a team's are.
+    With GRPO this is Centralized MAGRPO (CoMLRL 1.4.3). The agent reads the messages of all agents that are due, each
+    in tags ``<agent_1>...</agent_1>``, numbered in the environment's order, and writes their replies in the same tags.
+    A part runs to its closing tag, the next agent's tag or the end of the reply. The reply of an agent without a part
+    is empty, which the environment judges as any other reply; the metric ``split`` is the fraction of the parts that
+    were found. Where one agent alone is due, a reply without tags is its reply. Rewards and their components are the
+    means over the agents, as a team's are.
 
     Args:
         environment: the team's; its name, tasks and metrics are kept.
