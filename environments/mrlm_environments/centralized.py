@@ -58,7 +58,7 @@ class Centralized(Environment):
         return self.environment.identity(task)
 
     def reset(self, task: Task) -> Observations:
-        """Show the agent what the team is shown; see :meth:`Environment.reset`."""
+        """Pose the task to the one agent; see :meth:`Environment.reset`."""
         self._found = self._asked = 0
         return self._observed(self.environment.reset(task))
 

@@ -8,6 +8,7 @@ from .gdpo import GDPO as GDPO
 from .gigpo import GiGPO as GiGPO
 from .grpo import GRPO as GRPO
 from .gspo import GSPO as GSPO
+from .igpo import IGPO as IGPO
 from .ippo import IPPO as IPPO
 from .madpo import MADPO as MADPO
 from .magrpo import MAGRPO as MAGRPO

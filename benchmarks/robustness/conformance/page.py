@@ -26,6 +26,7 @@ from mrlm_pl import advantages as adv
 from mrlm_pl import losses
 from mrlm_pl.losses import Clip, Reduction
 from mrlm_pl.policy.forward.divergence import weighted_divergence
+from mrlm_pl.rewards import information_gains
 
 ROOT = Path(__file__).parents[3]
 PEERS = ROOT / "benchmarks" / "results" / "conformance_peers.json"
@@ -344,6 +345,12 @@ CASES = [
         lambda: by_group(lambda reward, group: reward - (sum(group) - reward) / (len(group) - 1)),
     ),
     Case("gdpo", "`component_normalized_advantages`, `whiten`", our_gdpo, gdpo),
+    Case(
+        "igpo gains",
+        "`information_gains`",
+        lambda: information_gains(table(v.REWARDS), torch.tensor(v.GROUPS)).tolist(),
+        lambda: [v.REWARDS[1] - v.REWARDS[0], 0.0, v.REWARDS[3] - v.REWARDS[2], 0.0],
+    ),
     Case(
         "dpo",
         "`dpo_sigmoid_loss`",

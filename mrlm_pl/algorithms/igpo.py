@@ -1,0 +1,129 @@
+"""Information-gain policy optimization: each turn is rewarded for its information about the reference answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import TurnBaseline
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode, Task, Trajectory
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.turn_returns import TurnCredit, TurnReturns, turn_returns_of
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import information_gains
+from mrlm_pl.settings import as_settings, at_least
+
+
+class IGPO(PolicyGradient):
+    """Information-gain policy optimization (arXiv 2510.14967).
+
+    With the history ``h_t`` before turn t, the reference answer ``a`` of L tokens and the reward ``r_t`` of the
+    environment::
+
+        g_t  = (log pi_old(a | h_{t+1}) - log pi_old(a | h_t)) / L        0 for an agent's last turn
+        A_t  = turn advantage of  r_t + gain_weight g_t                   see TurnCredit
+        loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
+
+    The learner's weights score the answer, as a whole reply, once a rollout; all histories of a task share their
+    prefixes. The gains are constants of the update. They change the objective: their undiscounted sum is the gain from
+    the prompt to the last turn, whatever the answer that is given there. ``train/information_gain`` is the mean gain of
+    the turns that have one, in nats per token of the answer.
+
+    Args:
+        gain_weight: weight of the gains beside the environment's rewards.
+        answer_key: field of the task's data with the reference answer.
+        answer_form: the reply that is scored, with ``{answer}`` in it.
+        gamma: discount factor from turn to turn.
+        normalize: divide by the standard deviation.
+        turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range, or in a rollout a task without reference answer.
+    """
+
+    smallest_group = 2
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        gain_weight: float = 1.0,
+        answer_key: str = "answer",
+        answer_form: str = "{answer}",
+        gamma: float = 1.0,
+        normalize: bool = True,
+        turn_baseline: TurnBaseline = "unbiased",
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
+        at_least(0, "", gain_weight=gain_weight)
+        if "{answer}" not in answer_form:
+            raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
+        self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
+        self.turns: TurnCredit = TurnCredit(gamma, turn_baseline, normalize)
+        self.clip = as_settings(Clip, clip, "clip")
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        turns = turn_returns_of(episodes, self.turn_bonus(sampling))
+        gains = information_gains(self.answer_logp(turns, [e.task for e in episodes if not e.failed]), turns.play)
+        followed = merged(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
+        if followed["turns"]:
+            self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
+        turns = replace(turns, reward=turns.reward + self.gain_weight * gains)
+        return turns.rows(self.turns.advantages(turns), self.temperatures(sampling))
+
+    def answer_logp(self, turns: TurnReturns, tasks: Sequence[Task]) -> Tensor:
+        """Return the log-probability per token [S] fp64 of the reference answer before each turn, by the turn's policy.
+
+        NaN where history and answer exceed the context window, and for policies that are not trained.
+
+        Args:
+            turns: of a rollout.
+            tasks: of its episodes.
+        """
+        found = torch.full((len(turns.turn),), math.nan, dtype=torch.float64)
+        for name in self.policies:
+            policy, rows, places = self.policy(name), list[Trajectory](), list[int]()
+            for place, (turn, row) in enumerate(zip(turns.turn, turns.row.tolist(), strict=True)):
+                history, answer = turns.trajectory[row], self._answer(policy, tasks[int(turns.episode[row])])
+                length = turn.start + len(answer)
+                if history.policy == name and policy.trained and length <= policy.context_window:
+                    mask = (*[False] * turn.start, *[True] * len(answer))
+                    ids = (*history.token_ids[: turn.start], *answer)
+                    rows.append(Trajectory(history.agent, name, ids, mask, (0.0,) * length, ()))
+                    places.append(place)
+            if rows:
+                batch = collate_rows(rows, turns.group[turns.row[places]].tolist(), [0] * len(rows), range(len(rows)))
+                logp = policy(**batch.to(self.device).inputs()).double().sum(-1).cpu()
+                found[places] = logp / batch.action_mask.sum(-1)
+        return found
+
+    def _answer(self, policy: Policy, task: Task) -> list[int]:
+        """Return the tokens of the reply that is scored, with the token that ends it."""
+        answer = task.data.get(self.answer_key)
+        if answer is None or answer == "":
+            raise ConfigurationError(
+                f"task {task.key!r} has no reference answer in the field {self.answer_key!r} of its data, which has "
+                f"{', '.join(map(repr, task.data)) or 'no fields'}; set answer_key, or choose an environment with "
+                "reference answers or another algorithm, such as GRPO with `credit: turn`"
+            )
+        return [*policy.chat.encode(self.answer_form.replace("{answer}", str(answer))), policy.chat.end_id]
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return super().without_signal(group) and not (turn_returns_of(group).number > 0).any()
