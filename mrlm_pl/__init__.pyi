@@ -42,4 +42,6 @@ from .runs import LastCheckpoint as LastCheckpoint
 from .runs import Trainer as Trainer
 from .runs import collect as collect
 from .runs import evaluate as evaluate
+from .runs import replay as replay
+from .runs import rescore as rescore
 from .serving import RemoteEnvironment as RemoteEnvironment

@@ -21,6 +21,8 @@ COMMANDS = {
     "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.commands.evaluate:run", "score a run or a model on an environment"),
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
+    "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
+    "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
     "balance": (
         "mrlm_pl.cli.commands.balance:run",
         "balance right and wrong answers to each question, for a verifier",
@@ -96,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
-        elif command in ("eval", "collect", "check-env", "serve"):
+        elif command in ("eval", "collect", "replay", "rescore", "check-env", "serve"):
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments[1:])

@@ -37,6 +37,9 @@ from mrlm_pl.settings import at_least, positive
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+TURN_STOP, CONTEXT_STOP = "turn_limit", "context_window"
+"""Stop reasons of episodes that reached a limit."""
+
 # A NaN reward would poison the weights and a chat template that fails would fail for ever: these stop the run.
 _FATAL = (NonFiniteError, PolicyError)
 
@@ -260,12 +263,12 @@ class EpisodePlayer:
                 continue
             limits = self.max_turns
             if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
-                play.cut("turn_limit")
+                play.cut(TURN_STOP)
             elif any(
                 len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window
                 for agent in play.order.due
             ):
-                play.cut("context_window")
+                play.cut(CONTEXT_STOP)
         return [play for play in plays if not play.over]
 
     def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:

@@ -10,7 +10,9 @@ from mrlm_pl.engines.base import Sample
 from mrlm_pl.episode import Episode, Origin
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.chat import ChatFormat
-from mrlm_pl.rollout.play import Decision, EpisodeSpec
+from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
+from mrlm_pl.rollout.player import CONTEXT_STOP, TURN_STOP, EpisodePlayer
+from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
 from mrlm_pl.seeding import derive_seed
 
 Rest = Literal["play", "replay"]
@@ -19,6 +21,9 @@ Rest = Literal["play", "replay"]
 - ``play``: sampled from the policies.
 - ``replay``: the recorded ones, where the same agent is due at the same step; sampled where none is recorded.
 """
+
+ENDED_BY_PLAYER = (TURN_STOP, CONTEXT_STOP, THRESHOLD_STOP, UNEXPANDED_STOP)
+"""Reasons for which an episode ends before its environment does."""
 
 UNCOMPARED = ("id", "group", "attempts", "timings", "schema")
 """Fields of an episode in which a replay may differ."""
@@ -122,6 +127,26 @@ def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
     kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] < step}
     seed = derive_seed("continued", episode.seed, step, number)
     return _spec(episode, f"{step}/{number}", kept, seed, Origin(episode.id, agents, step))
+
+
+class RecordPlayer(EpisodePlayer):
+    """Plays recorded episodes again; an episode ends where a decision is due that its record does not have."""
+
+    def play_again(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the replay of each episode, in order; nothing is sampled."""
+        self._records = {f"{episode.id}/replay": episode for episode in episodes}
+        return self.play_blocking([replayed(episode) for episode in episodes])
+
+    def still_playing(self, plays: Sequence[Play]) -> list[Play]:
+        for play in plays:
+            if play.over or all((agent, play.steps) in play.spec.script for agent in play.order.due):
+                continue
+            record = self._records[play.id]
+            if record.stop_reason in ENDED_BY_PLAYER and play.steps == len(record.step_rewards):
+                play.cut(record.stop_reason, record.truncated)
+            else:
+                play.cut("not_recorded")
+        return [play for play in plays if not play.over]
 
 
 def _spec(

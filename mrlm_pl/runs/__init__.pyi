@@ -7,4 +7,8 @@ from .console import RunProgress as RunProgress
 from .console import run_summary as run_summary
 from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
+from .replay import ReplayReport as ReplayReport
+from .replay import RescoreReport as RescoreReport
+from .replay import replay as replay
+from .replay import rescore as rescore
 from .trainer import Trainer as Trainer

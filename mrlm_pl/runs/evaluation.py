@@ -37,6 +37,7 @@ class SeatedModel:
             for the run's settings.
         seats: the policy of each agent, in place of the run's.
         name: of the environment in the run, where an instance has another one.
+        weights: whether the policies of a run must have been exported.
 
     Attributes:
         run: the policies, seats and settings.
@@ -54,9 +55,10 @@ class SeatedModel:
         environment: str | type[Environment] | Environment | None,
         seats: Mapping[str, str] | None,
         name: str | None,
+        weights: bool = True,
     ) -> None:
         if isinstance(model, (str, Path)):
-            self.label, run = str(model), read_run(str(model))
+            self.label, run = str(model), read_run(str(model), weights=weights)
         else:
             run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
             self.label = ", ".join(str(policy.name_or_path) for policy in run.policies.values())
@@ -93,6 +95,25 @@ class SeatedModel:
             )
         return specs
 
+    def seats(self) -> dict[str, str]:
+        """Return the policy of each agent of the environment.
+
+        Raises:
+            ConfigurationError: an agent has none.
+        """
+        return {agent: self.run.policy_of(agent) for agent in self.environment.agents}
+
+    def policies(self) -> dict[str, Policy]:
+        """Return the policies of the agents by name; no weights are read.
+
+        Raises:
+            ConfigurationError: an agent has no policy, or a model cannot be found.
+        """
+        from mrlm_pl.policy import Policy
+
+        given = {name: self.run.policies[name] for name in sorted(set(self.seats().values()))}
+        return {name: policy if isinstance(policy, Policy) else Policy(**policy) for name, policy in given.items()}
+
     @contextmanager
     def player(self, sampling: Sampling, max_turns: int | None, device: str) -> Iterator[EpisodePlayer]:
         """Yield a player of the environment with the policies in their seats; close both at the end.
@@ -114,8 +135,7 @@ class SeatedModel:
         from mrlm_pl.rollout.player import EpisodePlayer
 
         disable_progress_bar()
-        agents = self.environment.agents
-        names = {agent: self.run.policy_of(agent) for agent in agents}
+        agents, names = self.environment.agents, self.seats()
         idle = {"agents": set(self.run.seats) - set(agents), "policies": set(self.run.policies) - set(names.values())}
         for what, missing in idle.items():
             if missing:

@@ -143,8 +143,12 @@ class RecordedRun:
         return own.get("max_turns") or self.max_turns
 
 
-def read_run(name: str) -> RecordedRun:
+def read_run(name: str, *, weights: bool = True) -> RecordedRun:
     """Return the run or model of a run folder, a model folder or a hub id; no weights are read.
+
+    Args:
+        name: of the folder or model.
+        weights: False is enough with a run that has not exported its policies; they are then the untrained ones.
 
     Raises:
         ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
@@ -157,7 +161,7 @@ def read_run(name: str) -> RecordedRun:
         return RecordedRun({SINGLE: {"model": name}})
     exported = exported_policies(folder)
     configuration = latest_configuration(folder)
-    if not exported:
+    if not exported and (weights or configuration is None):
         if configuration is not None:
             raise ConfigurationError(
                 f"model: the run {name!r} has no policies yet, they are written when it ends; "
@@ -167,7 +171,8 @@ def read_run(name: str) -> RecordedRun:
     settings = _settings(configuration)
     model, data = settings["model"], settings["data"]
     policies: dict[str, dict[str, Any]] = {}
-    for policy, values in (model.get("policies") or {}).items():
+    untrained: dict[str, Any] = {} if exported else {SINGLE: {}}
+    for policy, values in (model.get("policies") or untrained).items():
         policies[policy] = {key: values[key] for key in ("model", "chat_template") if values.get(key) is not None}
     for path in exported:
         policies.setdefault(path.name, {})["model"] = str(path)
@@ -230,6 +235,8 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 def _is_inside(class_path: str, folder: Path) -> bool:
     """Return True if a class, as a dotted path or ``FILE.py:CLASS``, comes from a file or package in a folder."""
     file, separator, _ = class_path.rpartition(":")
+    if not separator and "." not in class_path:
+        return False  # the short name of an installed class
     place = Path(file).expanduser() if separator else Path(*class_path.split(".")[:-1]).with_suffix(".py")
     return any(
         path.exists() and path.resolve().is_relative_to(folder.resolve()) for path in (place, place.with_suffix(""))

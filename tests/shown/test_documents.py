@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from mrlm_environments import MathEnvironment
 
-from mrlm_pl.episode import Episode, Message, Task, Trajectory
 from mrlm_pl.episode_files import write_episodes
-from tests.support.documents import DOCUMENTS, blocks, dedented, parse
+from tests.support.documents import DOCUMENTS, ROOT, blocks, dedented, parse
+from tests.support.recorded_episodes import recorded
 
 PYTHON = blocks("python")
 YAML = blocks("yaml")
@@ -30,9 +31,9 @@ PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("place", "code"), PYTHON, ids=[place for place, _ in PYTHON])
 def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "runs/quickstart" in code:
-        row = Trajectory("agent", "main", (), (), (), (), (Message("user", "2+2?"),))
-        episode = Episode("0", Task("math", "train", 0), "g", 0, 0, {"agent": (row,)}, "answered")
-        write_episodes(tmp_path / "runs/quickstart/episodes/iteration-000000.jsonl.gz", [episode])
+        run = tmp_path / "runs/quickstart"
+        write_episodes(run / "episodes/iteration-000000.jsonl.gz", recorded(MathEnvironment((1, 1)), 2))
+        (run / "config.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     short = code.replace("iterations=120", "iterations=1").replace("num_episodes=500", "num_episodes=4")
     exec(compile(short, place, "exec"), {"__name__": "document"})

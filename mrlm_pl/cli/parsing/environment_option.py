@@ -74,10 +74,15 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     return parser.read(arguments, {"environment": Environment})
 
 
-def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions:
+def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: bool = True) -> RunOptions:
     """Return the options; the default environment is that of the run that ``--model`` names, with its arguments.
 
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
+
+    Args:
+        parser: of the command.
+        arguments: the command line.
+        weights: whether the run must have exported its policies.
 
     Raises:
         ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the
@@ -87,7 +92,7 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str]) -> RunOptions
     model, named = _given(words, "--model"), _given(words, _OPTION) or _given(words, f"{_OPTION}.class_path")
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}), None)
-    run = read_run(model)
+    run = read_run(model, weights=weights)
     recorded = run.played(named, model)
     if recorded is not None:
         if recorded.name is not None and named == recorded.name:

@@ -1,0 +1,222 @@
+"""Recorded episodes, played again without a model: as a check of the record, and under other rewards."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.rollout.replay import differences
+from mrlm_pl.runs.evaluation import SeatedModel
+
+if TYPE_CHECKING:
+    from mrlm_pl.rollout.replay import RecordPlayer
+
+CHUNK = 256
+"""Episodes that are played together."""
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """The result of a replay.
+
+    Args:
+        equal: number of episodes that are equal to their record, byte by byte.
+        changed: by the id of each other episode, where it differs, as ``place: recorded, replayed``.
+        failed: number of recorded failures, which are not played.
+    """
+
+    equal: int
+    changed: dict[str, list[str]]
+    failed: int
+
+
+@dataclass(frozen=True)
+class RescoreReport:
+    """Recorded episodes under other rewards.
+
+    Args:
+        episodes: how many.
+        old: mean recorded reward.
+        new: mean reward now.
+        ci95: paired 95 % interval of ``new - old``; episodes of one task are a cluster.
+        gained: ids of the episodes that are a success now and were not.
+        lost: ids of those that were one and are not.
+        rewards: recorded and new reward of each episode, by id.
+    """
+
+    episodes: int
+    old: float
+    new: float
+    ci95: tuple[float, float]
+    gained: tuple[str, ...]
+    lost: tuple[str, ...]
+    rewards: dict[str, tuple[float, float]]
+
+
+def replay(
+    run: str | Path,
+    environment: str | type[Environment] | Environment | None = None,
+    *,
+    episodes: str | Path | None = None,
+    iteration: int | None = None,
+    episode: str | None = None,
+    name: str | None = None,
+) -> ReplayReport:
+    """Play recorded episodes again in a fresh environment, and compare every observation, reward and component.
+
+    No model is read: the decisions are those of the record. Equal episodes prove that the environment is deterministic,
+    that the record is whole, and that rewards are computed as they were.
+
+    Args:
+        run: a run folder; its policies need not be exported.
+        environment: see :func:`mrlm_pl.runs.evaluate`; the run's other environments are left out.
+        episodes: a file of episodes, or a folder of files; None is ``RUN/episodes``.
+        iteration: play only the episodes of this iteration.
+        episode: play only the episode with this id.
+        name: of the environment in the run where an instance has another one.
+
+    Raises:
+        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`, or there is no such episode.
+        DataError: the episodes cannot be read.
+    """
+    equal, failed, changed = 0, 0, dict[str, list[str]]()
+    for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
+        if again is None:
+            failed += 1
+        elif found := differences(recorded, again):
+            changed[recorded.id] = found
+        else:
+            equal += 1
+    return ReplayReport(equal, changed, failed)
+
+
+def rescore(
+    run: str | Path,
+    environment: str | type[Environment] | Environment | None = None,
+    *,
+    episodes: str | Path | None = None,
+    iteration: int | None = None,
+    episode: str | None = None,
+    name: str | None = None,
+) -> RescoreReport:
+    """Play recorded episodes again in an environment with other rewards, and compare the rewards.
+
+    No model is read. Where the environment asks for a decision that the record does not have, the episode ends there.
+
+    Args:
+        run: see :func:`replay`, as the other arguments; ``environment`` has the new settings.
+        environment: with other rewards, another judge or another verifier.
+        episodes, iteration, episode, name: see :func:`replay`.
+
+    Raises:
+        ConfigurationError: as :func:`replay`.
+        DataError: the episodes cannot be read.
+        RolloutError: an episode fails in the environment.
+    """
+    rewards: dict[str, tuple[float, float]] = {}
+    by_task: dict[str, list[float]] = defaultdict(list)
+    gained, lost = [], []
+    for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
+        if again is None:
+            continue
+        if again.error is not None:
+            raise DataError(f"episode {recorded.id!r} cannot be played again: {again.error}")
+        rewards[recorded.id] = recorded.reward, again.reward
+        by_task[recorded.task.key].append(again.reward - recorded.reward)
+        if again.success and not recorded.success:
+            gained.append(recorded.id)
+        if recorded.success and not again.success:
+            lost.append(recorded.id)
+    if not rewards:
+        raise DataError(f"all episodes of {str(run)!r} that were chosen failed when they were played; there is none")
+    old, new = (math.fsum(pair[side] for pair in rewards.values()) / len(rewards) for side in (0, 1))
+    ci95 = mean_interval(list(by_task.values()))
+    return RescoreReport(len(rewards), old, new, ci95, tuple(gained), tuple(lost), rewards)
+
+
+def chosen_episodes(
+    run: str | Path, place: str | Path | None, environment: str, iteration: int | None, id: str | None
+) -> Iterator[Episode]:
+    """Yield the recorded episodes of an environment.
+
+    Args:
+        run: a run folder.
+        place: a file of episodes, or a folder of files; None is ``RUN/episodes``.
+        environment: the name of the environment in the run.
+        iteration: only the episodes of this iteration.
+        id: only the episode of this id.
+
+    Raises:
+        DataError: the episodes cannot be read.
+        ConfigurationError: there is no such episode.
+    """
+    place = Path(run) / "episodes" if place is None else Path(place)
+    others: Counter[str] = Counter()
+    found = 0
+    for episode in read_episodes(place):
+        if (iteration is not None and episode.iteration != iteration) or (id is not None and episode.id != id):
+            continue
+        if episode.task.environment == environment:
+            found += 1
+            yield episode
+        else:
+            others[episode.task.environment] += 1
+    if not found:
+        wanted = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
+        rest = f"; there are {dict(others)} of other environments" if others else ""
+        raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
+
+
+def _pairs(
+    run: str | Path,
+    environment: str | type[Environment] | Environment | None,
+    place: str | Path | None,
+    iteration: int | None,
+    id: str | None,
+    name: str | None,
+) -> Iterator[tuple[Episode, Episode | None]]:
+    """Yield each chosen episode with its replay; None for those that failed when they were played."""
+    seated = SeatedModel(run, environment, None, name, weights=False)
+    with _player(seated) as player:
+        waiting: list[Episode] = []
+        for episode in chosen_episodes(run, place, seated.name, iteration, id):
+            if episode.failed:
+                yield episode, None
+                continue
+            waiting.append(episode)
+            if len(waiting) == CHUNK:
+                yield from zip(waiting, player.play_again(waiting), strict=True)
+                waiting = []
+        yield from zip(waiting, player.play_again(waiting), strict=True)
+
+
+@contextmanager
+def _player(seated: SeatedModel) -> Iterator[RecordPlayer]:
+    """Yield a player whose seats have a chat format and no weights."""
+    from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.rollout.play import Seat
+    from mrlm_pl.rollout.replay import RecordPlayer
+
+    policies = seated.policies()
+    seats = {
+        agent: Seat(name, policies[name].chat, Sampling(), policies[name].context_window)
+        for agent, name in seated.seats().items()
+    }
+    with ExitStack() as stack:
+        stack.callback(seated.environment.close)
+        engine = InProcessEngine()
+        stack.callback(engine.close)
+        player = RecordPlayer({seated.name: seated.environment}, seats, engine)
+        stack.callback(player.close)
+        yield player

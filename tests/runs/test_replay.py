@@ -1,0 +1,199 @@
+"""Recorded episodes played again: every environment, here and over gRPC, with changed graders and broken records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.episode_files import write_episodes
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.runs import replay, rescore
+from mrlm_pl.runs.plugins import environments_by_name, import_environment
+from tests.support.recorded_episodes import recorded
+
+SHIPPED = [
+    "class_completion",
+    "code",
+    "collaborative_coding",
+    "collaborative_reasoning",
+    "coordination",
+    "debate",
+    "halves",
+    "kuhn_poker",
+    "length_ratio",
+    "math",
+    "shell",
+    "sql",
+    "tic_tac_toe",
+    "tools",
+    "word_emission",
+    "writing",
+]
+
+
+def written(folder: Path, episodes: Sequence[Episode]) -> Path:
+    write_episodes(folder / "episodes.jsonl.gz", episodes)
+    return folder / "episodes.jsonl.gz"
+
+
+def test_all_environments_are_here() -> None:
+    import_environment("math")
+    shipped = {name for name, cls in environments_by_name().items() if "mrlm_environments" in cls.__module__}
+    assert shipped == {*SHIPPED, "centralized"}, "`centralized` plays another environment"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_twenty_episodes_of_every_environment_are_equal_to_their_record(name: str, tmp_path: Path) -> None:
+    import_environment(name)
+    cls = environments_by_name()[name]
+    played = recorded(cls(), 20)
+    assert not any(episode.failed for episode in played)
+    assert len({episode.to_json() for episode in played}) == 20
+    report = replay("builtin:tiny", cls(), episodes=written(tmp_path, played))
+    assert report.changed == {}
+    assert report.equal == 20
+
+
+class Dice(SingleAgentEnvironment):
+    """Rewards each digit that is said, times ``scale``; ``drift`` makes it another one each time it is made."""
+
+    name = "dice"
+    made = 0
+
+    def __init__(self, scale: float = 1.0, turns: int = 2, drift: bool = False) -> None:
+        Dice.made += 1
+        self.scale, self.turns, self.offset = scale, turns, Dice.made if drift else 0
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(7)])
+
+    def begin(self, task: Task) -> str:
+        self.left = self.turns
+        return f"Say {task.data['n'] + self.offset}"
+
+    def reply(self, message: Message) -> Outcome:
+        self.left -= 1
+        digits = float(message.content) if message.content.isdigit() else 0.0
+        last = self.left == 0
+        return Outcome({"digit": self.scale * digits}, None if last else "again", success=digits > 5 if last else None)
+
+
+def dice(folder: Path, **settings: Any) -> tuple[list[Episode], Path]:
+    environment = Dice(**settings)
+    played = recorded(environment, 12)
+    return played, written(folder, played)
+
+
+def test_a_planted_nondeterminism_is_found(tmp_path: Path) -> None:
+    played, path = dice(tmp_path, drift=True)
+    report = replay("builtin:tiny", Dice(drift=True), episodes=path)
+    assert report.equal == 0
+    assert sorted(report.changed) == sorted(episode.id for episode in played)
+    assert all("token_ids" in places[0] or "messages" in places[0] for places in report.changed.values())
+
+
+def test_a_changed_grader_is_found(tmp_path: Path) -> None:
+    played, path = dice(tmp_path)
+    earned = {episode.id for episode in played if episode.reward}
+    assert 0 < len(earned) < 12
+    report = replay("builtin:tiny", Dice(scale=2.0), episodes=path)
+    assert set(report.changed) == earned
+    assert report.equal == 12 - len(earned)
+    assert any("reward" in place for places in report.changed.values() for place in places)
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_an_episode_that_ends_earlier_or_later_differs(tmp_path: Path, turns: int) -> None:
+    _, path = dice(tmp_path)
+    report = replay("builtin:tiny", Dice(turns=turns), episodes=path)
+    assert report.equal == 0
+    if turns == 3:
+        assert any("not_recorded" in place for place in report.changed["e0"])
+
+
+def test_other_rewards_are_compared_in_pairs(tmp_path: Path) -> None:
+    played, path = dice(tmp_path)
+    report = rescore("builtin:tiny", Dice(scale=3.0), episodes=path)
+    old = sum(episode.reward for episode in played) / 12
+    assert report.episodes == 12
+    assert report.old == pytest.approx(old)
+    assert report.new == pytest.approx(3 * old)
+    assert report.ci95[0] < 2 * old < report.ci95[1]
+    assert report.rewards[played[0].id] == (played[0].reward, 3 * played[0].reward)
+    assert (report.gained, report.lost) == ((), ())
+
+
+def test_episodes_that_change_sides_are_named(tmp_path: Path) -> None:
+    played = recorded(Dice(turns=2), 60)
+    report = rescore("builtin:tiny", Dice(turns=1), episodes=written(tmp_path, played))
+    first = {episode.id: episode.trajectories["agent"][0].messages[1].content for episode in played}
+    won = {id for id, said in first.items() if said == "7"}
+    before = {episode.id for episode in played if episode.success}
+    assert set(report.gained) == won - before
+    assert set(report.lost) == before - won
+    assert won - before
+    assert before - won
+
+
+def test_failures_are_counted_and_not_played(tmp_path: Path) -> None:
+    played, _ = dice(tmp_path)
+    failed = dataclasses.replace(played[0], error="broken", trajectories={}, stop_reason="error")
+    report = replay("builtin:tiny", Dice(), episodes=written(tmp_path, [failed, *played[1:]]))
+    assert (report.equal, report.failed) == (11, 1)
+
+
+def test_an_iteration_or_an_episode_is_chosen(tmp_path: Path) -> None:
+    _, path = dice(tmp_path)
+    assert replay("builtin:tiny", Dice(), episodes=path, iteration=1).equal == 2
+    assert replay("builtin:tiny", Dice(), episodes=path, episode="e3").equal == 1
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    _, path = dice(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no episode of iteration 7 of 'dice'"):
+        replay("builtin:tiny", Dice(), episodes=path, iteration=7)
+    with pytest.raises(ConfigurationError, match=r"no episode of 'math'; there are \{'dice': 12\}"):
+        replay("builtin:tiny", "math", episodes=path)
+    with pytest.raises(DataError, match="there are no episodes at"):
+        replay("builtin:tiny", Dice(), episodes=tmp_path / "nothing")
+
+
+def test_half_a_file_is_an_error_after_its_whole_episodes(tmp_path: Path) -> None:
+    _, path = dice(tmp_path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match="cannot be read"):
+        replay("builtin:tiny", Dice(), episodes=path)
+
+
+def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    config = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+    run = tmp_path / "run"
+    settings = ("--data.iterations", "1", "--data.groups", "2", "--data.group_size", "2")
+    assert mrlm("fit", "--config", str(config), *settings, "--output", str(run))[0] == 0
+    shutil.rmtree(run / "policies")
+    status, out, _ = mrlm("replay", str(run))
+    assert (status, out) == (0, "4 of 4 episodes are equal to their record\n")
+    status, out, err = mrlm("replay", str(run), "--episode", "no such episode")
+    assert status == 2
+    assert "no episode with id 'no such episode'" in err
+
+
+def test_the_commands_say_what_differs(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    _, path = dice(tmp_path)
+    named = ("builtin:tiny", "--environment", "tests.runs.test_replay.Dice", "--episodes", str(path))
+    status, out, _ = mrlm("replay", *named, "--environment.scale", "2", "--output", str(tmp_path / "report.json"))
+    assert status == 1
+    assert "(recorded, replayed): " in out
+    assert json.loads((tmp_path / "report.json").read_text())["changed"]
+    status, out, _ = mrlm("rescore", *named, "--environment.scale", "2")
+    assert status == 0
+    assert out.startswith("reward ")
+    assert "over 12 episodes" in out
