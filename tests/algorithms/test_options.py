@@ -91,8 +91,8 @@ QUANTITIES = {
     "zero_variance": "whether tokens without advantage count in the reduction",
 }
 OWN_CHOICES = {"baseline", "loss", "margin", "reduction"}
-"""Options whose values differ between algorithms: the baselines of REINFORCE are others than those of MAREMAX, a loss is
-of tokens or of pairs, and a reduction may be that of the loss."""
+"""Options whose values differ between algorithms: the baselines of REINFORCE are others than those of MAREMAX, a loss
+is of tokens or of pairs, and a reduction may be that of the loss."""
 
 
 @pytest.fixture(scope="module")
