@@ -44,4 +44,5 @@ from .runs import collect as collect
 from .runs import evaluate as evaluate
 from .runs import replay as replay
 from .runs import rescore as rescore
+from .runs import whatif as whatif
 from .serving import RemoteEnvironment as RemoteEnvironment

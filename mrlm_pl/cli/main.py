@@ -23,6 +23,7 @@ COMMANDS = {
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
     "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
+    "whatif": ("mrlm_pl.cli.commands.replay:whatif_run", "replace a recorded decision and play the rest"),
     "balance": (
         "mrlm_pl.cli.commands.balance:run",
         "balance right and wrong answers to each question, for a verifier",
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
-        elif command in ("eval", "collect", "replay", "rescore", "check-env", "serve"):
+        elif command in ("eval", "collect", "replay", "rescore", "whatif", "check-env", "serve"):
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments[1:])

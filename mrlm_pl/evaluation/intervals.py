@@ -91,6 +91,24 @@ def ratio_interval(
     return (max(low, mean - half), min(high, mean + half))
 
 
+def difference_interval(
+    one: tuple[float, tuple[float, float]], other: tuple[float, tuple[float, float]]
+) -> tuple[float, float]:
+    """Return the 95 % interval of the difference of two independent estimates, each given with its own interval.
+
+    Source: R. G. Newcombe, "Interval estimation for the difference between independent proportions" (1998), method 10.
+
+    >>> [round(bound, 4) for bound in difference_interval((0.9, (0.6, 1.0)), (0.5, (0.2, 0.8)))]  # .4 -+ hypot(.3, .3)
+    [-0.0243, 0.7162]
+    """
+    (first, (low, high)), (second, (other_low, other_high)) = one, other
+    difference = first - second
+    return (
+        difference - math.hypot(first - low, other_high - second),
+        difference + math.hypot(high - first, second - other_low),
+    )
+
+
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a share of independent trials (Wilson 1927).
 

@@ -118,7 +118,7 @@ def continued(episode: Episode, step: int, number: int) -> EpisodeSpec:
         number: distinguishes the continuations from one step.
 
     Raises:
-        ConfigurationError: nobody decided at this step.
+        ConfigurationError: no agent decided at this step.
     """
     script = script_of(episode)
     agents = tuple(agent for agent, index in script if index == step)

@@ -12,3 +12,5 @@ from .replay import RescoreReport as RescoreReport
 from .replay import replay as replay
 from .replay import rescore as rescore
 from .trainer import Trainer as Trainer
+from .whatif import WhatIfReport as WhatIfReport
+from .whatif import whatif as whatif

@@ -1,21 +1,28 @@
-"""``mrlm replay`` and ``mrlm rescore``: play the episodes of a run again, without a model."""
+"""``mrlm replay``, ``mrlm rescore`` and ``mrlm whatif``: play the episodes of a run again."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse.typing import NonNegativeInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import interval_text
 
+if TYPE_CHECKING:
+    from mrlm_pl.runs.whatif import Outcomes
+
 SHOWN = 10
-"""Episodes that are listed."""
+"""Episodes or decisions that are listed."""
+
+WHATIF = ("agent", "turn", "message", "samples", "rest", "own_reward", "device")
+"""Options that are arguments of ``whatif``."""
 
 
 def replay_run(arguments: Sequence[str]) -> int:
@@ -66,14 +73,66 @@ def rescore_run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def whatif_run(arguments: Sequence[str]) -> int:
+    """Print the value of a recorded decision and of others in its place; return exit status 0.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or there is no such run, episode or decision.
+        DataError: the episodes cannot be read.
+        RolloutError: the environment fails.
+    """
+    from mrlm_pl.runs import whatif
+
+    parser = record_parser(
+        "whatif", "Replace a decision of a recorded episode, play the rest, and compare the returns."
+    )
+    parser.add_argument("--agent", type=str, required=True, help="Agent that decided.")
+    parser.add_argument("--turn", type=NonNegativeInt, required=True, help="Environment steps before the decision.")
+    parser.add_argument("--message", type=str | None, help="Text in the decision's place; default: fresh samples.")
+    parser.add_argument("--samples", type=PositiveInt, default=16, help="Continuations of either side.")
+    text = "Later decisions: sampled, or as recorded."
+    parser.add_argument("--rest", choices=("play", "replay"), default="play", help=text)
+    parser.add_argument("--own_reward", action="store_true", help="Count the agent's own reward, not the team's mean.")
+    parser.add_argument("--policies", type=str | None, help="Run or model that decides; default: the run.")
+    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
+    options, read = _options(parser, arguments)
+    if options.episode is None:
+        raise ConfigurationError("--episode is missing; `mrlm view RUN` and RUN/episodes have the ids")
+    report = whatif(
+        options.model,
+        options.environment,
+        model=options.policies,
+        name=read.name_of(options.environment),
+        **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
+    )
+    for what, side in (("recorded", report.recorded), ("other", report.other)):
+        print(f"{what:<9} {side.mean:8.4f}{interval_text(side.ci95)}")
+        for text, values in _by_text(side)[:SHOWN]:
+            print(f"  {len(values):3d} x {sum(values) / len(values):8.4f}  {text!r}")
+    advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
+    print(f"advantage of the decision of {report.agent} at step {report.turn}: {advantage}")
+    if options.output:
+        write_json(options.output, asdict(report))
+    return 0
+
+
+def _by_text(side: Outcomes) -> list[tuple[str, list[float]]]:
+    """Return the distinct decisions, the most frequent first, with the return of each continuation."""
+    found: dict[str, list[float]] = {}
+    for text, value in zip(side.texts, side.returns, strict=True):
+        found.setdefault(text, []).append(value)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
 def record_parser(command: str, text: str) -> CommandParser:
     """Return a parser of a command that reads the episodes of a run."""
     parser = environment_parser(command, text, required=False)
     parser.usage = f"mrlm {command} RUN [--environment NAME] [--environment.ARGUMENT VALUE ...] [options]"
     parser.add_argument("--model", type=str, required=True, help="Run folder; may be given as the first argument.")
     parser.add_argument("--episodes", type=str | None, help="File or folder of episodes; default RUN/episodes.")
-    parser.add_argument("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration.")
-    parser.add_argument("--episode", type=str | None, help="Only the episode with this id.")
+    if command != "whatif":
+        parser.add_argument("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration.")
+    parser.add_argument("--episode", type=str | None, help="Id of an episode.")
     parser.add_argument("--output", type=str | None, help="JSON file for the report.")
     return parser
 

@@ -1,0 +1,161 @@
+"""The value of a recorded decision against others in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.environment import Environment
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
+from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
+from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
+from mrlm_pl.runs.replay import chosen_episodes
+from mrlm_pl.settings import at_least, one_of
+
+if TYPE_CHECKING:
+    from mrlm_pl.runs.evaluation import Model
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Episodes with one decision, or with samples of it.
+
+    Args:
+        texts: the decision in each episode.
+        returns: the return of each, from the decision's step on.
+        mean: of the returns.
+        ci95: its 95 % interval.
+    """
+
+    texts: tuple[str, ...]
+    returns: tuple[float, ...]
+    mean: float
+    ci95: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class WhatIfReport:
+    """A recorded decision and what could have been in its place.
+
+    Args:
+        episode: id of the episode.
+        agent: who decided.
+        turn: number of environment steps before the decision.
+        recorded: continuations of the recorded decision.
+        other: continuations of the other decisions.
+        advantage: of the recorded decision: difference of the means.
+        ci95: its 95 % interval.
+    """
+
+    episode: str
+    agent: str
+    turn: int
+    recorded: Outcomes
+    other: Outcomes
+    advantage: float
+    ci95: tuple[float, float]
+
+
+def whatif(
+    run: str | Path,
+    environment: str | type[Environment] | Environment | None = None,
+    *,
+    episode: str,
+    agent: str,
+    turn: int,
+    message: str | None = None,
+    samples: int = 16,
+    rest: Rest = "play",
+    own_reward: bool = False,
+    model: Model | None = None,
+    episodes: str | Path | None = None,
+    sampling: Sampling | None = None,
+    device: str = "auto",
+    name: str | None = None,
+) -> WhatIfReport:
+    """Replay an episode to a decision, replace the decision, and play the rest.
+
+    The recorded decision is continued as often as its replacements, so that both means are over fresh continuations.
+    Decisions of other agents at the same step are the recorded ones: they did not see this one.
+
+    Args:
+        run: a run folder.
+        environment: see :func:`mrlm_pl.runs.evaluate`.
+        episode: id of the episode.
+        agent: who decided.
+        turn: number of environment steps before the decision.
+        message: text in the decision's place; None samples other decisions.
+        samples: continuations of the recorded decision, and of the message or the sampled ones.
+        rest: the later decisions: sampled (``play``), or the recorded ones (``replay``), where the record has them.
+        own_reward: count the agent's own reward; by default the mean over the agents.
+        model: whose policies decide; None: the run's.
+        episodes: a file of episodes, or a folder of files; None is ``RUN/episodes``.
+        sampling: how decisions are sampled; None is as the run trains.
+        device: see :func:`mrlm_pl.runs.evaluate`; likewise ``name``.
+        name: of the environment in the run where an instance has another one.
+
+    Raises:
+        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; there is no such episode, or the agent did not decide
+            there.
+        DataError: the episodes cannot be read.
+        RolloutError: the environment fails.
+    """
+    at_least(1, "", samples=samples)
+    one_of(("play", "replay"), "", rest=rest)
+    seated = SeatedModel(run if model is None else model, environment, None, name)
+    (recorded,) = list(chosen_episodes(run, episodes, seated.name, None, episode))[:1]
+    if recorded.failed:
+        raise ConfigurationError(
+            f"episode {episode!r} failed when it was played ({recorded.error}); choose another one"
+        )
+    counterfactuals(recorded, agent, turn, ())  # raises for a decision that is not there before models are read
+    with seated.player(sampling or sampling_from(seated.run.sampling, {}), None, device) as player:
+        said = script_of(recorded)[agent, turn]
+        other = None if message is None else written(message, player.seats[agent].chat, player.seats[agent].policy)
+        specs = counterfactuals(recorded, agent, turn, [said] * samples + [other] * samples, rest)
+        played = player.play_blocking(specs)
+    for item in played:
+        if item.failed:
+            raise RolloutError(f"episode {episode!r} cannot be continued: {item.error}")
+    return _report(recorded, agent, turn, played[:samples], played[samples:], own_reward)
+
+
+def _report(
+    recorded: Episode, agent: str, turn: int, same: Sequence[Episode], other: Sequence[Episode], own: bool
+) -> WhatIfReport:
+    def value(item: Episode) -> float:
+        steps = item.step_rewards[turn:]
+        if own:
+            return math.fsum(step.get(agent, 0.0) for step in steps)
+        return math.fsum(math.fsum(step.values()) for step in steps) / item.team_size
+
+    returns = [[value(item) for item in items] for items in (same, other)]
+    low, high = min(map(min, returns)), max(map(max, returns))
+    found = [
+        Outcomes(
+            tuple(_text(item, agent, turn) for item in items),
+            tuple(values),
+            math.fsum(values) / len(values),
+            mean_interval([[value] for value in values], low, high),
+        )
+        for items, values in zip((same, other), returns, strict=True)
+    ]
+    advantage = found[0].mean - found[1].mean
+    ends = [(item.mean, item.ci95) for item in found]
+    return WhatIfReport(recorded.id, agent, turn, found[0], found[1], advantage, difference_interval(*ends))
+
+
+def _text(episode: Episode, agent: str, turn: int) -> str:
+    """Return the message of an agent's decision."""
+    for row in episode.trajectories[agent]:
+        replies = [message for message in row.messages if message.role == "assistant"]
+        for place, made in enumerate(row.turns):
+            if made.index == turn:
+                return replies[place - len(row.turns)].content
+    raise AssertionError(f"{agent} did not decide at {turn}")

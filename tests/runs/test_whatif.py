@@ -1,0 +1,189 @@
+"""The value of recorded decisions against the exact one, and the command."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step
+from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.episode_files import write_episodes
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.chat import Conversation
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.runs import whatif
+from mrlm_pl.runs.evaluation import SeatedModel
+
+ONE_TOKEN = Sampling(max_tokens=1, temperature=2.0)
+
+
+class Pair(Environment):
+    """``a`` says one token, ``b`` hears it and says another; even sums of their lengths and numbers pay 1 to ``a``."""
+
+    name = "pair"
+    agents = ("a", "b")
+
+    def tasks(self, split: str) -> DatasetTasks:
+        return DatasetTasks(self.name, split, [{"n": n} for n in range(20)])
+
+    def reset(self, task: Task) -> Observations:
+        self.number, self.first = task.data["n"], None
+        return {"a": [Message("user", f"{self.number}?")]}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        if self.first is None:
+            self.first = actions["a"].content
+            return Step({"b": [Message("user", f"{self.first} and")]})
+        paid = pays(self.first, actions["b"].content)
+        return Step(rewards={"a": 2.0 * paid, "b": 0.0}, done=True, stop_reason="end")
+
+
+def pays(first: str, second: str) -> float:
+    return float((sum(map(ord, first)) + 3 * sum(map(ord, second))) % 3 == 0)
+
+
+def recorded(count: int, folder: Path) -> tuple[list[Episode], Path]:
+    seated = SeatedModel("builtin:tiny", Pair(), None, None)
+    tasks = Pair().tasks("train")
+    with seated.player(ONE_TOKEN, None, "cpu") as player:
+        specs = [EpisodeSpec(f"e{number}", tasks[number % 20], "g", seed=number) for number in range(count)]
+        episodes = player.play_blocking(specs)
+    write_episodes(folder / "episodes.jsonl.gz", episodes)
+    return episodes, folder / "episodes.jsonl.gz"
+
+
+class Exact:
+    """Expected rewards of the tiny model, summed over all tokens."""
+
+    def __init__(self) -> None:
+        self.policy = Policy("builtin:tiny")
+        self.policy.load()
+        self.chat = self.policy.chat
+
+    def choices(self, *heard: str) -> dict[str, float]:
+        """The probability of each text of one token."""
+        conversation = Conversation(self.chat, [])
+        conversation.observe([Message("user", text) for text in heard])
+        with torch.no_grad():
+            logits = self.policy.model(torch.tensor([conversation.row.token_ids])).logits[0, -1]
+        found: dict[str, float] = {}
+        for token, probability in enumerate((logits.double() / 2.0).softmax(-1).tolist()):
+            found.setdefault(self.said(token), 0.0)
+            found[self.said(token)] += probability
+        return found
+
+    @functools.cache  # noqa: B019 (one object)
+    def said(self, token: int) -> str:
+        conversation = Conversation(self.chat, [])
+        conversation.observe([Message("user", "x")])
+        return conversation.act((token,), (0.0,)).content
+
+    @functools.cache  # noqa: B019
+    def after(self, first: str) -> float:
+        """The expected reward after ``a`` has said this."""
+        return sum(probability * pays(first, second) for second, probability in self.choices(f"{first} and").items())
+
+    @functools.cache  # noqa: B019
+    def before(self, number: int) -> float:
+        return sum(probability * self.after(first) for first, probability in self.choices(f"{number}?").items())
+
+
+@pytest.mark.slow
+def test_the_exact_advantage_lies_within_the_interval_in_95_of_100_cases(tmp_path: Path) -> None:
+    episodes, path = recorded(50, tmp_path)
+    exact, inside = Exact(), 0
+    for episode in episodes:
+        first, second = (episode.trajectories[agent][0].messages[-1].content for agent in ("a", "b"))
+        truth = {
+            ("a", 0): exact.after(first) - exact.before(episode.task.data["n"]),
+            ("b", 1): pays(first, second) - exact.after(first),
+        }
+        for (agent, turn), advantage in truth.items():
+            report = whatif(
+                "builtin:tiny",
+                Pair(),
+                episode=episode.id,
+                agent=agent,
+                turn=turn,
+                episodes=path,
+                sampling=ONE_TOKEN,
+                samples=24,
+                device="cpu",
+            )
+            inside += report.ci95[0] - 1e-9 <= advantage <= report.ci95[1] + 1e-9
+    assert inside >= 90
+
+
+def test_a_message_is_played_in_the_place_of_a_decision(tmp_path: Path) -> None:
+    (episode, *_), path = recorded(1, tmp_path)
+    report = whatif(
+        "builtin:tiny",
+        Pair(),
+        episode="e0",
+        agent="b",
+        turn=1,
+        message="!",
+        samples=3,
+        episodes=path,
+        own_reward=True,
+        device="cpu",
+    )
+    first, second = (episode.trajectories[agent][0].messages[-1].content for agent in ("a", "b"))
+    assert report.other.texts == ("!",) * 3
+    assert report.recorded.texts == (second,) * 3
+    assert set(report.other.returns) == {0.0}, "b is paid nothing"
+    team = whatif("builtin:tiny", Pair(), episode="e0", agent="b", turn=1, message="!", samples=3, episodes=path)
+    assert team.other.returns == (pays(first, "!"),) * 3
+    assert team.recorded.returns == (pays(first, second),) * 3
+    assert team.advantage == pays(first, second) - pays(first, "!")
+
+
+def test_later_decisions_are_replayed(tmp_path: Path) -> None:
+    (episode, *_), path = recorded(1, tmp_path)
+    second = episode.trajectories["b"][0].messages[-1].content
+    report = whatif(
+        "builtin:tiny",
+        Pair(),
+        episode="e0",
+        agent="a",
+        turn=0,
+        samples=8,
+        rest="replay",
+        episodes=path,
+        sampling=ONE_TOKEN,
+        device="cpu",
+    )
+    assert report.other.returns == tuple(pays(first, second) for first in report.other.texts)
+    assert len(set(report.other.texts)) > 1
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    _, path = recorded(1, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"agent 'a' did not decide at step 1 of episode 'e0'; it did at 0"):
+        whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=1, episodes=path)
+    with pytest.raises(ConfigurationError, match=r"agent 'c' did not decide .*; agents are a, b"):
+        whatif("builtin:tiny", Pair(), episode="e0", agent="c", turn=0, episodes=path)
+    with pytest.raises(ConfigurationError, match="samples"):
+        whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=0, samples=0, episodes=path)
+
+
+def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    _, path = recorded(1, tmp_path)
+    named = ("builtin:tiny", "--environment", "tests.runs.test_whatif.Pair", "--episodes", str(path))
+    decision = ("--episode", "e0", "--agent", "a", "--turn", "0", "--samples", "4")
+    status, out, _ = mrlm("whatif", *named, *decision, "--output", str(tmp_path / "report.json"))
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("recorded ")
+    assert lines[-1].startswith("advantage of the decision of a at step 0: ")
+    assert len(json.loads((tmp_path / "report.json").read_text())["other"]["returns"]) == 4
+    status, _, err = mrlm("whatif", *named, *decision[2:])
+    assert status == 2
+    assert "--episode is missing" in err
