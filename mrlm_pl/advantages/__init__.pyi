@@ -21,6 +21,7 @@ from .tree import group_max_advantages as group_max_advantages
 from .tree import group_scaled_advantages as group_scaled_advantages
 from .tree import tree_returns as tree_returns
 from .turns import TurnBaseline as TurnBaseline
+from .turns import leaf_advantages as leaf_advantages
 from .turns import returns_to_go as returns_to_go
 from .turns import state_advantages as state_advantages
 from .turns import turn_advantages as turn_advantages

@@ -140,6 +140,41 @@ def state_advantages(
     return advantages
 
 
+def leaf_advantages(
+    returns: Tensor, common: Tensor, leaves: Tensor, steps: Tensor, *, normalize: bool = False, eps: float = 1e-6
+) -> Tensor:
+    """Return the advantage [S] fp64 of each turn of leaves that share prefixes.
+
+    From the leaf's return, the mean return of the leaves that do not contain the turn: those that left its path before
+    it, and those of other trees. A turn that all leaves contain has 0.
+
+    Args:
+        returns: [N], of the leaves of a task.
+        common: [N, N] int64, number of steps from the start that two leaves share.
+        leaves: [S] int64, the place of each turn's leaf.
+        steps: [S] int64, number of steps before the turn.
+        normalize: divide by the standard deviation of the returns, and ``eps``.
+        eps: added to the standard deviation, in units of reward.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Sources: arXiv 2509.21240 (the trees), 2402.14740 (leave one out).
+
+    >>> common = torch.tensor([[9, 1, 0], [1, 9, 0], [0, 0, 9]])  # leaf 1 leaves leaf 0 after a step; another tree
+    >>> leaf, step = torch.tensor([0, 0, 2]), torch.tensor([0, 1, 0])
+    >>> leaf_advantages(torch.tensor([4.0, 2.0, 1.0]), common, leaf, step).tolist()  # 4 - 1, 4 - 1.5, 1 - 3
+    [3.0, 2.5, -2.0]
+    """
+    returns = finite_rewards(returns).double()
+    without = common[leaves] <= steps[:, None]
+    counts = without.sum(-1)
+    heights = returns - returns.min()  # equal returns then differ by exactly 0
+    means = (without * heights).sum(-1) / counts.clamp(min=1)
+    advantages = torch.where(counts > 0, heights[leaves] - means, 0.0)
+    return advantages / (heights.std() + eps) if normalize else advantages
+
+
 def _by_turn(values: Tensor, episodes: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
     """Return the values [E, K] by episode and turn, 0 where an episode has no such turn, and each value's row [S]."""
     _, rows = torch.unique(episodes, return_inverse=True)

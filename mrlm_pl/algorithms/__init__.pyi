@@ -1,4 +1,5 @@
 from .at_grpo import ATGRPO as ATGRPO
+from .c3 import C3 as C3
 from .cispo import CISPO as CISPO
 from .coma import COMA as COMA
 from .correctness_model import CorrectnessModel as CorrectnessModel
@@ -26,3 +27,4 @@ from .reinforce_plus_plus_baseline import REINFORCEPlusPlusBaseline as REINFORCE
 from .remax import ReMax as ReMax
 from .rloo import RLOO as RLOO
 from .sft import SFT as SFT
+from .tree_grpo import TreeGRPO as TreeGRPO

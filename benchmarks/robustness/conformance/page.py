@@ -256,6 +256,14 @@ def gap_loss(function: Callable[..., Tensor], **options: float) -> Callable[[], 
     return lambda: function(table(gaps()), **options).tolist()
 
 
+LEAF_TURNS = [(leaf, step) for leaf in range(4) for step in range(2)]
+
+
+def leaf_turn(leaf: int, step: int) -> float:
+    others = [reward for reward, common in zip(v.REWARDS, v.COMMON[leaf], strict=True) if common <= step]
+    return v.REWARDS[leaf] - sum(others) / len(others)
+
+
 CASES = [
     Case("ppo token_mean", "`ppo_clip_loss`", reduced(losses.ppo_clip_loss), lambda: token_mean(ppo)),
     Case(
@@ -343,6 +351,12 @@ CASES = [
         "`leave_one_out_advantages`",
         grouped(adv.leave_one_out_advantages),
         lambda: by_group(lambda reward, group: reward - (sum(group) - reward) / (len(group) - 1)),
+    ),
+    Case(
+        "tree leaves",
+        "`leaf_advantages`",
+        lambda: adv.leaf_advantages(table(v.REWARDS), torch.tensor(v.COMMON), *torch.tensor(LEAF_TURNS).T).tolist(),
+        lambda: [leaf_turn(leaf, step) for leaf, step in LEAF_TURNS],
     ),
     Case("gdpo", "`component_normalized_advantages`, `whiten`", our_gdpo, gdpo),
     Case(

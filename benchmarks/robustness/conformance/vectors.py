@@ -23,6 +23,8 @@ ADVANTAGES = [1.5, -0.5, -2.0, 0.25]
 REWARDS = [1.0, 0.0, 0.25, 3.0]
 GROUPS = [0, 0, 1, 1]
 COMPONENTS = [[1.0, 10.0], [0.0, 30.0], [0.25, 5.0], [3.0, 0.0]]
+COMMON = [[9, 0, 1, 0], [0, 9, 0, 0], [1, 0, 9, 0], [0, 0, 0, 9]]
+"""Steps that leaves of one task share: the third leaf leaves the first after a step."""
 MAX_LENGTH = 8
 
 CHOSEN, REJECTED = [-3.0, -5.5, -0.7, -12.0], [-4.0, -5.0, -2.5, -11.0]

@@ -153,10 +153,7 @@ class TreeCredit:
         one_of(get_args(Weighting), "", weighting=self.weighting)
         one_of(get_args(RewardShare), "", reward=self.reward)
         between(0, 1, "", gamma=self.gamma)
-        if self.reduction == "episode_mean":
-            raise ConfigurationError(
-                "reduction is 'episode_mean', but the decisions of a turn tree are no episodes; use sequence_mean"
-            )
+        check_reduction(self.reduction)
 
     @property
     def branching(self) -> Branching:
@@ -251,7 +248,7 @@ class TreeCredit:
         """Return the decisions of a tree with a value."""
         reach, made = reach_of(tree), dict[tuple[str, str], dict[int, Decision]]()
         for (node, agent, number), (turn, row) in tree.decisions.items():
-            decision = Decision(tree.paths[0].group, node, turn.index, agent, _only(row, turn), turn)
+            decision = Decision(tree.paths[0].group, node, turn.index, agent, row_of_turn(row, turn), turn)
             made.setdefault((node, agent), {})[number] = decision
         kept = []
         for node, agents, returns in self._states(tree):
@@ -307,6 +304,18 @@ class TreeCredit:
         return {number: (value + bonus[number], 0.0) for number, value in found.items()}
 
 
+def check_reduction(reduction: str) -> None:
+    """Validate a reduction over rows of single decisions.
+
+    Raises:
+        ConfigurationError: it is one over episodes.
+    """
+    if reduction == "episode_mean":
+        raise ConfigurationError(
+            "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
+        )
+
+
 def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:
     """Return the return of each joint action that did not fail, by name.
 
@@ -344,7 +353,7 @@ def reach_of(tree: TurnTree) -> dict[str, float]:
     return found
 
 
-def _only(row: Trajectory, turn: Turn) -> Trajectory:
+def row_of_turn(row: Trajectory, turn: Turn) -> Trajectory:
     """Return the trajectory up to the end of a turn, with no other actions than the turn's."""
     inside = range(turn.start, turn.stop)
     return dataclasses.replace(

@@ -1,0 +1,83 @@
+"""Contextual counterfactual credit: each message against other samples of the same agent in the same context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mrlm_pl.advantages import leave_one_out_advantages
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.branches import alternatives_of
+from mrlm_pl.learner.credit.decisions import check_reduction
+from mrlm_pl.learner.credit.team import warn_of_constant_sum
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
+from mrlm_pl.rewards import RewardShare
+from mrlm_pl.rollout.branches import Alternatives
+from mrlm_pl.rollout.replay import Rest
+from mrlm_pl.settings import one_of
+
+
+class C3(PolicyGradient):
+    """Contextual counterfactual credit assignment (arXiv 2603.06859).
+
+    The context of a message, everything before it in a finished episode, is frozen. ``alternatives`` fresh samples of
+    the same agent take its place, and each is an episode of its own with return ``Q_k``. With ``rest: play`` the later
+    decisions are sampled again, and the recorded message is one of the K compared::
+
+        A_k  = Q_k - mean over the others of Q_j
+        loss = reduce_t( -A_k log pi(token_t) + beta KL_t ),  t in message k
+
+    Then the expected gradient is that of the expected return. With ``rest: replay`` the recorded later decisions are
+    kept, no token but the alternatives' is generated, and only alternatives are compared: this estimates the gradient
+    of the return under continuations that do not answer the message, and misses its effect through later decisions.
+
+    The environment must be deterministic in its task. There is no ratio and no clip, so use a rollout once
+    (``data.passes`` and ``data.minibatches`` 1). ``data.group_size`` counts the ordinary episodes of a task. With
+    ``messages`` and episodes of different length, a message of a longer one weighs less.
+
+    Args:
+        alternatives: fresh samples for each message.
+        messages: of an episode that are branched, drawn with equal probability; null branches all that trained
+            policies wrote.
+        rest: ``play`` or ``replay`` the decisions after the message.
+        reward: ``team`` is the mean over the agents; ``own`` is each agent's own.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    advantage = staticmethod(leave_one_out_advantages)
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        alternatives: int = 3,
+        messages: int | None = None,
+        rest: Rest = "play",
+        reward: RewardShare = "team",
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
+        check_reduction(self.reduction)
+        one_of(("team", "own"), "", reward=reward)
+        self.reward: RewardShare = reward
+        trained = tuple(name for name in self.policies if self.policy(name).trained)
+        self._warned = False
+        self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        if self.reward == "team" and not self._warned:
+            self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
+        returns = alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling))
+        return returns.rows(self.advantages(returns), self.temperatures(sampling))
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return not self.advantages(alternatives_of(group, self.branched.rest, self.reward)).any()

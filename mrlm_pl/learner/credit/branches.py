@@ -1,0 +1,124 @@
+"""Credit in groups with further episodes: single messages against their alternatives, and leaves of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import (
+    TurnBaseline,
+    finite_rewards,
+    group_centered_advantages,
+    group_normalized_advantages,
+    leaf_advantages,
+)
+from mrlm_pl.episode import Episode, Turn, decided
+from mrlm_pl.learner.credit.decisions import Decision, DecisionReturns, row_of_turn
+from mrlm_pl.learner.credit.returns import group_numbers, labels
+from mrlm_pl.learner.credit.turn_returns import TurnReturns
+from mrlm_pl.rewards import RewardShare
+from mrlm_pl.rollout.branches import roots_of
+from mrlm_pl.rollout.replay import Rest
+from mrlm_pl.settings import one_of
+
+WHOLE = 2**31
+"""Steps that an episode shares with itself."""
+
+
+def alternatives_of(
+    episodes: Sequence[Episode], rest: Rest, reward: RewardShare, bonus: Callable[[Turn], float] | None = None
+) -> DecisionReturns:
+    """Return the returns of the messages that are compared in one context.
+
+    Args:
+        episodes: ordinary ones, then those with an alternative to one of their messages; failed ones are left out.
+        rest: with ``play`` the recorded message is compared as well; with ``replay`` the rest of its episode answers
+            it, and not its alternatives.
+        reward: whether the return is the team's mean or the agent's own.
+        bonus: added to a message's return; None adds nothing.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+    """
+    played = {episode.id: episode for episode in episodes if not episode.failed}
+    contexts: dict[tuple[str, str, int], list[Episode]] = {}
+    for branch in played.values():
+        if branch.origin is not None:
+            key = (branch.origin.episode, branch.origin.agents[0], branch.origin.step)
+            contexts.setdefault(key, [played[key[0]]] if rest == "play" else []).append(branch)
+    decisions = []
+    for (origin, agent, step), candidates in contexts.items():
+        for episode in candidates:
+            turn, row = decided(episode)[step][agent]
+            value = episode.reward if reward == "team" else episode.rewards()[agent]
+            value += bonus(turn) if bonus else 0.0
+            decisions.append(Decision(episode.group, origin, step, agent, row_of_turn(row, turn), turn, value))
+    return DecisionReturns(
+        finite_rewards(torch.tensor([decision.value for decision in decisions], dtype=torch.float64)),
+        torch.tensor(labels((d.node, d.depth, d.agent) for d in decisions), dtype=torch.int64),
+        decisions,
+        group_numbers(episodes),
+        torch.full((len(decisions),), torch.nan, dtype=torch.float64),
+    )
+
+
+def common_steps(group: Sequence[Episode]) -> Tensor:
+    """Return the number [N, N] of environment steps from the start that two episodes of a group share."""
+    places = {episode.id: place for place, episode in enumerate(group)}
+    found = torch.zeros(len(group), len(group), dtype=torch.int64)
+    for place, episode in enumerate(group):
+        if episode.origin is not None:
+            shared = found[places[episode.origin.episode], :place].clamp(max=episode.origin.step)
+            found[place, :place] = found[:place, place] = shared
+        found[place, place] = WHOLE
+    return found
+
+
+@dataclass(frozen=True)
+class LeafCredit:
+    """Advantages of the turns of leaves that branch from each other.
+
+    Args:
+        baseline: ``unbiased`` compares a turn with the leaves of the task that do not contain it; ``paper`` (arXiv
+            2509.21240) adds the leaf's advantage in its tree and in the task.
+        normalize: divide by standard deviations.
+
+    Raises:
+        ConfigurationError: an unknown name.
+    """
+
+    baseline: TurnBaseline = "unbiased"
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        one_of(get_args(TurnBaseline), "", turn_baseline=self.baseline)
+
+    def advantages(self, turns: TurnReturns, episodes: Sequence[Episode]) -> Tensor:
+        """Return the advantage [S] fp64 of each turn.
+
+        Args:
+            turns: of the episodes.
+            episodes: one rollout; those that failed are left out.
+        """
+        played, roots = [episode for episode in episodes if not episode.failed], roots_of(episodes)
+        trees = torch.tensor(labels(roots[episode.id] for episode in played), dtype=torch.int64)
+        steps = torch.tensor([turn.index for turn in turns.turn], dtype=torch.int64)
+        place, found = turns.episode[turns.row], torch.zeros_like(turns.reward)
+        compare = group_normalized_advantages if self.normalize else group_centered_advantages
+        for label in turns.comparison.unique():  # one agent in the leaves of one task
+            own = turns.comparison == label
+            places, leaf = place[own].unique(return_inverse=True)
+            returns = torch.zeros(len(places), dtype=torch.float64).index_add(0, leaf, turns.reward[own])
+            if self.baseline == "paper":
+                of_leaves = compare(returns, trees[places]) + compare(returns, torch.zeros_like(places))
+                found[own] = of_leaves[leaf]
+            else:
+                group = [episode for episode in played if episode.group == played[places[0]].group]
+                inside = torch.tensor([group.index(played[number]) for number in places])
+                common = common_steps(group)[inside][:, inside]
+                found[own] = leaf_advantages(returns, common, leaf, steps[own], normalize=self.normalize)
+        return found
