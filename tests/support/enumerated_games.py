@@ -56,7 +56,7 @@ class Choices:
 
 
 class Bits(Environment):
-    """The agents say a bit one after the other; each is shown all bits before, and all earn what they are worth.
+    """The agents say a bit one after the other; each is shown all bits before, and all earn the worth of the bits.
 
     Args:
         agents: in their order; one that stands there twice acts twice.

@@ -65,7 +65,7 @@ class Sampled:
 def test_a_replayed_rest_misses_the_effect_on_later_messages() -> None:
     """It estimates the gradient under a reply that does not depend on the message: drawn as after any message.
 
-    Here b repeats what it hears, and equal bits are rewarded: no message is better, but 1 fits the usual reply.
+    Here b repeats the bit of a, and equal bits are rewarded: no message is better, but 1 fits the usual reply.
     """
     logits, worth = {"": 1.0, "0": -2.0, "1": 2.0}, {"00": 1.0, "01": -1.0, "10": -1.0, "11": 1.0}
     game = Game("ab", worth, logits)
