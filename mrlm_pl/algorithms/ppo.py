@@ -21,7 +21,7 @@ class PPO(PolicyGradient):
         d_t  = r_t + gamma_t V_{t+1} - V_t,      A_t = d_t + gamma_t lambda A_{t+1},      R_t = A_t + V_t
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t)
                          + value_coefficient .5 max((V - R_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - R_t)^2)
-                         - entropy_coefficient H_t  + beta k3_t if `kl.placement: loss` )
+                         - entropy.coefficient H_t  + beta k3_t if `kl.placement: loss` )
 
     The text of the environment between two turns carries value and advantage through unchanged. Truncated episodes
     bootstrap from the value of their last state, terminated ones do not. Where the last observation of a truncated

@@ -91,7 +91,7 @@ class Algorithm(LightningModule, ABC):
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
         self.optimization = as_settings(Optimization, optimization, "optimization")
-        # A frozen policy is part of the model but not of the checkpoint, and the reference is read again.
+        # A frozen policy is part of the model but not of the checkpoint; a reference that does not move is read again.
         self.strict_loading = False
         self.tasks_of_run: tuple[str, ...] = ()
         self._engine: Engine | None = None
@@ -279,7 +279,8 @@ class Algorithm(LightningModule, ABC):
         bases: dict[Any, Any] = {}
         for name in self.policies:
             policy = self.policy(name)
-            policy.load(reference=self.reference.here and policy.trained, name=name, bases=bases)
+            held = self.reference.here and policy.trained
+            policy.load(reference=held, moving=held and self.reference.moves, name=name, bases=bases)
         if self.critic is not None:
             self.critic.read_weights()
 

@@ -32,22 +32,26 @@ from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, return
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.learner.ranks import merged
-from mrlm_pl.learner.reference import ESTIMATORS, KL, KLController, Placement, ReferencePolicy
+from mrlm_pl.learner.ranks import each_share, merged
+from mrlm_pl.learner.reference import KL, KLController, Placement, ReferencePolicy, ReferenceSync
 from mrlm_pl.losses import (
     Clip,
     Correction,
+    Entropy,
+    EntropyController,
     LossName,
     Reduction,
     kl_k1,
     masked_mean,
+    off_policy_sequence_mask,
     reduce_tokens,
     token_loss,
+    top_entropy_threshold,
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import overlong_penalty
 from mrlm_pl.rollout.tree_player import Branching
-from mrlm_pl.settings import as_settings, at_least, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +68,9 @@ class PolicyGradient(Algorithm):
     ``ratio_deviation`` (largest ``|rho - 1|``), of losses with a ratio ``clip_fraction`` (fraction of tokens whose
     gradient the loss removes) and ``loss_weight`` (mean weight of a token's gradient, 1 where the current policy is the
     old one; see :meth:`mrlm_pl.losses.TokenLoss.weights`), ``grad_norm``, ``kl`` (k3 to the reference policy, if any),
-    ``entropy`` (nats per token, when it has a coefficient), ``value_loss`` (before its coefficient), and how far the
-    learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``, ``mismatch_chi_square``, ``mismatch_mean_ratio``,
+    ``entropy`` (nats per token, with a bonus) and with a target its ``entropy_coefficient``, ``value_loss`` (before its
+    coefficient), and how far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``,
+    ``mismatch_chi_square``, ``mismatch_mean_ratio``,
     ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the old policy where
     the learner computed it (``recompute_old_logp``), and of the current one otherwise. With a ``correction``,
     ``correction_weight`` is the mean of its weights. Once a rollout, with a reference policy, ``reference_kl`` (k1 in
@@ -86,7 +91,10 @@ class PolicyGradient(Algorithm):
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`. None is that of the loss.
         max_length: longest response in tokens, for ``reduction: constant_length``.
         kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.reference.KL`.
-        entropy_coefficient: weight of the entropy bonus.
+        entropy: entropy bonus; see :class:`mrlm_pl.losses.Entropy`.
+        top_entropy: fraction of a policy's tokens in a rollout, those with the highest entropy on all ranks, that keep
+            their advantage; the others count in the reduction alone (arXiv 2506.01939). Below 1 the learner computes
+            the entropies once a rollout, and ``entropy_threshold`` is logged.
         stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
         zero_variance: an agent whose returns are all equal in a task's episodes has no gradient from them. ``keep``
             counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the proportion of a
@@ -95,6 +103,9 @@ class PolicyGradient(Algorithm):
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
         correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
             decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
+        off_policy_threshold: bound on the mean of ``log mu - log pi`` over a trajectory's tokens; above it, tokens with
+            a negative advantage have no policy loss (DeepSeek-V3.2, arXiv 2512.02556). ``off_policy_masked`` is their
+            fraction of all tokens. None has no bound.
         overlong_buffer: width in tokens of the slope by which turns that come near ``max_tokens`` are punished by up to
             1 (DAPO, arXiv 2503.14476); 0 does not punish them.
         task_normalization: scale of the advantages of each task type (environment) of a run with several, after
@@ -104,6 +115,8 @@ class PolicyGradient(Algorithm):
             turn signs round; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with
             one. A type whose advantages have no spread is left as it is, with a warning. Logged with several
             environments: ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
+        reference_sync: moves the reference policy after the policy; see
+            :class:`~mrlm_pl.learner.reference.ReferenceSync`.
         reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
 
     Attributes:
@@ -113,6 +126,7 @@ class PolicyGradient(Algorithm):
         turns: advantages of single turns; None for one advantage per episode.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         kl_controllers: the current KL coefficient of each policy.
+        entropy_controllers: the current weight of each policy's entropy bonus.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -141,19 +155,23 @@ class PolicyGradient(Algorithm):
         reduction: Reduction | None = None,
         max_length: int | None = None,
         kl: KL = KL(),  # noqa: B008 (frozen)
-        entropy_coefficient: float = 0.0,
+        entropy: Entropy = Entropy(),  # noqa: B008 (frozen)
+        top_entropy: float = 1.0,
         stop_at_kl: float | None = None,
         zero_variance: Literal["keep", "exclude"] = "keep",
         recompute_old_logp: bool | None = None,
         correction: Correction = Correction(),  # noqa: B008 (frozen)
+        off_policy_threshold: float | None = None,
         overlong_buffer: int = 0,
         task_normalization: TaskNormalization | None = None,
+        reference_sync: ReferenceSync = ReferenceSync(),  # noqa: B008 (frozen)
         reference: Reference | None = None,
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.refuse_dropout()
-        at_least(0, "", entropy_coefficient=entropy_coefficient, overlong_buffer=overlong_buffer)
-        positive("", stop_at_kl=stop_at_kl)
+        at_least(0, "", overlong_buffer=overlong_buffer)
+        positive("", stop_at_kl=stop_at_kl, top_entropy=top_entropy, off_policy_threshold=off_policy_threshold)
+        between(0, 1, "", top_entropy=top_entropy)
         one_of(("keep", "exclude"), "", zero_variance=zero_variance)
         one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
         self.loss = token_loss(loss or self.default_loss, as_settings(Clip, clip, "clip"), loss_settings)
@@ -170,9 +188,12 @@ class PolicyGradient(Algorithm):
                 f"set it to {' or '.join(self.kl_placements)}"
             )
         self.kl_controllers = {name: KLController(self.kl) for name in self.policies}
-        self.reference = ReferencePolicy(self.kl.coefficient > 0, reference)
+        sync = as_settings(ReferenceSync, reference_sync, "reference_sync")
+        self.reference = ReferencePolicy(self.kl.coefficient > 0, reference, sync)
         self.max_length = max_length
-        self.entropy_coefficient, self.stop_at_kl = entropy_coefficient, stop_at_kl
+        self.entropy = as_settings(Entropy, entropy, "entropy")
+        self.entropy_controllers = {name: EntropyController(self.entropy) for name in self.policies}
+        self.stop_at_kl, self.top_entropy, self.off_policy_threshold = stop_at_kl, top_entropy, off_policy_threshold
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
         self.correction = as_settings(Correction, correction, "correction")
         self.recompute_old_logp = self.correction.recomputes(recompute_old_logp)
@@ -374,6 +395,8 @@ class PolicyGradient(Algorithm):
         for name, rows in trained.items():
             if name in self.policies:
                 self._add_logprobs(name, rows, sampling)
+        if self.top_entropy < 1:
+            self._keep_top_entropy(trained)
         if self.reference.used:
             self._steer(trained, episodes)
         return trained
@@ -385,6 +408,23 @@ class PolicyGradient(Algorithm):
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
         if rows.proximal_logp is None and self.recomputes(sampling):
             rows.proximal_logp = policy(**rows.inputs())
+
+    def _keep_top_entropy(self, tables: Mapping[str, PolicyBatch]) -> None:
+        """Set the advantages of tokens with low entropy to 0, in place; every rank must call this."""
+        entropies: dict[str, Tensor] = {}
+        for name, rows in tables.items():
+            if name in self.policies:
+                entropy = self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy
+                assert entropy is not None
+                entropies[name] = entropy
+        own = {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()}
+        shares = each_share(self.trainer, own)
+        for name, entropy in entropies.items():
+            everywhere = torch.cat([share[name] for share in shares if name in share])
+            if everywhere.numel():
+                threshold = top_entropy_threshold(everywhere, self.top_entropy)
+                self.metrics.rollout[self.metrics.name("entropy_threshold", name)] = threshold
+                tables[name].advantages = tables[name].advantages * (entropy >= threshold)
 
     def _steer(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Log the divergence from the reference policy over all ranks, and update the controllers with it."""
@@ -470,14 +510,15 @@ class PolicyGradient(Algorithm):
         return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        return not self.recomputes(sampling) or self.correction.kind != "none"
+        compared = self.off_policy_threshold is not None or self.kl.estimator == "k3_importance_weighted"
+        return compared or self.correction.kind != "none" or not self.recomputes(sampling)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         return self.correction.kind != "none" or (self.uses_importance_ratio and not self.recomputes(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
-        whole = self.reference.used or self.entropy_coefficient or self._trains_values(rows)
+        whole = self.reference.used or self.entropy.used or self._trains_values(rows)
         if not whole:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
@@ -488,28 +529,38 @@ class PolicyGradient(Algorithm):
             loss, metrics = self.critic.loss(name, rows, batch.totals[name])
             self.metrics.add_policy(name, metrics, rows.action_mask.sum())
             return loss
-        mask, old_logp = rows.action_mask, rows.old_logp
+        mask = rows.action_mask
         logp, entropy, values = self._outputs(name, rows)
-        losses, metrics = self.token_losses(logp, old_logp, rows)
-        if self.correction.kind != "none":
-            weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
-            losses = losses * weights
-            metrics["correction_weight"] = masked_mean(weights, mask)
+        losses, metrics = self._corrected_losses(logp, rows)
         if self._trains_values(rows):
             assert self.critic is not None
             value_losses = self.critic.value_losses(self.critic.model_for(name, ""), rows, values)
             losses = losses + self.critic.coefficient * value_losses
             metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
         if entropy is not None:
-            losses = losses - self.entropy_coefficient * entropy
+            losses = losses - self.entropy_controllers[name].weight * entropy
             metrics["entropy"] = masked_mean(entropy, mask)
         if rows.ref_logp is not None and self.kl.placement == "loss":
-            estimate = ESTIMATORS[self.kl.estimator](logp, rows.ref_logp, mask)
-            losses = losses + self.kl_controllers[name].coefficient * estimate
+            losses = losses + self.kl_controllers[name].coefficient * self.kl.estimates(logp, rows)
         self.metrics.add_policy(name, metrics, mask.sum())
         self.metrics.add_divergences(name, logp, rows)
         totals, lengths = batch.totals[name], rows.episode_tokens
         return reduce_tokens(losses, mask, self.reduction, totals, max_length=self.max_length, episode_tokens=lengths)
+
+    def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
+        mask, old_logp, behavior_logp = rows.action_mask, rows.old_logp, rows.behavior_logp
+        losses, metrics = self.token_losses(logp, old_logp, rows)
+        if self.correction.kind != "none":
+            weights = self.correction.weights(old_logp, behavior_logp, mask)
+            losses = losses * weights
+            metrics["correction_weight"] = masked_mean(weights, mask)
+        if self.off_policy_threshold is not None:
+            inputs = (logp, behavior_logp, rows.advantages, mask, self.off_policy_threshold)
+            kept = off_policy_sequence_mask(*inputs)
+            losses = losses.masked_fill(~kept, 0.0)
+            metrics["off_policy_masked"] = masked_mean(~kept, mask)
+        return losses, metrics
 
     def _trains_values(self, rows: PolicyBatch) -> bool:
         """Return whether the value loss is part of the token losses of a policy's rows."""
@@ -517,18 +568,14 @@ class PolicyGradient(Algorithm):
 
     def _outputs(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return log-probabilities, entropies if they have a weight, and values of a value head, all [B, T]."""
-        if not self.entropy_coefficient and not self._trains_values(rows):
+        if not self.entropy.used and not self._trains_values(rows):
             return self.policies[name](**rows.inputs()), None, None
-        found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy_coefficient > 0)
+        found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy.used)
         return found.logp, found.entropy, found.values
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
-        old_logp, mask = rows.old_logp, rows.action_mask
-        _, metrics = self.token_losses(old_logp, old_logp, rows)  # an advantage of 0 is never clipped
-        if self.correction.kind != "none":
-            weights = self.correction.weights(old_logp, rows.behavior_logp, mask)
-            metrics["correction_weight"] = masked_mean(weights, mask)
-        self.metrics.add_policy(name, metrics, mask.sum())
+        _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped
+        self.metrics.add_policy(name, metrics, rows.action_mask.sum())
         if not batch.on_policy:
             self.metrics.add_divergences(name, self.policies[name](**rows.inputs()), rows)
         elif rows.proximal_logp is not None:
@@ -540,19 +587,33 @@ class PolicyGradient(Algorithm):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
-        if self.stop_at_kl is None:
-            return
-        moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
-        before, self._over = self._over, self._over or max(moved) > self.stop_at_kl
-        self.log("train/early_stop", float(self._over and not before), batch_size=1)
+        for name, controller in self.entropy_controllers.items():
+            entropy = self.metrics.update.get(self.metrics.name("entropy", name))
+            if self.entropy.target is not None and entropy is not None:
+                self.log(self.metrics.name("entropy_coefficient", name), controller.weight, batch_size=1)
+                controller.update(entropy)
+        if self.stop_at_kl is not None:
+            moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
+            before, self._over = self._over, self._over or max(moved) > self.stop_at_kl
+            self.log("train/early_stop", float(self._over and not before), batch_size=1)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        trained = [self.policy(name) for name in self.policies if self.policy(name).trained]
+        self.reference.follow(trained, self.global_step + 1)
 
     def progress(self) -> dict[str, Any]:
         coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}
-        return {"kl_coefficients": coefficients, "collection_over": self._over}
+        entropies = {name: (found.coefficient, found.weight) for name, found in self.entropy_controllers.items()}
+        return {"kl_coefficients": coefficients, "entropy_coefficients": entropies, "collection_over": self._over}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         for name, coefficient in progress.get("kl_coefficients", {}).items():
             # A fixed coefficient is the configured one, also when that has changed.
             if name in self.kl_controllers and self.kl.target is not None:
                 self.kl_controllers[name].coefficient = coefficient
+        for name, (coefficient, weight) in progress.get("entropy_coefficients", {}).items():
+            if name in self.entropy_controllers and self.entropy.target is not None:
+                controller = self.entropy_controllers[name]
+                controller.coefficient, controller.weight = coefficient, weight
         self._over = progress.get("collection_over", False)

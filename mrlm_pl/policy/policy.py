@@ -117,6 +117,7 @@ class Policy(nn.Module):
             self.tokenizer.chat_template = PLAIN_TEMPLATE
         self.model: Any = None
         self.reference: Any = None
+        self._moving = False
         self.value_head: ValueHead | None = None
 
     @cached_property
@@ -136,37 +137,51 @@ class Policy(nn.Module):
         """Length of the model's context in tokens."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
-    def load(self, *, reference: bool = False, name: str = "main", bases: dict[Any, Any] | None = None) -> None:
-        """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy, which is not saved.
+    def load(
+        self,
+        *,
+        reference: bool = False,
+        moving: bool = False,
+        name: str = "main",
+        bases: dict[Any, Any] | None = None,
+    ) -> None:
+        """Read the weights, once, unless a server has them; with ``reference`` also a frozen copy.
 
         Args:
             reference: whether log-probabilities of the initial weights are needed. With adapters these are switched
                 off, and there is no copy.
+            moving: whether :meth:`move_reference` will change the reference: checkpoints then hold it, and with
+                adapters it has adapters of its own on the same base.
             name: of the policy; seeds its adapter.
             bases: models that policies with adapters share; this policy's is added if missing.
         """
         if self.served_by is not None:
             return
+        bases = {} if bases is None else bases
         if self.model is None:
             if self.lora is None:
                 self.model = self.initial_model().requires_grad_(self.trained)
             else:
-                self.model = add_adapter(self._shared_base({} if bases is None else bases), self.lora, name)
+                self.model = self._adapted(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
                 _checkpoint_activations(self.network)
-        if reference and self.reference is None and self.lora is None:
-            self.reference = self.initial_model().requires_grad_(False)
+        if reference and self.reference is None and (self.lora is None or moving):
+            self.reference = self.initial_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            self.reference.requires_grad_(False)
+            self._moving = moving
 
     @property
     def network(self) -> Any:
         """The transformers model of engines, with the adapters inside if there are any."""
         return self.model if self.lora is None else self.model.get_base_model()
 
-    def _shared_base(self, bases: dict[Any, Any]) -> Any:
+    def _adapted(self, bases: dict[Any, Any], name: str) -> Any:
+        """Return fresh adapters on the base that is shared, which is added to ``bases`` if missing."""
+        assert self.lora is not None
         if self.origin not in bases:
             bases[self.origin] = self.initial_model().requires_grad_(False)
-        return with_shared_weights(bases[self.origin])
+        return add_adapter(with_shared_weights(bases[self.origin]), self.lora, name)
 
     @property
     def origin(self) -> tuple[str, int | None, float]:
@@ -196,8 +211,8 @@ class Policy(nn.Module):
         return [module for module in (network, self.reference, self.value_head) if module is not None]
 
     def is_saved(self, weight: str) -> bool:
-        """Return whether checkpoints hold a weight, by its name within the policy: trained weights alone."""
-        if weight.startswith("reference.") or not self.trained:
+        """Return whether checkpoints hold a weight, by its name within the policy: those that change alone."""
+        if not self.trained or (weight.startswith("reference.") and not self._moving):
             return False
         return self.lora is None or is_adapter(weight) or weight.startswith("value_head.")
 
@@ -273,11 +288,20 @@ class Policy(nn.Module):
     def reference_logprobs(
         self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]
     ) -> Tensor:
-        """Return log-probabilities [B, T] under the frozen reference; the arguments are those of :meth:`forward`."""
-        with nullcontext() if self.lora is None else self.model.disable_adapter():
-            model = self.reference if self.lora is None else self.model
+        """Return log-probabilities [B, T] under the reference; the arguments are those of :meth:`forward`."""
+        with nullcontext() if self.reference is not None else self.model.disable_adapter():
+            model = self.model if self.reference is None else self.reference
             how = self._options(token_ids, None, options)
             return token_logprobs(model, token_ids, lengths, action_mask, **how)
+
+    @torch.no_grad()
+    def move_reference(self, decay: float) -> None:
+        """Set each reference weight ``w`` to ``decay w + (1 - decay) v``, with the current weight ``v``."""
+        # The state holds the ranks' own shards, also where a forward pass has left weights of the model gathered.
+        own, current = self.reference.state_dict(), self.network.state_dict()
+        for name, _ in self.reference.named_parameters():  # names tied weights once
+            if self.lora is None or is_adapter(name):
+                own[name].mul_(decay).add_(current[name], alpha=1.0 - decay)
 
     def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:
         """Write the model, the tokenizer and the value head as a plain Hugging Face folder.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,59 @@ def test_kl_to_the_reference_pulls_back(model_folder: Path) -> None:
 
 
 def test_the_entropy_bonus_is_the_mean_entropy_of_the_action_tokens(model_folder: Path) -> None:
-    algorithm = loaded(model_folder, entropy_coefficient=0.5)
+    algorithm = loaded(model_folder, entropy={"coefficient": 0.5})
     batch = rows(algorithm, [0.0, 0.0], [4, 2])
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
     logp = algorithm.policy("main").model(batch.token_ids).logits[:, :-1].log_softmax(-1)
     entropy = -(logp.exp() * logp).sum(-1)
     assert loss.item() == pytest.approx(-0.5 * float((entropy[0, 2:6].sum() + entropy[1, 2:4].sum()) / 6), rel=1e-4)
     assert algorithm.rows_with_gradient(batch).tolist() == [0, 1]
+
+
+def test_the_importance_weighted_kl_is_that_of_the_sampler(model_folder: Path) -> None:
+    algorithm = loaded(
+        model_folder, kl={"coefficient": 0.5, "estimator": "k3_importance_weighted"}, recompute_old_logp=True
+    )
+    batch = rows(algorithm, [0.0, 0.0], [3, 3])
+    batch.proximal_logp = batch.behavior_logp.clone()
+    batch.ref_logp = torch.where(batch.action_mask, batch.behavior_logp - 0.5, 0.0)
+    batch.behavior_logp = torch.where(batch.action_mask, batch.behavior_logp - 0.25, 0.0)
+    loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
+    # e^.25 (e^-.5 + .5 - 1) on every token
+    assert loss.item() == pytest.approx(0.5 * math.exp(0.25) * 0.106531, abs=1e-5)
+    assert algorithm.reads_sampler_logprobs(Sampling())
+
+
+def test_far_trajectories_with_a_negative_advantage_have_no_loss(model_folder: Path) -> None:
+    algorithm = loaded(model_folder, off_policy_threshold=0.2, recompute_old_logp=True)
+    batch = rows(algorithm, [-1.0, 1.0, -1.0], [4, 4, 2])
+    # The sampler gave the tokens of the first two rows more probability: log mu - log pi = .3 and .3, then .1.
+    batch.proximal_logp = batch.behavior_logp.clone()
+    batch.behavior_logp = batch.behavior_logp + batch.action_mask * torch.tensor([[0.3], [0.3], [0.1]])
+    loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
+    # Ten tokens: four without loss, four of loss -1, two of loss 1.
+    assert loss.item() == pytest.approx(-2 / 10, abs=1e-5)
+    assert algorithm.metrics.take_update(None)["train/off_policy_masked"] == pytest.approx(4 / 10)
+    assert algorithm.reads_sampler_logprobs(Sampling())
+
+
+def test_tokens_with_low_entropy_have_no_advantage(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = [episode(n, "g", {"main": float(n == 3)}) for n in range(4)]
+    whole, top = loaded(model_folder), loaded(model_folder, top_entropy=0.25)
+    for algorithm in (whole, top):
+        algorithm.trainer = quiet_trainer()
+    with torch.no_grad():
+        every, batch = (algorithm.prepare(episodes, Sampling())["main"] for algorithm in (whole, top))
+        logp = top.policy("main").model(batch.token_ids).logits[:, :-1].log_softmax(-1)
+    entropy = torch.nn.functional.pad(-(logp.exp() * logp).sum(-1), (1, 0))
+    # Twelve tokens; the position, which all episodes share, decides about the entropy: four are in the top quarter.
+    kept = batch.advantages != 0
+    assert kept.sum() == 4
+    assert entropy[kept].min() > entropy[batch.action_mask & ~kept].max()
+    assert torch.equal(batch.advantages[kept], every.advantages[kept])
+    assert batch_totals(batch.action_mask).tokens == 12
+    threshold = top.take_prepared_metrics()["train/entropy_threshold"]
+    assert entropy[batch.action_mask & ~kept].max() < threshold <= entropy[kept].min() + 1e-6
 
 
 def test_a_penalty_in_the_reward_needs_rewards_of_tokens(model_folder: Path) -> None:
@@ -148,6 +195,11 @@ def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(
         ({"clip": {"low": 1.5}}, r"clip\.low is 1\.5"),
         ({"clip": {"dual": 0.5}}, r"clip\.dual is 0\.5"),
         ({"advantage": "best"}, "advantage 'best'"),
+        ({"top_entropy": 0}, "top_entropy is 0"),
+        ({"top_entropy": 1.5}, r"top_entropy is 1\.5"),
+        ({"off_policy_threshold": 0.0}, r"off_policy_threshold is 0\.0"),
+        ({"entropy": {"delta": 0.1}}, r"entropy\.delta is 0\.1"),
+        ({"kl": {"estimator": "k4"}}, r"kl\.estimator is 'k4'"),
         ({"reduction": "constant_length"}, "max_length is None"),
         ({"seats": {"a": "other"}}, "names policy 'other'"),
     ],

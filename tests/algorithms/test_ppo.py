@@ -177,7 +177,7 @@ def test_the_first_ratio_is_one_and_the_values_learn(model_folder: Path, echo: A
         model_folder,
         echo(turns=2, reward=1.0),
         quiet_trainer(callbacks=[watch]),
-        {"entropy_coefficient": 0.01, "value_learning_rate": 0.05, "value_clip": None},
+        {"entropy": {"coefficient": 0.01}, "value_learning_rate": 0.05, "value_clip": None},
         iterations=8,
     )
     first, last = watch.steps[0], watch.steps[-1]
@@ -250,8 +250,14 @@ def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
-    options = {"kl": {"coefficient": 0.05, "target": 0.01}, "stop_at_kl": 1e-4, "entropy_coefficient": 0.01}
+    options = {
+        "kl": {"coefficient": 0.05, "target": 0.01},
+        "stop_at_kl": 1e-4,
+        "entropy": {"coefficient": 0.01, "target": 9.0},
+        "top_entropy": 0.5,
+    }
     whole = run(model_folder, echo(turns=2), quiet_trainer(), options)
+    assert whole.entropy_controllers["main"].weight > 0.01, "below the target the bonus rises"
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     run(model_folder, echo(turns=2), quiet_trainer(enable_checkpointing=True, callbacks=[saver]), options)
     for step in (1, 2, 3, 4, 6):

@@ -3,21 +3,34 @@
 import pytest
 import torch
 
-from mrlm_pl.losses import EntropyController, top_entropy_mask
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.losses import Entropy, EntropyController, top_entropy_threshold
 
 
-def test_the_fifth_with_the_highest_entropy_is_kept() -> None:
-    entropy = torch.arange(20.0).reshape(4, 5)
-    mask = torch.ones(4, 5, dtype=torch.bool)
-    assert entropy[top_entropy_mask(entropy, mask, 0.2)].tolist() == [16.0, 17.0, 18.0, 19.0]
-    mask[3] = False
-    assert entropy[top_entropy_mask(entropy, mask, 0.2)].tolist() == [12.0, 13.0, 14.0]
-    assert top_entropy_mask(entropy, mask, 1.0).tolist() == mask.tolist()
-    assert not top_entropy_mask(entropy, torch.zeros_like(mask), 0.2).any()
+def test_the_fifth_with_the_highest_entropy_reaches_the_threshold() -> None:
+    entropy = torch.arange(20.0)
+    assert entropy[entropy >= top_entropy_threshold(entropy, 0.2)].tolist() == [16.0, 17.0, 18.0, 19.0]
+    assert entropy[:15][entropy[:15] >= top_entropy_threshold(entropy[:15], 0.2)].tolist() == [12.0, 13.0, 14.0]
+    assert top_entropy_threshold(entropy, 1.0) == 0.0
 
 
 def test_the_coefficient_follows_the_entropy() -> None:
-    controller = EntropyController(target=1.0, delta=0.25)
-    assert [controller.update(entropy) for entropy in (0.5, 0.9, 1.5, 1.0, 2.0, 2.0, 2.0)] == pytest.approx(
-        [0.25, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
-    )
+    controller, weights = EntropyController(Entropy(target=1.0, delta=0.25)), []
+    for entropy in (0.5, 0.9, 1.5, 1.0, 2.0, 2.0, 2.0):
+        controller.update(entropy)
+        weights.append(controller.weight)
+    assert weights == pytest.approx([0.25, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def test_without_a_target_the_coefficient_stays() -> None:
+    controller = EntropyController(Entropy(0.01))
+    controller.update(0.0)
+    assert (controller.coefficient, controller.weight) == (0.01, 0.01)
+
+
+def test_a_mistake_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"entropy.coefficient is -1"):
+        Entropy(-1)
+    with pytest.raises(ConfigurationError, match=r"entropy.delta is 0.1, but there is no entropy.target"):
+        Entropy(0.01, delta=0.1)
+    assert [Entropy().used, Entropy(0.1).used, Entropy(target=1.0).used] == [False, True, True]

@@ -115,16 +115,18 @@ def check_like_one(two: Path, one: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"algorithm": "ppo", "model": {"kl": {"coefficient": 0.05, "target": 0.1}, "entropy_coefficient": 0.01}},
+        {"algorithm": "ppo", "model": {"kl": {"coefficient": 0.05, "target": 0.1}, "entropy": {"coefficient": 0.01}}},
         {"algorithm": "rae"},
         {"algorithm": "dr_mas", "model": {"zero_variance": "exclude"}},
         {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
         {"max_forward_tokens": 40, "max_tokens": 30},
         {"data": {"groups": 2, "resample_rounds": 2}},
         {"lora": True, "model": {"kl": {"coefficient": 0.1}}},
+        {"model": {"kl": {"coefficient": 0.5}, "reference_sync": {"every": 1, "decay": 0.5}, "top_entropy": 0.5}},
+        {"lora": True, "model": {"kl": {"coefficient": 0.5}, "reference_sync": {"every": 1, "decay": 0.5}}},
         {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
     ],
-    ids=["ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "recomputation"],
+    ids=["ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "sync", "sync_lora", "recomputation"],
 )
 def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
     assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
