@@ -18,10 +18,9 @@ from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, TurnReturns, turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import information_gains
-from mrlm_pl.settings import as_settings, at_least
+from mrlm_pl.settings import at_least
 
 
 class IGPO(PolicyGradient):
@@ -46,7 +45,6 @@ class IGPO(PolicyGradient):
         gamma: discount factor from turn to turn.
         normalize: divide by the standard deviation.
         turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -54,6 +52,7 @@ class IGPO(PolicyGradient):
     """
 
     smallest_group = 2
+    default_loss = "ppo"
 
     def __init__(
         self,
@@ -66,7 +65,6 @@ class IGPO(PolicyGradient):
         gamma: float = 1.0,
         normalize: bool = True,
         turn_baseline: TurnBaseline = "unbiased",
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
@@ -75,7 +73,6 @@ class IGPO(PolicyGradient):
             raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
         self.turns: TurnCredit = TurnCredit(gamma, turn_baseline, normalize)
-        self.clip = as_settings(Clip, clip, "clip")
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
