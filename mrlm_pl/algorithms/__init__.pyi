@@ -11,6 +11,7 @@ from .grpo import GRPO as GRPO
 from .gspo import GSPO as GSPO
 from .igpo import IGPO as IGPO
 from .ippo import IPPO as IPPO
+from .kto import KTO as KTO
 from .madpo import MADPO as MADPO
 from .magrpo import MAGRPO as MAGRPO
 from .maporl import MAPoRL as MAPoRL
@@ -18,6 +19,7 @@ from .mappo import MAPPO as MAPPO
 from .mareinforce import MAREINFORCE as MAREINFORCE
 from .maremax import MAREMAX as MAREMAX
 from .marloo import MARLOO as MARLOO
+from .orpo import ORPO as ORPO
 from .pairwise_reward_model import PairwiseRewardModel as PairwiseRewardModel
 from .ppo import PPO as PPO
 from .rae import RAE as RAE
@@ -27,4 +29,5 @@ from .reinforce_plus_plus_baseline import REINFORCEPlusPlusBaseline as REINFORCE
 from .remax import ReMax as ReMax
 from .rloo import RLOO as RLOO
 from .sft import SFT as SFT
+from .simpo import SimPO as SimPO
 from .tree_grpo import TreeGRPO as TreeGRPO

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.given_answers import GivenAnswersAlgorithm
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics, sequence_logp
+from mrlm_pl.losses import PreferenceLoss, preference_gap, preference_loss, preference_metrics
 from mrlm_pl.policy import Policy
 
 
-class DPO(Algorithm):
+class DPO(GivenAnswersAlgorithm):
     """Direct preference optimization (arXiv 2305.18290) and its relatives.
 
     For a pair with the answers ``w`` (chosen) and ``l`` (rejected), summed over their tokens::
@@ -53,35 +52,17 @@ class DPO(Algorithm):
         margin: float | None = None,
         reference_free: bool = False,
     ) -> None:
-        super().__init__(policies, None, optimization)
-        if len(self.policies) != 1:
-            raise ConfigurationError(f"DPO trains one policy; `policies` has {sorted(self.policies)}")
-        self.refuse_dropout()
+        super().__init__(policies, optimization)
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
-        self.beta, self.reference_free = beta, reference_free
+        self.beta, self.reads_reference_sums = beta, not reference_free
 
-    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
-        losses, gaps, rewards = self._compare(name, rows)
-        self.metrics.add_policy(name, preference_metrics(gaps, rewards), len(losses))
-        return losses.sum() / (batch.totals[name].sequences / 2)
-
-    def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses [P], gaps [P] and implicit rewards [P, 2] (chosen, rejected) of pairs in rows 0 and 1, 2 and 3, ..."""
-        pairs = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask).view(-1, 2)
-        if self.reference_free:
-            gaps, moved = preference_gap(pairs[:, 0], pairs[:, 1]), pairs
-        else:
+    def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        pairs = self.logp_sums(name, rows).view(-1, 2)
+        if self.reads_reference_sums:
             assert rows.reference_sums is not None
             references = rows.reference_sums.view(-1, 2)
             gaps = preference_gap(pairs[:, 0], pairs[:, 1], references[:, 0], references[:, 1])
             moved = pairs - references
-        return self.loss(gaps), gaps.detach(), self.beta * moved.detach()
-
-    def measure(self, prefix: str, batch: Batch) -> None:
-        self.take_part(batch)
-        for name, rows in batch.policies.items():
-            losses, gaps, rewards = self._compare(name, rows)
-            numbers = {"loss": losses.mean(), **preference_metrics(gaps, rewards)}
-            self.metrics.add_evaluation(
-                prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()}
-            )
+        else:
+            gaps, moved = preference_gap(pairs[:, 0], pairs[:, 1]), pairs
+        return self.loss(gaps), preference_metrics(gaps, self.beta * moved)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mrlm_pl.engines.base import Engine, Sampling
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
+from mrlm_pl.learner.credit.returns import group_numbers
+from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
 from mrlm_pl.losses.preference import preference_metrics, sequence_logp
 from mrlm_pl.policy import Policy
@@ -26,8 +31,12 @@ class MADPO(Algorithm):
 
     There is one preference for all agents, so the loss is one over all policies, and each one's gradient depends on
     the others' log-probabilities. With one agent it is DPO. The reference of a policy is the policy as it is
-    before the first update; its log-probabilities are computed once for all pairs. Use it with
-    ``JointPreferenceDataModule``.
+    before the first update. Use it with
+
+    - ``JointPreferenceDataModule``: given pairs; the reference's log-probabilities are computed once for all of them;
+    - ``RolloutDataModule`` (iterative MADPO): in each rollout the best and the worst episode of a group, by the mean
+      return of the agents, are a pair; groups of equal returns have none. A frozen copy of the weights, or the model
+      without its adapters, is the reference. ``data.passes`` may be above 1: the loss needs no importance ratio.
 
     Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of ``beta (log pi - log pi_ref)`` of the
     joint actions), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with a positive gap);
@@ -46,6 +55,8 @@ class MADPO(Algorithm):
     """
 
     data_module = "JointPreferenceDataModule"
+    reads_reference_sums = True
+    smallest_group = 2
 
     def __init__(
         self,
@@ -63,13 +74,40 @@ class MADPO(Algorithm):
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
+    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
+        super().meet_rollouts(environments, engine)
+        self.reference = ReferencePolicy(used=True)
+
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
+        pairs, numbers = joint_pairs(episodes), group_numbers(episodes)
+        rows_of_pairs = [RowPair(*(self._trained_rows(episode) for episode in pair)) for pair in pairs]
+        tables = {}
+        for name, (table, _) in row_tables(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs]).items():
+            tables[name] = rows = table.to(self.device)
+            rows.temperature = torch.full_like(rows.temperature, sampling.temperature or 1.0)
+            reference = self.reference.logprobs(self.policy(name), rows, self.trainer)
+            rows.reference_sums = sequence_logp(reference, rows.action_mask)
+        return tables
+
+    def _trained_rows(self, episode: Episode) -> tuple[Trajectory, ...]:
+        return tuple(row for row in episode.rows() if row.num_actions and self.policy(row.policy).trained)
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return not joint_pairs(group)
+
+    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
+        return False
+
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return the log-probabilities [2, 2 P] of the policy's part of each joint action: its own, its reference's."""
         assert rows.reference_sums is not None
         assert rows.joint_actions is not None
-        count = 2 * (1 + max(int(table.groups.max()) for table in batch.policies.values()))
+        pairs = torch.cat([table.groups for table in batch.policies.values()]).unique()
+        joint_actions = 2 * torch.searchsorted(pairs, rows.groups) + rows.joint_actions % 2
         sums = sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
-        parts = [joint_logp(of_rows, rows.joint_actions, count) for of_rows in (sums, rows.reference_sums)]
+        parts = [joint_logp(of_rows, joint_actions, 2 * len(pairs)) for of_rows in (sums, rows.reference_sums)]
         return torch.stack(parts)
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -81,8 +119,8 @@ class MADPO(Algorithm):
                 for name, part in losses.items():
                     margin = self.beta * self._compare({name: part})[0].mean()
                     self.metrics.add_policy(name, {"reward_margin": margin}, len(gaps))
-        # An update has one denominator: its pairs of joint actions, whichever policies have a part in them.
-        return self.loss(gaps).sum() / (next(iter(batch.totals.values())).episodes / 2)
+        # An update has one denominator, its pairs of joint actions; a policy that acts in all of them counts them.
+        return self.loss(gaps).sum() / (max(size.episodes for size in batch.totals.values()) / 2)
 
     def _compare(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Gaps [P] and implicit rewards [P, 2] (chosen, rejected) of the joint actions of these policies' parts."""
@@ -90,7 +128,10 @@ class MADPO(Algorithm):
         gaps = preference_gap(logp[:, 0], logp[:, 1], references[:, 0], references[:, 1])
         return gaps, self.beta * (logp - references).detach()
 
-    def measure(self, prefix: str, batch: Batch) -> None:
+    def measure(self, prefix: str, batch: Any) -> None:
+        if not isinstance(batch, Batch):  # of episodes
+            super().measure(prefix, batch)
+            return
         parts: dict[str, Tensor] = {}
         for name in self.policies:
             if name in batch.policies:

@@ -50,10 +50,11 @@ class Answer:
 def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     """Return the answers of a source in order, and how many failed episodes were left out.
 
-    A source holds rows of :class:`Answer`, or episode records. In an episode the agent's first user message is the
-    question, its last reply the answer, and ``success`` says whether it is right. Where several agents answer, or one
-    several times for a ``score``, each turn is an answer, right with a score above .5; who begins with what others
-    said, such as a leader, answers their question.
+    A source holds rows of :class:`Answer`, pairs ``{prompt, chosen, rejected}`` of texts or of single messages, whose
+    chosen answer is right and whose rejected one is wrong, or episode records. In an episode the agent's first user
+    message is the question, its last reply the answer, and ``success`` says whether it is right. Where several agents
+    answer, or one several times for a ``score``, each turn is an answer, right with a score above .5; who begins with
+    what others said, such as a leader, answers their question.
 
     Args:
         source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
@@ -85,13 +86,23 @@ def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Map
     for number, row in numbered_rows(source, split, ()):
         where = f"{source}, row {number}"
         if not holds_episodes(row):
-            yield where, None, row
+            for answer in _unpaired(row):
+                yield where, None, answer
             continue
         try:
             for episode in episodes_of(row):
                 yield where, episode, row
         except ValueError as error:
             raise DataError(f"{where} is not an episode record, as its trajectories promise: {error}") from error
+
+
+def _unpaired(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a pair as the rows of its right and its wrong answer, any other row as it is."""
+    if not {"prompt", "chosen", "rejected"} <= row.keys():
+        return [row]
+    parts = [row["prompt"], row["chosen"], row["rejected"]]
+    texts = [dict(part[0]).get("content") if isinstance(part, list) and len(part) == 1 else part for part in parts]
+    return [{"question": texts[0], "answer": texts[side], "correct": side == 1} for side in (1, 2)]
 
 
 def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:

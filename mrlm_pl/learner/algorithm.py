@@ -68,6 +68,9 @@ class Algorithm(LightningModule, ABC):
     further: FurtherEpisodes | None = None
     """The further episodes that each group is completed with."""
 
+    reads_reference_sums: bool = False
+    """Compare given answers with their log-probabilities before the first update, which the data module computes."""
+
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

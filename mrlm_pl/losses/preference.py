@@ -151,13 +151,13 @@ def simpo_loss(gap: Tensor, *, beta: float = 2.0, margin: float = 1.0) -> Tensor
     return -F.logsigmoid(beta * gap - margin)
 
 
-def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, beta: float = 0.1) -> Tensor:
-    """Odds-ratio preference loss [P]: ``-mean log p(chosen) - beta log sigmoid(log odds ratio)``.
+def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, odds_weight: float = 0.1) -> Tensor:
+    """Odds-ratio preference loss [P]: ``-mean log p(chosen) - odds_weight log sigmoid(log odds ratio)``.
 
     Args:
-        chosen_mean_logp, rejected_mean_logp: [P], mean log-probability per token, below 0; ``odds = p / (1 - p)`` of
-            their exponentials.
-        beta: weight of the odds ratio.
+        chosen_mean_logp, rejected_mean_logp: [P], mean log-probability per token; ``odds = p / (1 - p)`` of their
+            exponentials.
+        odds_weight: weight of the odds ratio, the paper's ``lambda`` and TRL's ``beta``.
 
     Source: arXiv 2403.07691.
 
@@ -166,7 +166,7 @@ def orpo_loss(chosen_mean_logp: Tensor, rejected_mean_logp: Tensor, *, beta: flo
     0.762462
     """
     log_odds = chosen_mean_logp - rejected_mean_logp - (_log1mexp(chosen_mean_logp) - _log1mexp(rejected_mean_logp))
-    return -chosen_mean_logp - beta * F.logsigmoid(log_odds)
+    return -chosen_mean_logp - odds_weight * F.logsigmoid(log_odds)
 
 
 def kto_loss(
@@ -184,7 +184,7 @@ def kto_loss(
 
     Args:
         log_ratio: ``h`` [B], ``log pi - log pi_ref`` of the answer.
-        desirable: [B] bool.
+        desirable: [B] bool, or the probability of being desirable: the loss is then the mean of both.
         baseline: ``z``, a scalar: the divergence from the reference, estimated as the mean ``h`` of answers to other
             prompts; a constant to the gradient, and at least 0.
         beta: strength of the pull to the reference.
@@ -195,17 +195,14 @@ def kto_loss(
     >>> kto_loss(torch.zeros(2), torch.tensor([True, False]), torch.tensor(0.0)).tolist()
     [0.5, 0.5]
     """
-    advantage = beta * (log_ratio - baseline.detach().clamp(min=0.0))
-    return torch.where(
-        desirable,
-        desirable_weight * (1.0 - torch.sigmoid(advantage)),
-        undesirable_weight * (1.0 - torch.sigmoid(-advantage)),
-    )
+    advantage, share = beta * (log_ratio - baseline.detach().clamp(min=0.0)), desirable.to(log_ratio.dtype)
+    liked, disliked = torch.sigmoid(-advantage), torch.sigmoid(advantage)
+    return desirable_weight * share * liked + undesirable_weight * (1.0 - share) * disliked
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """Return ``log(1 - exp(x))`` of ``x < 0``."""
-    return torch.log(-torch.expm1(x))
+    """Return ``log(1 - exp(x))`` of ``x <= 0``; a probability that rounds to 1 counts as the next smaller number."""
+    return torch.log(-torch.expm1(x.clamp(max=-torch.finfo(x.dtype).eps)))
 
 
 PreferenceLoss = Literal["sigmoid", "hinge", "ipo"]

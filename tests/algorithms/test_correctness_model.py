@@ -320,7 +320,7 @@ def test_wrong_arguments_are_refused(model_folder: Path, quiet_trainer: Any, tmp
     with pytest.raises(ConfigurationError, match="CorrectnessModel trains one policy"):
         CorrectnessModel(policies)
     data = AnswerDataModule(write(tmp_path, ROWS))
-    with pytest.raises(ConfigurationError, match="AnswerDataModule is for CorrectnessModel, not for SFT"):
+    with pytest.raises(ConfigurationError, match="AnswerDataModule is for CorrectnessModel and KTO, not for SFT"):
         quiet_trainer().fit(SFT({"main": Policy(str(model_folder))}), data)
 
 

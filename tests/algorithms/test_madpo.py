@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from mrlm_pl.algorithms import DPO, MADPO
-from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule
-from mrlm_pl.episode import Trajectory
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
-from mrlm_pl.losses import BatchTotals
+from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.policy import Policy
 
 SEATS = {"solver": "left", "critic": "right"}
@@ -212,8 +215,106 @@ def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: A
     again = run(quiet_trainer(max_epochs=2), tmp_path / "step=3.ckpt")
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
-    with pytest.raises(ConfigurationError, match=r"no pairs that the run began with.*and its files$"):
+    with pytest.raises(ConfigurationError, match=r"other examples than the run began with.*and its files$"):
         run(quiet_trainer(max_epochs=2), tmp_path / "step=3.ckpt", {"solver": "right", "critic": "left"})
+
+
+def prepared(model_folder: Path, trainer: Any, episodes: list[Episode]) -> tuple[MADPO, dict[str, Any]]:
+    algorithm = MADPO(policies(model_folder), SEATS)
+    algorithm.meet_rollouts(["t"], None)
+    algorithm.configure_model()
+    algorithm.trainer = trainer
+    with torch.no_grad():
+        return algorithm, algorithm.prepare(episodes, Sampling(temperature=0.5))
+
+
+def played(number: int, group: str, rewards: dict[str, float], error: str | None = None) -> Episode:
+    rows = {}
+    for agent, reward in rewards.items():
+        ids, turn = (8, 9, 10 + number), Turn(agent, 0, 2, 3, reward, {}, "stop", SEATS[agent], 0, "e")
+        mask, logp = (False, False, True), (0.0, 0.0, -1.0)
+        rows[agent] = (Trajectory(agent, SEATS[agent], ids, mask, logp, (turn,)),)
+    return Episode(str(number), Task("t", "train", 0), group, 0, 0, {} if error else rows, "end", error=error)
+
+
+def test_the_best_and_the_worst_episode_of_a_rollouts_group_are_a_pair(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = [
+        played(0, "even", {"solver": 1.0, "critic": 0.0}),  # equal means: no pair
+        played(1, "even", {"solver": 0.0, "critic": 1.0}),
+        played(2, "three", {"solver": 1.0, "critic": 0.5}),
+        played(3, "three", {"solver": 2.0, "critic": 1.0}),
+        played(4, "three", {"solver": 0.0, "critic": 0.0}),
+        played(5, "one", {"solver": 3.0, "critic": 0.0}),
+        played(6, "one", {}, error="away"),
+        played(7, "both", {"solver": 0.0, "critic": 0.0}),
+        played(8, "both", {"solver": 0.0, "critic": 1.0}),
+    ]
+    algorithm, tables = prepared(model_folder, quiet_trainer(), episodes)
+    for name in ("left", "right"):
+        assert tables[name].token_ids[:, 2].tolist() == [13, 14, 18, 17], "the chosen one first"
+        assert tables[name].groups.tolist() == [1, 1, 3, 3], "the numbers of the groups in the rollout"
+        assert tables[name].temperature.tolist() == [0.5] * 4
+        policy = algorithm.policy(name)
+        # pi(token) at half the temperature is the softmax of twice the logits.
+        logits = policy.model(input_ids=torch.tensor([[8, 9]])).logits[0, -1].detach()
+        expected = (2 * logits).log_softmax(-1)[[13, 14, 18, 17]]
+        torch.testing.assert_close(tables[name].reference_sums, expected, rtol=1e-4, atol=1e-4)
+    assert algorithm.without_signal(episodes[:2])
+    assert not algorithm.without_signal(episodes[-2:])
+    totals = {name: batch_totals(rows.action_mask, rows.episode_tokens) for name, rows in tables.items()}
+    assert {name: size.episodes for name, size in totals.items()} == {"left": 4.0, "right": 4.0}
+    batch = Batch({name: rows.select(torch.tensor([2, 3])) for name, rows in tables.items()}, totals)
+    losses = {name: algorithm.policy_loss(name, rows, batch) for name, rows in batch.policies.items()}
+    assert algorithm.combined(losses, batch).item() == pytest.approx(math.log(2) / 2, abs=1e-6), "one of two pairs"
+
+
+class Both(Environment):
+    """The team earns the share of digits in what both say."""
+
+    name = "both"
+    agents = ("solver", "critic")
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"n": f"{split[0]}{n}"} for n in range(16)])
+
+    def reset(self, task: Task) -> Observations:
+        return {agent: [Message("user", f"Say {task.data['n']}")] for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        said = "".join(action.content for action in actions.values())
+        reward = sum(map(str.isdigit, said)) / max(len(said), 1)
+        return Step(rewards=dict.fromkeys(self.agents, reward), done=True, stop_reason="said")
+
+
+def test_an_iterative_run_learns_and_continues_bit_for_bit(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def fit(ckpt: Any = None, **options: Any) -> tuple[MADPO, Any]:
+        learners = policies(model_folder)
+        for policy in learners.values():
+            policy.learning_rate = 1e-2
+        algorithm, sampling = MADPO(learners, SEATS), Sampling(max_tokens=4)
+        sizes = {"groups": 8, "group_size": 8, "minibatches": 2, "passes": 2, "iterations": 4}
+        data = RolloutDataModule(Both(), sampling=sampling, save_episodes=False, validation_episodes=8, **sizes)
+        trainer = quiet_trainer(limit_val_batches=1.0, **options)
+        trainer.fit(algorithm, data, ckpt_path=ckpt)
+        return algorithm, trainer
+
+    watch = Watch()
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=10, save_top_k=-1)
+    whole, trainer = fit(enable_checkpointing=True, callbacks=[watch, saver])
+    assert watch.steps[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert watch.steps[-1]["train/reward_margin"] > 0.1, "the reference stays"
+    assert watch.steps[-1]["rollout/reward"] > 1.2 * watch.steps[0]["rollout/reward"]
+    assert 0 <= trainer.callback_metrics["val/reward"] <= 1
+    again, _ = fit(ckpt=tmp_path / "step=10.ckpt")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_a_rollout_gives_several_episodes_of_a_task(model_folder: Path, quiet_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.group_size is 1, but MADPO compares at least 2 episodes"):
+        quiet_trainer().fit(MADPO(policies(model_folder), SEATS), RolloutDataModule(Both(), group_size=1))
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,12 @@ def test_orpo_from_odds(chosen: float, rejected: float) -> None:
     ratio = (chosen / (1 - chosen)) / (rejected / (1 - rejected))
     expected = -math.log(chosen) + 0.3 * math.log1p(1 / ratio)
     logps = torch.tensor([[chosen], [rejected]], dtype=torch.float64).log()
-    assert orpo_loss(*logps, beta=0.3).item() == pytest.approx(expected, rel=1e-6)
+    assert orpo_loss(*logps, odds_weight=0.3).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_orpo_of_a_near_certain_answer_has_a_finite_gradient() -> None:
-    chosen = torch.tensor([-1e-6], requires_grad=True)
+@pytest.mark.parametrize("logp", [-1e-6, 0.0])
+def test_orpo_of_a_near_certain_answer_has_a_finite_gradient(logp: float) -> None:
+    chosen = torch.tensor([logp], requires_grad=True)
     orpo_loss(chosen, torch.tensor([-30.0])).sum().backward()
     assert chosen.grad is not None
     assert chosen.grad.isfinite().all()

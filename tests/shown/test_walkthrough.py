@@ -114,7 +114,7 @@ UNTRIED = {
     "two_families": "needs the model of examples/other_family.py; tests/shown runs it",
     "co_training": "needs the models of examples/specialists.py; tests/shown runs it",
 }
-FROM_FILES = ("recipes", "sft", "dpo", "madpo", "correctness_model", "pairwise_reward_model")
+FROM_FILES = ("recipes", "sft", "dpo", "simpo", "orpo", "kto", "madpo", "correctness_model", "pairwise_reward_model")
 """Configurations that train on the files of other commands."""
 PLAYING = [
     path

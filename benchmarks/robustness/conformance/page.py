@@ -367,7 +367,7 @@ CASES = [
     ),
     Case(
         "dpo",
-        "`dpo_sigmoid_loss`",
+        "`DPO`, `dpo_sigmoid_loss`",
         gap_loss(losses.dpo_sigmoid_loss, beta=0.1),
         lambda: [softplus(-0.1 * gap) for gap in gaps()],
     ),
@@ -379,14 +379,19 @@ CASES = [
     ),
     Case(
         "simpo",
-        "`simpo_loss`",
+        "`SimPO`, `simpo_loss`",
         lambda: losses.simpo_loss(table(v.MEAN_CHOSEN) - table(v.MEAN_REJECTED)).tolist(),
         simpo,
     ),
-    Case("orpo", "`orpo_loss`", lambda: losses.orpo_loss(table(v.MEAN_CHOSEN), table(v.MEAN_REJECTED)).tolist(), orpo),
+    Case(
+        "orpo",
+        "`ORPO`, `orpo_loss`",
+        lambda: losses.orpo_loss(table(v.MEAN_CHOSEN), table(v.MEAN_REJECTED)).tolist(),
+        orpo,
+    ),
     Case(
         "kto",
-        "`kto_loss`",
+        "`KTO`, `kto_loss`",
         lambda: losses.kto_loss(
             table(v.CHOSEN) - table(v.REF_CHOSEN), torch.tensor(v.LABELS), torch.tensor(v.DIVERGENCE)
         ).tolist(),

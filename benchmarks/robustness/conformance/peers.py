@@ -143,6 +143,32 @@ def trl_orpo() -> list[float]:
     return [float(x) for x in -table(v.MEAN_CHOSEN) - losses]
 
 
+def trl_kto() -> list[float]:
+    """The loss of each answer by itself, with an answer to another question of log ratio ``DIVERGENCE``."""
+    from trl.trainer.kto_trainer import KTOTrainer
+
+    trainer: Any = object.__new__(KTOTrainer)
+    settings = {"loss_type": "kto", "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
+    switches = {"calculate_KL": True, "precompute_ref_logps": True, "aux_loss_enabled": False, "_tp_size": 1}
+    vars(trainer).update(settings | switches, model=types.SimpleNamespace(training=True), _total_train_tokens=0)
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer.accelerator = types.SimpleNamespace(device="cpu", gather_for_metrics=lambda value: value)
+
+    def model(input_ids: torch.Tensor, **_: Any) -> Any:
+        """Log-probabilities are the ids."""
+        numbers = input_ids[:, 1:]
+        return types.SimpleNamespace(log_probs=numbers, entropy=numbers, mean_logits=numbers)
+
+    found = []
+    for chosen, reference, label in zip(v.CHOSEN, v.REF_CHOSEN, v.LABELS, strict=True):
+        ids, other, ones = table([[0.0, chosen]]), table([[0.0, v.DIVERGENCE]]), torch.ones(1, 2, dtype=torch.int64)
+        rows = {"input_ids": ids, "attention_mask": ones, "completion_mask": ones, "ref_logps": table([reference])}
+        others = {"KL_input_ids": other, "KL_attention_mask": ones, "KL_completion_mask": ones}
+        batch = rows | others | {"ref_KL_logps": table([0.0]), "label": torch.tensor([label])}
+        found.append(float(trainer._compute_loss(model, batch, False)))
+    return found
+
+
 def trl_divergence(beta: float) -> list[float]:
     from trl.experimental.gkd.gkd_trainer import GKDTrainer
 
@@ -198,6 +224,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gdpo": {"verl": verl_gdpo},
     "simpo": {"TRL": trl_simpo},
     "orpo": {"TRL": trl_orpo},
+    "kto": {"TRL": trl_kto},
     "jsd 0.0": {"TRL": lambda: trl_divergence(0.0)},
     "jsd 0.3": {"TRL": lambda: trl_divergence(0.3)},
     "jsd 1.0": {"TRL": lambda: trl_divergence(1.0)},

@@ -7,32 +7,39 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from mrlm_pl.algorithms import CorrectnessModel
+from mrlm_pl.algorithms import KTO, CorrectnessModel
 from mrlm_pl.answers.records import Answer, read_answers
-from mrlm_pl.data.files.base import DataSplit, FixedDataModule
-from mrlm_pl.data.files.chat_rows import scored_row
+from mrlm_pl.data.files.base import DataSplit
+from mrlm_pl.data.files.chat_rows import chat_rows, scored_row
+from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.losses import BatchTotals
+from mrlm_pl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
 
 
 class ScoredAnswer(NamedTuple):
-    """An answer and its token row."""
+    """An answer and its token row; for ``KTO`` also the row of its question with an answer to another question."""
 
-    row: Trajectory
+    rows: tuple[Trajectory, ...]
     answer: Answer
 
 
-class AnswerDataModule(FixedDataModule):
+class AnswerDataModule(ReferencedDataModule):
     """Answers that are right or wrong, shuffled in each epoch.
 
     A data row is ``{"question": text, "answer": text, "correct": true or false}``, as ``mrlm balance`` writes them;
     ``correct`` may also be a number in [0, 1], how likely the answer is right. An episode of ``mrlm collect`` does as
-    well, but collected answers are seldom balanced: a model would learn which questions are easy.
+    well, but collected answers are seldom balanced: a verifier would learn which questions are easy. A pair
+    ``{prompt, chosen, rejected}`` is a right and a wrong answer.
+
+    ``CorrectnessModel`` is shown the whole conversation, ``KTO`` the answer after the generation prompt. For ``KTO``
+    each question is also combined with an answer to another question, drawn once by ``seed``.
 
     Args:
         train: file (JSONL, JSON, parquet, also gzipped), folder of episodes, or hub name.
@@ -47,7 +54,7 @@ class AnswerDataModule(FixedDataModule):
             one kind.
     """
 
-    algorithms = (CorrectnessModel,)
+    algorithms = (CorrectnessModel, KTO)
     unit = "answer"
 
     def read(self, source: str, split: str) -> list[Answer]:
@@ -59,31 +66,60 @@ class AnswerDataModule(FixedDataModule):
 
     def tokenized(self, example: Answer, where: str) -> list[ScoredAnswer]:
         name, policy = self.learner()
-        messages = [Message("user", example.question)], [Message("assistant", example.answer)]
-        return [ScoredAnswer(scored_row(*messages, policy.chat, name), example)]
+        question = [Message("user", example.question)]
+        if not isinstance(self.algorithm(), KTO):
+            answer = [Message("assistant", example.answer)]
+            return [ScoredAnswer((scored_row(question, answer, policy.chat, name),), example)]
+        said = [Message("assistant", text) for text in (example.answer, self._unrelated[example].answer)]
+        return [ScoredAnswer(tuple(chat_rows(question, [text], policy.chat, name)[0] for text in said), example)]
 
     def rows_of(self, example: ScoredAnswer) -> Sequence[Trajectory]:
-        return (example.row,)
+        return example.rows
 
     def setup(self, stage: str) -> None:
         first = not self.examples
+        if first and isinstance(self.algorithm(), KTO):
+            found = (unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items())
+            self._unrelated = {answer: other for pairs in found for answer, other in pairs}
         super().setup(stage)
         if first:
             _warn_of_shared_questions(self.sources, self._examples)
         for split, kept in self.examples.items():
             _check_kinds([item.answer for item in kept], f"{self.sources[split]}, of which {len(kept)} answers fit")
 
-    def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
-        found: list[ScoredAnswer] = [self.examples[split][index] for index in chosen]
+    def tables(self, examples: Sequence[ScoredAnswer]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+        rows = [(row, item.answer) for item in examples for row in item.rows]
         numbers: dict[str, int] = {}
-        questions = [numbers.setdefault(item.answer.question, len(numbers)) for item in found]
-        table = collate_rows([item.row for item in found], questions, questions, list(range(len(found))))
-        table.correct = torch.tensor([item.answer.correct for item in found], dtype=torch.float32)
-        return {self.learner()[0]: table}
+        questions = [numbers.setdefault(answer.question, len(numbers)) for _, answer in rows]
+        table = collate_rows([row for row, _ in rows], questions, questions, list(range(len(rows))))
+        table.correct = torch.tensor([answer.correct for _, answer in rows], dtype=torch.float32)
+        return {self.learner()[0]: (table, torch.arange(len(rows)))}
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        tokens = float(sum(self.examples[split][index].row.num_actions for index in update))
-        return {self.learner()[0]: BatchTotals(tokens, float(len(update)), float(len(update)))}
+        rows = [row for index in update for row in self.examples[split][index].rows]
+        tokens = float(sum(row.num_actions for row in rows))
+        return {self.learner()[0]: BatchTotals(tokens, float(len(rows)), float(len(update)))}
+
+
+def unrelated(answers: Sequence[Answer], seed: int, source: str) -> list[tuple[Answer, Answer]]:
+    """Return each answer and one to another question, the next in a random order.
+
+    Raises:
+        DataError: all answers are to one question.
+    """
+    generator = torch.Generator().manual_seed(derive_seed("unrelated", seed))
+    order = [answers[index] for index in torch.randperm(len(answers), generator=generator).tolist()]
+    pairs = []
+    for place, answer in enumerate(order):
+        following = (order[(place + step) % len(order)] for step in range(1, len(order)))
+        other = next((found for found in following if found.question != answer.question), None)
+        if other is None:
+            raise DataError(
+                f"{source}: all answers are to the question {answer.question!r:.80}; KTO estimates its baseline with "
+                "answers to other questions: give answers to several"
+            )
+        pairs.append((answer, other))
+    return pairs
 
 
 def _warn_of_shared_questions(sources: Mapping[DataSplit, str], answers: Mapping[DataSplit, Sequence[Answer]]) -> None:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mrlm_pl.algorithms import MADPO
 from mrlm_pl.data.files.chat_rows import played_rows
-from mrlm_pl.data.files.preferences import PreferenceDataModule, RowPair, best_and_worst, pair_fault, pair_rows
+from mrlm_pl.data.files.preferences import PreferenceDataModule, pair_fault, pair_rows
 from mrlm_pl.episode import Episode, Trajectory
-
-
-class JointPair(NamedTuple):
-    """The best and the worst episode of a group."""
-
-    chosen: Episode
-    rejected: Episode
+from mrlm_pl.learner.credit.pairs import JointPair, RowPair, joint_pairs
 
 
 class JointPreferenceDataModule(PreferenceDataModule):
@@ -91,22 +85,6 @@ class JointPreferenceDataModule(PreferenceDataModule):
             ]
         better, worse = ([dataclasses.replace(row, agent=agent) for row in rows if row.num_actions] for rows in sides)
         return better, worse
-
-    def uses_reference(self) -> bool:
-        return True
-
-
-def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:
-    """Return the best against the worst episode of each group, by the mean return of the agents.
-
-    Of equal returns the first counts. Left out are failed episodes, and groups that differ by ``reward_gap`` or less.
-
-    Args:
-        episodes: of any number of groups.
-        reward_gap: least difference of the mean returns, exclusive.
-    """
-    members = [((episode.task.key, episode.group), episode) for episode in episodes if not episode.failed]
-    return [JointPair(best, worst) for best, worst in best_and_worst(members, reward_gap)]
 
 
 def _tokens(rows: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:

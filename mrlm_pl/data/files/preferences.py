@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from mrlm_pl.algorithms import DPO, PairwiseRewardModel
-from mrlm_pl.data.files.base import DataSplit, FixedDataModule
+from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
+from mrlm_pl.data.files.base import DataSplit
 from mrlm_pl.data.files.chat_rows import (
     chat_rows,
     messages_fault,
@@ -21,15 +17,14 @@ from mrlm_pl.data.files.chat_rows import (
     scored_row,
     text_row,
 )
+from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Episode, Message, Trajectory
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
-from mrlm_pl.losses import BatchTotals, sequence_logp
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.pairs import RowPair, best_and_worst, row_tables
+from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
-
-P = TypeVar("P", Episode, Trajectory)
 
 
 class PlayedPair(NamedTuple):
@@ -39,18 +34,7 @@ class PlayedPair(NamedTuple):
     rejected: Trajectory
 
 
-class RowPair(NamedTuple):
-    """The token rows of the preferred and of the rejected answer; several where several agents acted."""
-
-    chosen: tuple[Trajectory, ...]
-    rejected: tuple[Trajectory, ...]
-
-    def rows(self) -> tuple[Trajectory, ...]:
-        """Return all rows, the chosen ones first."""
-        return self.chosen + self.rejected
-
-
-class PreferenceDataModule(FixedDataModule):
+class PreferenceDataModule(ReferencedDataModule):
     """Pairs of answers to the same prompt, shuffled in each epoch.
 
     A data row is one of
@@ -80,7 +64,7 @@ class PreferenceDataModule(FixedDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
-    algorithms: ClassVar[tuple[type[Algorithm], ...]] = (DPO, PairwiseRewardModel)
+    algorithms: ClassVar[tuple[type[Algorithm], ...]] = (DPO, SimPO, ORPO, PairwiseRewardModel)
     unit = "pair"
     form = "{prompt, chosen, rejected}"
 
@@ -96,10 +80,6 @@ class PreferenceDataModule(FixedDataModule):
     ) -> None:
         self.reward_gap = reward_gap
         super().__init__(train, validation, batch_size, max_tokens, seed, test)
-        self._starts: dict[DataSplit, list[int]] = {}
-        self._references: dict[str, Tensor] = {}
-        self._digests: dict[str, str] = {}
-        self._referenced: dict[str, str] = {}
 
     def fault(self, row: Mapping[str, Any]) -> str | None:
         return pair_fault(row)
@@ -127,45 +107,8 @@ class PreferenceDataModule(FixedDataModule):
     def rows_of(self, example: RowPair) -> Sequence[Trajectory]:
         return example.rows()
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        for split, pairs in self.examples.items():
-            self._starts[split], self._digests[split] = row_starts(pairs), _digest(pairs)
-
-    def uses_reference(self) -> bool:
-        """Return True if the loss compares with the reference."""
-        algorithm = self.algorithm()
-        return isinstance(algorithm, DPO) and not algorithm.reference_free
-
-    def before_first_batch(self) -> None:
-        algorithm, trainer = self.algorithm(), self.trainer
-        assert trainer is not None
-        if not self.uses_reference():
-            return
-        if not self._references and trainer.state.fn == "fit" and not trainer.global_step:
-            was_training = algorithm.training
-            algorithm.eval()
-            self._references = {split: self._reference_sums(pairs) for split, pairs in self.examples.items()}
-            self._referenced = dict(self._digests)
-            algorithm.train(was_training)
-        evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
-        for split in self.examples if trainer.state.fn == "fit" else (evaluated,):
-            if self._referenced.get(split) != self._digests[split]:
-                free = ", or use `model.reference_free`" if isinstance(algorithm, DPO) else ""
-                raise ConfigurationError(
-                    f"data.{split}: {self.sources[split]!r} holds no pairs that the run began with, so that the "
-                    "log-probabilities of DPO's reference, the policy before its first update, are not known; give "
-                    f"the checkpoint of a run (--ckpt_path) and its files{free}"
-                )
-
-    def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
-        tables = row_tables([self.examples[split][index] for index in chosen])
-        if split in self._references:
-            starts = self._starts[split]
-            places = torch.tensor([place for index in chosen for place in range(starts[index], starts[index + 1])])
-            for rows, own in tables.values():
-                rows.reference_sums = self._references[split][places[own]]
-        return {name: rows for name, (rows, _) in tables.items()}
+    def tables(self, examples: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+        return row_tables(examples)
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
         """Return the size of an update by policy; for each policy, its episodes are all answers."""
@@ -175,64 +118,6 @@ class PreferenceDataModule(FixedDataModule):
             before = sizes.get(row.policy, BatchTotals(0.0, 0.0, 2.0 * len(update)))
             sizes[row.policy] = before + BatchTotals(float(row.num_actions), 1.0, 0.0)
         return sizes
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "references": dict(self._references), "referenced": dict(self._referenced)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._references = {split: sums.cpu() for split, sums in state_dict["references"].items()}
-        self._referenced = dict(state_dict["referenced"])
-
-    @torch.no_grad()
-    def _reference_sums(self, pairs: Sequence[RowPair]) -> Tensor:
-        """Return the log-probabilities of the answers under the current weights, for each row of each pair in order.
-
-        Each rank computes its share.
-        """
-        algorithm, trainer = self.algorithm(), self.trainer
-        assert trainer is not None
-        rank, ranks = data_parallel_rank(trainer)
-        starts = row_starts(pairs)
-        sums = torch.zeros(starts[-1], device=algorithm.device)
-        learners = [name for name in algorithm.policies if algorithm.policy(name).trained]
-        with trainer.precision_plugin.forward_context():
-            for first in range(0, len(pairs), self.batch_size * ranks):
-                start = min(first + rank * self.batch_size, len(pairs))
-                tables = row_tables(pairs[start : start + self.batch_size])
-                for name in learners:
-                    if name not in tables:
-                        if ranks > 1:
-                            algorithm.policy(name).idle_loss()  # sharded ranks make every forward pass together
-                        continue
-                    rows, places = tables[name]
-                    rows = rows.to(algorithm.device)
-                    logp = algorithm.policy(name)(**rows.inputs())
-                    sums[places.to(sums.device) + starts[start]] = sequence_logp(logp, rows.action_mask)
-        return sum_over_ranks(trainer, sums).cpu()  # the other ranks have zeros here
-
-
-def row_tables(pairs: Sequence[RowPair]) -> dict[str, tuple[PolicyBatch, Tensor]]:
-    """Return the rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
-
-    ``groups`` are the numbers of the pairs, so that both answers compute their prompt once.
-    """
-    rows = [row for pair in pairs for row in pair.rows()]
-    answers = [2 * number + side for number, pair in enumerate(pairs) for side in (0, 1) for _ in pair[side]]
-    tables = {}
-    for policy in dict.fromkeys(row.policy for row in rows):
-        places = [place for place, row in enumerate(rows) if row.policy == policy]
-        agents: dict[tuple[int, str], int] = {}
-        comparisons = [agents.setdefault((answers[p] // 2, rows[p].agent), len(agents)) for p in places]
-        table = collate_rows([rows[p] for p in places], [answers[p] // 2 for p in places], comparisons, places)
-        table.joint_actions = torch.tensor([answers[p] for p in places])
-        tables[policy] = table, torch.tensor(places)
-    return tables
-
-
-def row_starts(pairs: Sequence[RowPair]) -> list[int]:
-    """Return the place of each pair's first row among the rows of all pairs, and at last the number of rows."""
-    return list(itertools.accumulate((len(pair.rows()) for pair in pairs), initial=0))
 
 
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
@@ -276,23 +161,6 @@ def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[P
     return pairs
 
 
-def best_and_worst(members: Iterable[tuple[Hashable, P]], gap: float) -> list[tuple[P, P]]:
-    """Return the first member with the highest and the first with the lowest reward of each group.
-
-    Args:
-        members: with the key of their group.
-        gap: groups whose rewards differ by this or less are left out.
-    """
-    groups: dict[Hashable, list[P]] = {}
-    for key, member in members:
-        groups.setdefault(key, []).append(member)
-    pairs = [
-        (max(group, key=lambda item: item.reward), min(group, key=lambda item: item.reward))
-        for group in groups.values()
-    ]
-    return [(best, worst) for best, worst in pairs if best.reward - worst.reward > gap]
-
-
 def pair_rows(
     example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
 ) -> tuple[Trajectory, Trajectory]:
@@ -329,17 +197,6 @@ def scored_pair(
         prompt, answers = [Message("user", prompt)], [[Message("assistant", answer)] for answer in answers]
     chosen, rejected = (scored_row(prompt, answer, chat, policy) for answer in answers)
     return chosen, rejected
-
-
-def _digest(pairs: Sequence[RowPair]) -> str:
-    """Return a hash of the tokens of these pairs."""
-    digest = hashlib.sha256()
-    for pair in pairs:
-        digest.update(bytes([len(pair.chosen)]))
-        for row in pair.rows():
-            digest.update(row.policy.encode())
-            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
-    return digest.hexdigest()[:16]
 
 
 def _parts(example: Mapping[str, Any] | PlayedPair) -> tuple[Any, Any, Any]:

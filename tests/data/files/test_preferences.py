@@ -154,5 +154,5 @@ def test_long_pairs_are_left_out_together(tmp_path: Path, model_folder: Path, qu
 
 def test_other_algorithms_do_not_learn_from_pairs(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
     data = module(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    with pytest.raises(ConfigurationError, match="is for DPO and PairwiseRewardModel, not for SFT"):
+    with pytest.raises(ConfigurationError, match="is for DPO and SimPO and ORPO and PairwiseRewardModel, not for SFT"):
         quiet_trainer().fit(SFT({"main": Policy(str(model_folder))}), data)

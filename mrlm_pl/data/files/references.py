@@ -1,0 +1,133 @@
+"""A data module over given answers that computes their log-probabilities before the first update."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.data.files.base import DataSplit, FixedDataModule
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
+from mrlm_pl.losses import sequence_logp
+
+
+@dataclass
+class ReferenceSums:
+    """Log-probabilities of the rows of each split, example after example.
+
+    Attributes:
+        sums: [rows] of each split, empty before they are computed.
+        digests: of the rows that they were computed for.
+        starts: the place of each example's first row, and at last the number of rows.
+        own_digests: of the rows of this run.
+    """
+
+    sums: dict[DataSplit, Tensor] = field(default_factory=dict)
+    digests: dict[DataSplit, str] = field(default_factory=dict)
+    starts: dict[DataSplit, list[int]] = field(default_factory=dict)
+    own_digests: dict[DataSplit, str] = field(default_factory=dict)
+
+
+class ReferencedDataModule(FixedDataModule):
+    """Base of the data modules whose algorithm may compare the answers with their first log-probabilities.
+
+    These are computed once, before the first update, divided among the ranks, and are part of checkpoints. A subclass
+    sets :meth:`tables`.
+    """
+
+    @cached_property
+    def references(self) -> ReferenceSums:
+        """The log-probabilities, empty for algorithms that do not read them."""
+        return ReferenceSums()
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        for split, examples in self.examples.items():
+            counts = (len(self.rows_of(example)) for example in examples)
+            self.references.starts[split] = list(itertools.accumulate(counts, initial=0))
+            self.references.own_digests[split] = self._digest(examples)
+
+    @abstractmethod
+    def tables(self, examples: Sequence[Any]) -> dict[str, tuple[PolicyBatch, Tensor]]:
+        """Return the rows of each policy, and the place [B] of each row among :meth:`rows_of` of all examples."""
+
+    def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
+        tables = self.tables([self.examples[split][index] for index in chosen])
+        if split in self.references.sums:
+            starts = self.references.starts[split]
+            places = torch.tensor([place for index in chosen for place in range(starts[index], starts[index + 1])])
+            for rows, own in tables.values():
+                rows.reference_sums = self.references.sums[split][places[own]]
+        return {name: rows for name, (rows, _) in tables.items()}
+
+    def before_first_batch(self) -> None:
+        algorithm, trainer, known = self.algorithm(), self.trainer, self.references
+        assert trainer is not None
+        if not algorithm.reads_reference_sums:
+            return
+        if not known.sums and trainer.state.fn == "fit" and not trainer.global_step:
+            was_training = algorithm.training
+            algorithm.eval()
+            known.sums = {split: self._reference_sums(split) for split in self.examples}
+            known.digests = dict(known.own_digests)
+            algorithm.train(was_training)
+        evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
+        for split in self.examples if trainer.state.fn == "fit" else (evaluated,):
+            if known.digests.get(split) != known.own_digests[split]:
+                free = ", or use `model.reference_free`" if hasattr(algorithm, "reference_free") else ""
+                raise ConfigurationError(
+                    f"data.{split}: {self.sources[split]!r} holds other examples than the run began with, so that the "
+                    "log-probabilities of the reference, the policy before its first update, are not known; give "
+                    f"the checkpoint of a run (--ckpt_path) and its files{free}"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        known = self.references
+        return {**super().state_dict(), "references": dict(known.sums), "referenced": dict(known.digests)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.references.sums = {split: sums.cpu() for split, sums in state_dict["references"].items()}
+        self.references.digests = dict(state_dict["referenced"])
+
+    def _digest(self, examples: Sequence[Any]) -> str:
+        """Return a hash of the tokens of examples."""
+        digest = hashlib.sha256()
+        for row in (row for example in examples for row in self.rows_of(example)):
+            digest.update(row.policy.encode())
+            digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
+        return digest.hexdigest()[:16]
+
+    @torch.no_grad()
+    def _reference_sums(self, split: DataSplit) -> Tensor:
+        """Return the log-probability of the answer in each row under the current weights; each rank computes a part."""
+        algorithm, trainer, examples = self.algorithm(), self.trainer, self.examples[split]
+        assert trainer is not None
+        rank, ranks = data_parallel_rank(trainer)
+        starts = self.references.starts[split]
+        sums = torch.zeros(starts[-1], device=algorithm.device)
+        learners = [name for name in algorithm.policies if algorithm.policy(name).trained]
+        with trainer.precision_plugin.forward_context():
+            for first in range(0, len(examples), self.batch_size * ranks):
+                start = min(first + rank * self.batch_size, len(examples))
+                tables = self.tables(examples[start : start + self.batch_size])
+                for name in learners:
+                    if name not in tables:
+                        if ranks > 1:
+                            algorithm.policy(name).idle_loss()  # sharded ranks make every forward pass together
+                        continue
+                    rows, places = tables[name]
+                    rows = rows.to(algorithm.device)
+                    logp = algorithm.policy(name)(**rows.inputs())
+                    sums[places.to(sums.device) + starts[start]] = sequence_logp(logp, rows.action_mask)
+        return sum_over_ranks(trainer, sums).cpu()  # the other ranks have zeros here

@@ -1,0 +1,84 @@
+"""Pairs of a better and a worse answer, or joint action, and their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.returns import labels
+
+P = TypeVar("P", Episode, Trajectory)
+
+
+class RowPair(NamedTuple):
+    """The token rows of the preferred and of the rejected answer; several where several agents acted."""
+
+    chosen: tuple[Trajectory, ...]
+    rejected: tuple[Trajectory, ...]
+
+    def rows(self) -> tuple[Trajectory, ...]:
+        """Return all rows, the chosen ones first."""
+        return self.chosen + self.rejected
+
+
+class JointPair(NamedTuple):
+    """The best and the worst episode of a group."""
+
+    chosen: Episode
+    rejected: Episode
+
+
+def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -> dict[str, tuple[PolicyBatch, Tensor]]:
+    """Return the rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
+
+    Args:
+        pairs: P pairs.
+        numbers: [P], the rows' ``groups``, so that both answers compute their prompt once; None counts the pairs.
+    """
+    rows = [row for pair in pairs for row in pair.rows()]
+    numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
+    answers = [2 * number + side for number, pair in numbered for side in (0, 1) for _ in pair[side]]
+    tables = {}
+    for policy in dict.fromkeys(row.policy for row in rows):
+        places = [place for place, row in enumerate(rows) if row.policy == policy]
+        own, of_pairs = [answers[place] for place in places], [answers[place] // 2 for place in places]
+        comparisons = labels((pair, rows[place].agent) for pair, place in zip(of_pairs, places, strict=True))
+        table = collate_rows([rows[place] for place in places], of_pairs, comparisons, own)
+        table.joint_actions = torch.tensor(own)
+        tables[policy] = table, torch.tensor(places)
+    return tables
+
+
+def joint_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[JointPair]:
+    """Return the best against the worst episode of each group, by the mean return of the agents.
+
+    Of equal returns the first counts. Left out are failed episodes, and groups that differ by ``reward_gap`` or less.
+
+    Args:
+        episodes: of any number of groups.
+        reward_gap: least difference of the mean returns, exclusive.
+    """
+    members = [((episode.task.key, episode.group), episode) for episode in episodes if not episode.failed]
+    return [JointPair(best, worst) for best, worst in best_and_worst(members, reward_gap)]
+
+
+def best_and_worst(members: Iterable[tuple[Hashable, P]], gap: float) -> list[tuple[P, P]]:
+    """Return the first member with the highest and the first with the lowest reward of each group.
+
+    Args:
+        members: with the key of their group.
+        gap: groups whose rewards differ by this or less are left out.
+    """
+    groups: dict[Hashable, list[P]] = {}
+    for key, member in members:
+        groups.setdefault(key, []).append(member)
+    pairs = [
+        (max(group, key=lambda item: item.reward), min(group, key=lambda item: item.reward))
+        for group in groups.values()
+    ]
+    return [(best, worst) for best, worst in pairs if best.reward - worst.reward > gap]

@@ -1,0 +1,58 @@
+"""The base of the losses on given answers: one policy, and a loss for each example of a batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.optimization import Optimization
+from mrlm_pl.losses import sequence_logp
+from mrlm_pl.policy import Policy
+
+
+class GivenAnswersAlgorithm(Algorithm):
+    """Base of the algorithms that train one policy on given answers; a subclass sets :meth:`compare`.
+
+    Args:
+        policies: the weights; one policy.
+        optimization: see :class:`Algorithm`.
+
+    Raises:
+        ConfigurationError: there are several policies, or the policy has dropout.
+    """
+
+    def __init__(self, policies: dict[str, Policy] | None, optimization: Optimization) -> None:
+        super().__init__(policies, None, optimization)
+        if len(self.policies) != 1:
+            raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
+        self.refuse_dropout()
+
+    @abstractmethod
+    def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the losses [N] of the examples, each of B / N consecutive rows, and the means of their metrics."""
+
+    def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
+        losses, metrics = self.compare(name, rows)
+        self.metrics.add_policy(name, metrics, len(losses))
+        return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
+
+    def measure(self, prefix: str, batch: Batch) -> None:
+        self.take_part(batch)
+        for name, rows in batch.policies.items():
+            losses, metrics = self.compare(name, rows)
+            numbers = {"loss": losses.mean(), **metrics}
+            self.metrics.add_evaluation(
+                prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()}
+            )
+
+    def logp_sums(self, name: str, rows: PolicyBatch) -> Tensor:
+        """Return the log-probability [B] of each row's action tokens."""
+        return sequence_logp(self.policies[name](**rows.inputs()), rows.action_mask)
+
+    def logp_means(self, name: str, rows: PolicyBatch) -> Tensor:
+        """Return the mean log-probability [B] of each row's action tokens."""
+        return self.logp_sums(name, rows) / rows.action_mask.sum(-1)
