@@ -102,7 +102,7 @@ def test_an_asynchronous_run_asks_its_reference(
     trainer = quiet_trainer()
     trainer.fit(algorithm, rollouts(echo, 3, mode="async", max_lag=1))
     assert float(trainer.callback_metrics["train/kl"]) > 1e-3, "the weights moved, the reference did not"
-    assert reference._group.workers[0].actor.calls.count("logprobs") == 3
+    assert reference.workers[0].actor.calls.count("logprobs") == 3
 
 
 @pytest.mark.parametrize("cls", [GRPO, PPO])

@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -55,18 +56,22 @@ class _Served:
     checksums: dict[str, int] = field(default_factory=dict)
 
 
-class WorkerGroup:
+class WorkerGroup(ABC):
     """Worker processes under Ray with the weights of models; several threads may use it.
 
-    Ray starts with the first :meth:`load`. A lost worker is replaced and filled with the current weights.
+    Ray starts with the first :meth:`fill`. A lost worker is replaced and filled with the current weights.
 
     Args:
-        kind: the pool's name in messages.
-        make: returns the class of a worker, a :class:`~mrlm_pl.engines.ray.workers.FilledWorker`, and the arguments
-            of its constructor, from its place and its GPUs.
-        workers, address, resources, transfer, deadlines, replacements: see :class:`~mrlm_pl.engines.RayPool`.
+        workers: worker processes.
+        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for this machine's; None starts Ray on this machine, one for
+            all pools of this process, and ends it with the last of them or the process.
+        resources: reserved for each worker and for the learner.
+        transfer: of the weights.
+        deadlines: of starting, calls and transfers.
+        replacements: most replaced workers before the run ends.
 
     Attributes:
+        kind: the pool's name in messages.
         workers: the current ones.
         replaced: number of replaced workers.
         learner: devices of the learner; None: that of the first weights.
@@ -75,20 +80,20 @@ class WorkerGroup:
         ConfigurationError: a number is out of its range.
     """
 
+    kind: str
+
     def __init__(
         self,
-        kind: str,
-        make: Callable[[int, str | None], tuple[type, tuple[Any, ...]]],
-        workers: int,
-        address: str | None,
-        resources: PoolResources,
-        transfer: WeightTransfer,
-        deadlines: PoolDeadlines,
-        replacements: int,
+        workers: int = 1,
+        address: str | None = None,
+        resources: PoolResources = PoolResources(),  # noqa: B008 (frozen)
+        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
+        deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
+        replacements: int = 8,
     ) -> None:
         at_least(1, "", workers=workers)
         at_least(0, "", replacements=replacements)
-        self.kind, self._make, self.count, self._address = kind, make, workers, address
+        self.count, self._address = workers, address
         self.resources, self.transfer, self.deadlines, self.replacements = resources, transfer, deadlines, replacements
         self.workers: list[Worker] = []
         self.replaced, self.closed = 0, False
@@ -102,9 +107,18 @@ class WorkerGroup:
         self._repairs: dict[Worker, Future[None]] = {}
         self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
 
+    @abstractmethod
+    def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
+        """Return the class of a worker and the arguments of its constructor.
+
+        Args:
+            place: of the worker.
+            gpus: its ``CUDA_VISIBLE_DEVICES``; None leaves them to Ray.
+        """
+
     # Weights.
 
-    def load(self, model: str, weights: PreTrainedModel, version: int, read: ReadModel | None = None) -> None:
+    def fill(self, model: str, weights: PreTrainedModel, version: int, read: ReadModel | None = None) -> None:
         """Make the module's current weights those of ``model`` in all workers; returns when all serve with them.
 
         Args:
@@ -270,6 +284,14 @@ class WorkerGroup:
                 # A caller that is cancelled must not cancel the repair for the others.
                 await asyncio.shield(asyncio.wrap_future(self._repairs[worker]))
 
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Receive the learner's devices, before its weights are first used."""
+        self.learner = place
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return ``pid``, ``host``, ``device``, ``gpus`` (ids) and ``claims`` of each worker."""
+        return [worker.about for worker in self.workers]
+
     def _check_open(self) -> None:
         if self.closed:
             raise EngineError(f"{self.kind} is closed; make a new one")
@@ -331,7 +353,7 @@ class WorkerGroup:
             raise ConfigurationError(f"Ray at {self.cluster.address}: {wrong}")
 
     def _actor(self, place: int) -> Any:
-        cls, arguments = self._make(place, self._gpus[place])
+        cls, arguments = self._worker(place, self._gpus[place])
         return self.cluster.actor(cls, place, arguments, 10_000, self._reserved.worker)
 
     def _started(self, place: int, actor: Any) -> Worker:
@@ -401,29 +423,6 @@ class WorkerGroup:
         if self._sender is not None:
             self._sender.close()
         cluster.close()
-
-
-class OfWorkers:
-    """Common part of an engine and a reference over a group of workers."""
-
-    _group: WorkerGroup
-
-    @property
-    def replaced(self) -> int:
-        """Number of replaced workers."""
-        return self._group.replaced
-
-    def meet_learner(self, place: LearnerPlace) -> None:
-        """Receive the learner's devices, before its weights are first used."""
-        self._group.learner = place
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return ``pid``, ``host``, ``device``, ``gpus`` (ids) and ``claims`` of each worker."""
-        return [worker.about for worker in self._group.workers]
-
-    def close(self) -> None:
-        """End the workers, and an own Ray with its last pool; may be called twice."""
-        self._group.close()
 
 
 def check_claims(claims: Mapping[str, Sequence[str]]) -> None:

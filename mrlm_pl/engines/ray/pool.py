@@ -10,14 +10,13 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.engine import InProcessEngine
-from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
-from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
+from mrlm_pl.engines.ray.group import WorkerGroup
 from mrlm_pl.engines.routing import sampled_in_parts
 from mrlm_pl.errors import EngineError
 from mrlm_pl.settings import at_least
 
 
-class RayPool(OfWorkers, Engine):
+class RayPool(WorkerGroup, Engine):
     """Generates in worker processes under Ray, each with an engine and the weights of all policies.
 
     A request goes to the worker with its session's cache, else to the least busy one. :meth:`load` sends the changed
@@ -30,44 +29,33 @@ class RayPool(OfWorkers, Engine):
 
     Args:
         workers: worker processes.
-        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for this machine's; None starts Ray on this machine, and ends
-            it with the pool or this process.
         engine: makes the engine of a worker.
-        resources: reserved for each worker and for the learner.
-        transfer: of the weights.
-        deadlines: of starting, calls and transfers.
-        replacements: most replaced workers before the run ends.
         calls: concurrent calls of a worker's engine; further ones wait. None: the engine's own number, one in process
             and ``terms.concurrency`` for a server.
+        options: of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`.
 
     Raises:
         ConfigurationError: a number is out of its range.
     """
 
-    name = "ray_pool"
+    name, kind = "ray_pool", "the pool"
 
     def __init__(
         self,
         workers: int = 1,
-        address: str | None = None,
         engine: Callable[[], Engine] = InProcessEngine,
-        resources: PoolResources = PoolResources(),  # noqa: B008 (frozen)
-        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
-        deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
-        replacements: int = 8,
         calls: int | None = None,
+        **options: Any,
     ) -> None:
         at_least(1, "", calls=calls)
+        super().__init__(workers, **options)
         self._make_engine, self._calls = engine, calls
-        self._group = WorkerGroup(
-            "the pool", self._worker, workers, address, resources, transfer, deadlines, replacements
-        )
         self._spreading = Spreading(workers)
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
         from mrlm_pl.engines.ray.workers import PoolWorker
 
-        return PoolWorker, (gpus, self._make_engine, f"{self.name}/{place}", place, self._group.count, self._calls)
+        return PoolWorker, (gpus, self._make_engine, f"{self.name}/{place}", place, self.count, self._calls)
 
     # Weights.
 
@@ -85,12 +73,12 @@ class RayPool(OfWorkers, Engine):
         """
         if not isinstance(weights, PreTrainedModel):
             raise EngineError(f"policy {policy!r}: a pool loads a transformers model, not a {type(weights).__name__}")
-        self._group.load(policy, weights, version)
+        self.fill(policy, weights, version)
 
     @property
     def takes_pieces(self) -> bool:
         """True if the workers' engine takes ``offset`` and ``piece``; valid after the first :meth:`load`."""
-        return bool(self._group.workers) and self._group.workers[0].about["takes_pieces"]
+        return bool(self.workers) and self.workers[0].about["takes_pieces"]
 
     def window(self, policy: str) -> int | None:
         """Return the longest context of the workers' engine in tokens; None while the policy is not loaded."""
@@ -105,7 +93,7 @@ class RayPool(OfWorkers, Engine):
         return self._said(policy).get("precision")
 
     def _said(self, policy: str) -> dict[str, Any]:
-        return self._group.answer(policy) or {}
+        return self.answer(policy) or {}
 
     # Requests.
 
@@ -117,10 +105,8 @@ class RayPool(OfWorkers, Engine):
         """
         if not requests:
             return []
-        if not self._group.workers:
-            raise EngineError(
-                "the pool has no weights; call load() first" if not self._group.closed else "the pool is closed"
-            )
+        if not self.workers:
+            raise EngineError("the pool has no weights; call load() first" if not self.closed else "the pool is closed")
         places = self._spreading.place(requests)
         try:
             return await sampled_in_parts(requests, places, self._ask)
@@ -128,7 +114,7 @@ class RayPool(OfWorkers, Engine):
             self._spreading.done(places)
 
     async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
-        samples: list[Sample] = await self._group.ask(place, "generate", "sample", requests)
+        samples: list[Sample] = await self.ask(place, "generate", "sample", requests)
         return samples
 
     @property
@@ -138,13 +124,13 @@ class RayPool(OfWorkers, Engine):
         Raises:
             WorkerLostError: a worker does not answer.
         """
-        asked = [self._group.call(worker, "answer", "stats") for worker in self._group.workers]
+        asked = [self.call(worker, "answer", "stats") for worker in self.workers]
         return [future.result() for future in asked]
 
     def release(self, session_prefix: str) -> None:
         """Drop caches, in the background; see :meth:`Engine.release`."""
         for place in self._spreading.release(session_prefix):
-            self._group.call(self._group.workers[place], "answer", "release", session_prefix)
+            self.call(self.workers[place], "answer", "release", session_prefix)
 
 
 class Spreading:

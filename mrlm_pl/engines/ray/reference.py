@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.ray.group import OfWorkers, WorkerGroup
-from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
+from mrlm_pl.engines.ray.group import WorkerGroup
 from mrlm_pl.engines.reference import Reference, TokenRows
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.packing import ForwardPass
@@ -20,7 +19,7 @@ from mrlm_pl.policy.forward.passes import forward_passes
 _DOES = "compute log-probabilities for the learner"
 
 
-class RayReference(OfWorkers, Reference):
+class RayReference(WorkerGroup, Reference):
     """Holds the reference models in worker processes under Ray, and computes log-probabilities there.
 
     The learner reads the initial weights with the first request, sends them to every worker, and keeps none; policies
@@ -31,31 +30,16 @@ class RayReference(OfWorkers, Reference):
 
     Args:
         workers: worker processes.
-        address: ``HOST:PORT`` of a Ray cluster, ``auto`` for this machine's; None starts Ray on this machine, one for
-            all pools of this process.
-        resources: reserved for each worker and for the learner.
-        transfer: of the weights.
-        deadlines: of starting, forward passes (``sample``) and transfers.
-        replacements: most replaced workers before the run ends.
+        options: of :class:`~mrlm_pl.engines.ray.group.WorkerGroup`; the deadline ``sample`` is that of a forward pass.
 
     Raises:
         ConfigurationError: a number is out of its range.
     """
 
-    name = "ray_reference"
+    name, kind = "ray_reference", "the reference pool"
 
-    def __init__(
-        self,
-        workers: int = 1,
-        address: str | None = None,
-        resources: PoolResources = PoolResources(),  # noqa: B008 (frozen)
-        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 (frozen)
-        deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
-        replacements: int = 8,
-    ) -> None:
-        self._group = WorkerGroup(
-            "the reference pool", self._worker, workers, address, resources, transfer, deadlines, replacements
-        )
+    def __init__(self, workers: int = 1, **options: Any) -> None:
+        super().__init__(workers, **options)
         self._planners: dict[str, Any] = {}  # models on the meta device, to plan passes
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
@@ -78,7 +62,7 @@ class RayReference(OfWorkers, Reference):
         passes = self._passes(self._planners[model], policy, rows)
         precision = Precision.now(device)
         calls = [(model, one.to("cpu"), precision) for one in passes]
-        found = self._group.cluster.loop.submit(self._ask(calls)).result()
+        found = self.cluster.loop.submit(self._ask(calls)).result()
         dtype = found[0].dtype if found else torch.float32
         flat = torch.zeros(rows.token_ids.numel(), dtype=dtype, device=device)
         for one, values in zip(passes, found, strict=True):
@@ -89,23 +73,23 @@ class RayReference(OfWorkers, Reference):
         """Load the policy's initial weights into the workers if necessary; return their name there."""
         held = next(policy.network.parameters())
         dtype = held.dtype  # the trainer may compute in one precision throughout
-        self._group.learner = self._group.learner or LearnerPlace.of(held.device)
+        self.learner = self.learner or LearnerPlace.of(held.device)
         name = f"{policy.name_or_path} {policy.origin} {dtype}"
-        if name not in self._planners or self._group.cluster is None:
+        if name not in self._planners or self.cluster is None:
 
             def read() -> Any:
                 return policy.initial_model().requires_grad_(False).to(dtype)
 
             weights = read()
-            self._group.load(name, weights, 0, read)
+            self.fill(name, weights, 0, read)
             self._planners[name] = weights.to("meta")
         return name
 
     def _passes(self, planner: Any, policy: Policy, rows: TokenRows) -> list[ForwardPass]:
         passes = forward_passes(planner, **rows.inputs(), max_tokens=policy.max_forward_tokens)
-        if policy.max_forward_tokens is None and 0 < len(passes) < self._group.count:
+        if policy.max_forward_tokens is None and 0 < len(passes) < self.count:
             tokens = sum(one.input_ids.numel() for one in passes)
-            share = -(-tokens // self._group.count)
+            share = -(-tokens // self.count)
             passes = forward_passes(planner, **rows.inputs(), max_tokens=share)
         return passes
 
@@ -115,7 +99,7 @@ class RayReference(OfWorkers, Reference):
 
         async def serve(place: int) -> None:
             for number, call in waiting:
-                answers[number] = await self._group.ask(place, _DOES, "logprobs", *call)
+                answers[number] = await self.ask(place, _DOES, "logprobs", *call)
 
-        await together(serve(place) for place in range(self._group.count))
+        await together(serve(place) for place in range(self.count))
         return [answers[number] for number in range(len(calls))]

@@ -448,7 +448,7 @@ def test_errors_of_the_engine_are_told_as_they_are(make_pool: MakePool) -> None:
 def test_a_closed_group_answers_with_an_error(make_pool: MakePool, method: str) -> None:
     pool, cluster = make_pool(1)
     pool.load("p", build("llama"), 1)
-    group, asked = pool._group, threading.Event()
+    group, asked = pool, threading.Event()
     cluster.actors[0].worker.stats = cluster.actors[0].worker.sample = lambda *arguments: never(asked)
     waiting = CALLS.submit(group.ask(0, "answer", method))
     assert asked.wait(10)

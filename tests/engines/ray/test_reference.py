@@ -184,7 +184,7 @@ def test_the_learner_keeps_no_weights_of_the_reference(make_reference: MakeRefer
     policy.load()
     reference.logprobs(policy, table())
     assert all(weight.is_meta for planner in reference._planners.values() for weight in planner.parameters())
-    assert [served.snapshot.checksums() for served in reference._group._served.values()] == [{}]
+    assert [served.snapshot.checksums() for served in reference._served.values()] == [{}]
 
 
 def test_a_worker_that_dies_is_replaced_and_its_pass_made_again(
@@ -210,7 +210,7 @@ def test_a_worker_that_does_not_answer_is_told_with_who_waits(
     policy, stuck = Policy(str(model_folder)), threading.Event()
     policy.load()
     reference.logprobs(policy, table())
-    reference._group.deadlines = PoolDeadlines(10, 0.4, 3, 1)  # starting may take longer
+    reference.deadlines = PoolDeadlines(10, 0.4, 3, 1)  # starting may take longer
     monkeypatch.setattr(
         "mrlm_pl.engines.ray.workers.pass_logprobs", lambda model, planned: stuck.wait(10) and torch.zeros(0)
     )
