@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,33 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
 def draft_of(path: Path) -> Path:
     """Return the name under which :func:`replacing` writes a file; a kill may leave such a draft."""
     return path.with_name(f"{path.name}.part")
+
+
+def put_in_place(draft: Path, final: Path) -> None:
+    """Rename a complete draft, a file or a folder, to ``final``, which it replaces; a kill leaves one of the two.
+
+    For a moment the replaced one is :func:`former_of` the path.
+    """
+    former = former_of(final)
+    if final.exists():
+        remove(former)
+        os.rename(final, former)
+    os.rename(draft, final)
+    force_to_disk(final.parent)
+    remove(former)
+
+
+def former_of(path: Path) -> Path:
+    """Return the place of what :func:`put_in_place` replaces."""
+    return path.with_name(f"{path.name}.old")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:

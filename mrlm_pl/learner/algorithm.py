@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mrlm_pl.durable_files import draft_of, put_in_place, remove
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
@@ -470,17 +471,13 @@ class Algorithm(LightningModule, ABC):
         """
         for name, policy in self.exported().items():
             final = Path(folder) / name
-            draft, former = (final.with_name(f"{name}.{suffix}") for suffix in ("part", "old"))
+            draft = draft_of(final)
             try:
                 if write:
-                    shutil.rmtree(draft, ignore_errors=True)
-                    shutil.rmtree(former, ignore_errors=True)
+                    remove(draft)
                 policy.save_pretrained(draft, write=write)
                 if write:
-                    if final.exists():
-                        final.rename(former)  # a kill in the midst of its removal would leave a part of it
-                    draft.rename(final)
-                    shutil.rmtree(former, ignore_errors=True)
+                    put_in_place(draft, final)
             except (OSError, SafetensorError) as error:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise StorageError(

@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import distributed
 
+from mrlm_pl.durable_files import former_of
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES, former_checkpoint
+from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
 """Environment variable in which the first process tells the processes that it starts where the run writes."""
@@ -194,7 +195,7 @@ def _is_whole(checkpoint: Path) -> bool:
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the last checkpoint of a run; the one before if a kill came while a sharded one was put in its place."""
     last = folder / LAST_CHECKPOINT
-    return next((path for path in (last, former_checkpoint(last)) if path.exists()), None)
+    return next((path for path in (last, former_of(last)) if path.exists()), None)
 
 
 def _named_checkpoint(request: FolderRequest, base: Path) -> str | None:

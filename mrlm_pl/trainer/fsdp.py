@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from mrlm_pl.durable_files import force_to_disk
+from mrlm_pl.durable_files import draft_of, force_to_disk, put_in_place, remove
 from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
@@ -69,22 +67,16 @@ class FSDP(ModelParallelStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         final = Path(self.broadcast(filepath))
-        draft = final.with_name(f"{final.name}.part")
+        draft = draft_of(final)
         if self.is_global_zero:
-            _remove(draft)
+            remove(draft)
         self.barrier()
         super().save_checkpoint(checkpoint, draft, storage_options)
         self.barrier()  # all shards are written
         if self.is_global_zero:
             for path in (*draft.iterdir(), draft):
                 force_to_disk(path)
-            replaced = former_checkpoint(final)
-            if final.exists():
-                _remove(replaced)
-                os.rename(final, replaced)
-            os.rename(draft, final)
-            force_to_disk(final.parent)
-            _remove(replaced)
+            put_in_place(draft, final)
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -97,15 +89,3 @@ class FSDP(ModelParallelStrategy):
         if path.is_dir():
             check_sharded_checkpoint(path)
         return super().load_checkpoint(path, weights_only is not False)
-
-
-def former_checkpoint(path: Path) -> Path:
-    """Return the place of the earlier checkpoint at ``path`` while a new one replaces it."""
-    return path.with_name(f"{path.name}.old")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from mrlm_pl.durable_files import put_in_place
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.lora import merged_state
@@ -37,9 +38,7 @@ def write_version(root: Path, policy: str, model: PreTrainedModel, version: int,
         shutil.rmtree(part, ignore_errors=True)
         write_model(model, part, merged_state(model))
         also(part)
-        if target.exists():
-            shutil.rmtree(target)
-        part.rename(target)
+        put_in_place(part, target)
         # By age, not by number: another run may have left greater ones here.
         for old in sorted(home.glob("version-*"), key=lambda folder: folder.stat().st_mtime_ns)[:-KEPT]:
             if old != target:
