@@ -99,6 +99,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return folded[found[0]] if found else None
 
 
+def meant(name: str, known: Iterable[str], rest: str) -> str:
+    """Return the end of a message on an unknown name, which asks for the nearest one, if there is any.
+
+    >>> meant("GPRO", ["GRPO", "PPO"], "known are GRPO, PPO"), meant("x", ["GRPO"], "known are GRPO")
+    ("did you mean 'GRPO'? Known are GRPO, PPO", 'known are GRPO')
+    """
+    near = nearest(name, known)
+    return f"did you mean {near!r}? {rest[0].upper()}{rest[1:]}" if near else rest
+
+
 def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     """Return the file or folder next to a missing ``path`` with the nearest name, or None."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()

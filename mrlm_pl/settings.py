@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.errors import ConfigurationError, meant
 
 T = TypeVar("T")
 
@@ -36,9 +36,8 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     known = list(inspect.signature(cls).parameters)
     for key in value:
         if key not in known:
-            near = nearest(str(key), known)
-            hint = f"did you mean {near!r}? It" if near else "it"
-            raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint} accepts: {', '.join(known)}")
+            hint = meant(str(key), known, f"it accepts: {', '.join(known)}")
+            raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint}")
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 

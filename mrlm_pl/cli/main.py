@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant
 from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
@@ -146,9 +146,7 @@ def _interruptible(command: str, module: str, function: str, arguments: Sequence
 def _unknown_command(command: str) -> str:
     if command.startswith("-"):
         return f"option {command!r} must follow a command, as in `mrlm fit {command} ...`"
-    near = nearest(command, COMMANDS)
-    hint = f"did you mean {near!r}? Commands" if near else "commands"
-    return f"there is no command {command!r}; {hint} are: {', '.join(COMMANDS)}"
+    return f"there is no command {command!r}; {meant(command, COMMANDS, 'commands are: ' + ', '.join(COMMANDS))}"
 
 
 def _tell(message: object, status: int) -> int:

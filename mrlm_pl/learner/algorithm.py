@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from mrlm_pl.durable_files import draft_of, put_in_place, remove
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, nearest
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, meant, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
@@ -87,11 +87,8 @@ class Algorithm(LightningModule, ABC):
             raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
         for agent, policy in (seats or {}).items():
             if policy not in policies:
-                near = nearest(policy, policies)
-                hint = f"did you mean {near!r}? The policies" if near else "policies"
-                raise ConfigurationError(
-                    f"seat {agent!r} names policy {policy!r}, which does not exist; {hint} are {sorted(policies)}"
-                )
+                hint = meant(policy, policies, f"the policies are {sorted(policies)}")
+                raise ConfigurationError(f"seat {agent!r} names policy {policy!r}, which does not exist; {hint}")
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
         self.optimization = as_settings(Optimization, optimization, "optimization")
@@ -173,11 +170,8 @@ class Algorithm(LightningModule, ABC):
         """
         for agent in self.seats:
             if agent not in agents:
-                near = nearest(agent, agents)
-                hint = f"did you mean {near!r}? The" if near else "the"
-                raise ConfigurationError(
-                    f"seats: {agent!r} is no agent of this run; {hint} agents are {sorted(agents)}"
-                )
+                hint = meant(agent, agents, f"the agents are {sorted(agents)}")
+                raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
         used = {self.seat(agent) for agent in agents}
         for name in self.policies:
             if name in used:

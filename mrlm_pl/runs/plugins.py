@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, MRLMError, nearest, place_of_error
+from mrlm_pl.errors import ConfigurationError, MRLMError, meant, nearest, place_of_error
 
 GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
@@ -197,11 +197,8 @@ def find_environment(name: str) -> type[Environment]:
     by_class = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)}
     if name in by_class:
         return by_class[name]
-    near = nearest(name, [*named, *by_class])
-    hint = f"did you mean {near!r}? They" if near else "they"
-    raise ConfigurationError(
-        f"there is no environment {name!r}; {hint} are {', '.join(named)}, or a path such as my_file.MyEnvironment"
-    )
+    hint = meant(name, [*named, *by_class], f"they are {', '.join(named)}")
+    raise ConfigurationError(f"there is no environment {name!r}; {hint}, or a path such as my_file.MyEnvironment")
 
 
 def environment_from(config: Mapping[str, Any]) -> Environment:

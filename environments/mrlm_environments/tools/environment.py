@@ -31,7 +31,7 @@ from mrlm_pl.environment.tools import (
     tool_message,
 )
 from mrlm_pl.episode import ToolCall
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least, between, some_of
 
 CORRECT, TOOLS, SPEED = 0.5, 0.3, 0.2
@@ -250,9 +250,8 @@ def _built(item: Tool | ToolSet | str) -> Tool | ToolSet:
     if not isinstance(item, str):
         return item
     if item not in BUILT_IN:
-        near = nearest(item, BUILT_IN)
-        hint = f"did you mean {near!r}? Known are" if near else "known are"
-        raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}: {', '.join(BUILT_IN)}")
+        hint = meant(item, BUILT_IN, f"known are: {', '.join(BUILT_IN)}")
+        raise ConfigurationError(f"tools: there is no tool {item!r}; {hint}")
     return BUILT_IN[item]()
 
 

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
@@ -155,9 +155,8 @@ def check_strategy(trainer: Namespace) -> None:
                 f"trainer.strategy: a class must be written as `strategy: {{class_path: {value}}}` in a file, "
                 f"or as `--trainer.strategy {value}` followed by one of its options"
             )
-        near = nearest(value, known)
-        hint = f"did you mean {near!r}? Known" if near else "known"
-        raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint} are: {', '.join(known)}")
+        hint = meant(value, known, f"known are: {', '.join(known)}")
+        raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint}")
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.errors import ConfigurationError, meant, nearest
 
 _OPTION = "--config"
 _SUFFIXES = (".yaml", ".yml")
@@ -127,9 +127,7 @@ def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
     """Return the message for a key that a class does not have."""
     if not known:
         return f"{owner} has no {key!r} (it has no settings)"
-    near = nearest(key, known)
-    hint = f"did you mean {near!r}? It" if near else "it"
-    return f"{owner} has no {key!r}; {hint} accepts: {', '.join(known)}"
+    return f"{owner} has no {key!r}; {meant(key, known, 'it accepts: ' + ', '.join(known))}"
 
 
 def _composed(file: Path) -> yaml.Node | None:

@@ -11,7 +11,7 @@ from typing import Any
 from mrlm_pl.data.rollout.tasks.stream import PlannedStream, SuccessRateCurriculum, TaskStream
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Trajectory
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least, positive
 
 logger = logging.getLogger(__name__)
@@ -67,11 +67,9 @@ class RunTasks:
         self.environments = named_environments(environments, names)
         self.settings, self.curriculum = dict(settings or {}), curriculum
         for name in self.settings.keys() - self.environments.keys():
-            near = nearest(name, list(self.environments))
-            hint = f"did you mean {near!r}? The" if near else "the"
+            hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
-                f"data.task_settings names the environment {name!r}, which this run does not have; {hint} environments "
-                f"are {list(self.environments)}"
+                f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
             )
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
         self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
