@@ -21,7 +21,7 @@ class Backoff:
     """
 
     def __init__(self, seconds: float = math.inf, first: float = 0.1, longest: float = 2.0) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self.seconds = asyncio.get_running_loop(), seconds
         self._deadline, self._pause, self._longest = self._loop.time() + seconds, first, longest
 
     @property

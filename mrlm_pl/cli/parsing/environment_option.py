@@ -7,13 +7,12 @@ import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ActionConfigFile
 
-from mrlm_pl.cli.parsing.config_files import option_values
+from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, option_values
+from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.runs.plugins import import_environment
@@ -89,7 +88,11 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: b
             run's environment would run a program and no option names it.
     """
     words = list(arguments)
-    model, named = _given(words, "--model"), _given(words, _OPTION) or _given(words, f"{_OPTION}.class_path")
+    check_exist(words)
+    check_files(config_files(words))
+    config, _ = merged(words, ("model", "environment"))
+    model, named = config.get("model"), config.get("environment")
+    named = named.get(CLASS) if isinstance(named, dict) else named
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}), None)
     run = read_run(model, weights=weights)
@@ -117,28 +120,6 @@ def shown_settings(config: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _given(words: Sequence[str], option: str) -> str | None:
-    """Return the value of an option on the command line, else in the last configuration file that has it."""
-    values = [value for name, value in option_values(words) if name == option]
-    if values:
-        return _class_of(yaml.safe_load(values[-1]) if values[-1].startswith("{") else values[-1])
-    for file in reversed([value for name, value in option_values(words) if name == "--config"]):
-        try:
-            found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError):
-            return None  # the parser reports the fault of the file
-        value = found.get(option.removeprefix("--")) if isinstance(found, dict) else None
-        if value is not None:
-            return _class_of(value)
-    return None
-
-
-def _class_of(value: Any) -> str | None:
-    """Return the name, or the class path in a mapping."""
-    value = value.get("class_path") if isinstance(value, dict) else value
-    return None if value is None else str(value)
 
 
 def _without(words: Sequence[str], option: str) -> list[str]:

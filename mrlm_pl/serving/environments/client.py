@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import secrets
@@ -34,8 +33,6 @@ from mrlm_pl.serving.transport.connection import (
 )
 from mrlm_pl.serving.transport.security import Identity
 from mrlm_pl.settings import positive
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ASK_SECONDS = 30.0
@@ -86,7 +83,7 @@ class RemoteEnvironment(Environment, proxy=True):
         positive("remote: ", open_seconds=open_seconds, step_seconds=step_seconds)
         identity = Identity(tls_certificate, tls_key, tls_authority)
         self.addresses = addresses_of(address, token_file, identity, message_mb)
-        self.name, self.settings = name, dict(settings or {})
+        self.name, self.settings, self._who = name, dict(settings or {}), f"environment {name!r}"
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
         self._described: tuple[str, ...] | None = None
         self._place: Address | None = None
@@ -180,13 +177,13 @@ class RemoteEnvironment(Environment, proxy=True):
 
         def final(error: StatusError, address: Address) -> Exception | None:
             again = error.transient or (error.refused and error.code in _ELSEWHERE)
-            return None if again else _told(error, f"environment {self.name!r}")
+            return None if again else _told(error, self._who)
 
         def ask(server: Connection) -> Awaitable[pb.OpenReply]:
             return server.call("Open", request, self.step_seconds)
 
         try:
-            reply, address = await first_answer(self.addresses, ask, Backoff(self.open_seconds), final)
+            reply, address = await first_answer(self.addresses, ask, Backoff(self.open_seconds), final, self._who)
         except StatusError as error:
             raise _told(error, f"no server opened a session within {self.open_seconds:g} s") from error
         server = await connection(address)
@@ -228,16 +225,13 @@ class RemoteEnvironment(Environment, proxy=True):
             again = error.transient or (
                 error.refused and error.code in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
             )
-            return None if again else _told(error, f"environment {self.name!r}")
+            return None if again else _told(error, self._who)
 
         def ask(server: Connection) -> Awaitable[Any]:
             return server.call(method, request, ASK_SECONDS, patience=0)
 
-        def waiting(problem: StatusError) -> None:
-            logger.warning("no server answers yet (%s); retrying for %g s", problem.text, ASK_SECONDS)
-
         try:
-            reply, _ = await first_answer(self.addresses, ask, Backoff(ASK_SECONDS), final, waiting, rotate=False)
+            reply, _ = await first_answer(self.addresses, ask, Backoff(ASK_SECONDS), final, self._who, False)
         except StatusError as error:
             targets = ", ".join(address.target for address in self.addresses)
             raise RemoteError(

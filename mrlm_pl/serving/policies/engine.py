@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -18,8 +17,6 @@ from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.addresses import first_answer
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
-
-logger = logging.getLogger(__name__)
 
 _STUB = environment_pb2_grpc.PolicyServiceStub
 
@@ -113,11 +110,8 @@ class RemoteEngine(Engine):
             again = error.transient or (error.refused and error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED))
             return None if again else RemoteError(str(error))
 
-        def waiting(problem: StatusError) -> None:
-            logger.warning("%s does not answer; retrying for %g s", self.address.target, self.seconds)
-
         try:
-            reply, _ = await first_answer([self.address], ask, backoff, final, waiting)
+            reply, _ = await first_answer([self.address], ask, backoff, final, "the server of policies")
         except StatusError as error:
             raise RemoteError(
                 f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -18,6 +19,8 @@ from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection
 from mrlm_pl.serving.transport.security import Identity, read_token
 
+logger = logging.getLogger(__name__)
+
 FIRST_REST, LONGEST_REST = 1.0, 30.0
 """Seconds between probes of a server that is gone: the first, and the longest after doublings."""
 
@@ -26,6 +29,8 @@ T = TypeVar("T")
 
 _turns = itertools.count()
 _gone: dict[Address, asyncio.Task[None]] = {}
+_silent: set[str] = set()
+"""Servers of which a warning has told that they do not answer."""
 
 
 def addresses_of(
@@ -58,24 +63,26 @@ async def first_answer(
     ask: Callable[[Connection], Awaitable[T]],
     backoff: Backoff,
     final: Callable[[StatusError, Address], Exception | None],
-    waiting: Callable[[StatusError], None] = lambda problem: None,
+    who: str,
     rotate: bool = True,
 ) -> tuple[T, Address]:
     """Ask servers in turn until one answers; return its answer and its address.
+
+    Warns once of servers that do not answer, however many requests wait for them, and when one answers again.
 
     Args:
         addresses: of servers that can stand in for each other.
         ask: sends one request.
         backoff: pauses between rounds over all servers.
         final: the exception for an error that a repetition does not change, else None.
-        waiting: is called after the first round without an answer.
+        who: what the servers are, for messages.
         rotate: begin with another server than the last call, rather than with the first one.
 
     Raises:
         StatusError: the last problem, when the time is over.
         Exception: what ``final`` returned.
     """
-    told = False
+    servers = f"{who} at {', '.join(address.target for address in addresses)}"
     while True:
         for address in in_turn(addresses) if rotate else sorted(addresses, key=is_gone):
             try:
@@ -89,10 +96,13 @@ async def first_answer(
                     note_gone(address)
                 continue
             note_back(address)
+            if servers in _silent:
+                _silent.discard(servers)
+                logger.warning("%s answers again", servers)
             return answer, address
-        if not told:
-            waiting(problem)
-            told = True
+        if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED and servers not in _silent:
+            _silent.add(servers)
+            logger.warning("%s does not answer (%s); retrying for %g s", servers, problem, backoff.seconds)
         if not await backoff.pause():
             raise problem
 
@@ -128,4 +138,5 @@ async def _until_back(address: Address) -> None:
             continue
 
 
+os.register_at_fork(after_in_child=_silent.clear)
 os.register_at_fork(after_in_child=_gone.clear)  # a forked process has none of its parent's tasks

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
-import logging
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,8 +18,6 @@ from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
-
-logger = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
 MAX_BATCH = 1024
@@ -40,7 +35,6 @@ _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Cod
 """Refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`."""
 
 _ids = itertools.count(1)
-_waited_for: set[tuple[Address, ...]] = set()
 
 
 @dataclass(frozen=True)
@@ -128,13 +122,12 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         return None if again else RemoteError(f"the verifier at {address.target} refuses: {error}")
 
     try:
-        reply, address = await first_answer(terms.addresses, ask, backoff, final, functools.partial(_tell, terms))
+        reply, address = await first_answer(terms.addresses, ask, backoff, final, "the verifier")
     except StatusError as error:
         raise RemoteError(
             f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
             f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({error})"
         ) from error
-    _tell_of_answer(terms)
     return _checked(reply, request, address.target)
 
 
@@ -160,23 +153,3 @@ def _checked(reply: pb.ScoreReply, request: pb.ScoreRequest, target: str) -> lis
                 "check its model"
             )
     return [TextScore(score.probability, score.truncated) for score in reply.scores]
-
-
-def _tell(terms: Terms, problem: StatusError) -> None:
-    if problem.code is not Code.RESOURCE_EXHAUSTED and terms.addresses not in _waited_for:
-        _waited_for.add(terms.addresses)
-        logger.warning(
-            "the verifier at %s gives no scores (%s); retrying for %g s",
-            terms.targets,
-            problem,
-            terms.patience_seconds,
-        )
-
-
-def _tell_of_answer(terms: Terms) -> None:
-    if terms.addresses in _waited_for:
-        _waited_for.discard(terms.addresses)
-        logger.warning("the verifier at %s gives scores again", terms.targets)
-
-
-os.register_at_fork(after_in_child=_waited_for.clear)

@@ -201,7 +201,8 @@ def test_a_run_waits_for_a_partner_that_was_killed_and_comes_back(tmp_path: Path
         run.kill()
         server.end()
     assert run.returncode == 0, output[-3000:]
-    assert "does not answer; retrying for 300 s" in output
+    assert "does not answer (UNAVAILABLE" in output
+    assert "; retrying for 300 s" in output
     alone = subprocess.run([*words, *arguments(tmp_path / "alone", 60, None)], cwd=ROOT, capture_output=True, text=True)
     assert alone.returncode == 0, alone.stderr[-3000:]
     assert weights(tmp_path / "run") == weights(tmp_path / "alone"), "nothing was lost"

@@ -139,4 +139,4 @@ def test_what_is_asked_outside_of_episodes_passes_over_them_too(
     monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
     with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.5 s; start one .*[Rr]efused"):
         _ = remote(f"127.0.0.1:{free_port()}").agents
-    assert "no server answers yet" in caplog.text
+    assert "does not answer (UNAVAILABLE" in caplog.text

@@ -10,7 +10,6 @@ import pytest
 
 from mrlm_pl.reward_models import TextScorer
 from mrlm_pl.serving.transport import addresses
-from mrlm_pl.serving.verifiers import asking
 from tests.support.environment_servers import ServerProcess
 from tests.support.verifier_servers import LyingServer, Spoken, Verifier
 
@@ -20,7 +19,7 @@ def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports may come again; no token is set."""
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
     addresses._gone.clear()
-    asking._waited_for.clear()
+    addresses._silent.clear()
 
 
 @pytest.fixture

@@ -152,11 +152,11 @@ def test_it_waits_for_a_server_that_starts_late_and_says_so_once(
         assert not any(item.done() for item in asked)
         serve(endpoint=Endpoint(port=port))
         assert [item.result() for item in asked] == [[0.1], [0.2], [0.3], [0.4], [0.5]]
-    told = [record.getMessage() for record in caplog.records if record.name == "mrlm_pl.serving.verifiers.asking"]
+    told = [record.getMessage() for record in caplog.records if record.name == "mrlm_pl.serving.transport.addresses"]
     assert len(told) == 2, told
-    assert told[0].startswith(f"the verifier at 127.0.0.1:{port} gives no scores (UNAVAILABLE")
+    assert told[0].startswith(f"the verifier at 127.0.0.1:{port} does not answer (UNAVAILABLE")
     assert told[0].endswith("; retrying for 10 s")
-    assert told[1] == f"the verifier at 127.0.0.1:{port} gives scores again"
+    assert told[1] == f"the verifier at 127.0.0.1:{port} answers again"
 
 
 def test_patience_ends(free_port: Callable[[], int]) -> None:
