@@ -71,8 +71,8 @@ class Worker:
         return self.hosts(environment) and not self.report.draining and self.load < 1
 
 
-class ControllerService(EnvironmentService):
-    """The service of environments over workers.
+class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServiceServicer):
+    """The service of environments over workers, and the service that workers join.
 
     Args:
         limits: of the controller.
@@ -139,19 +139,20 @@ class ControllerService(EnvironmentService):
                 unknown += reply.unknown
         return pb.KeepAliveReply(unknown=unknown)
 
-    async def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
+    async def Join(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.WorkerReport], context: Any
+    ) -> AsyncIterator[pb.WorkerOrder]:
         """Answer a worker's reports; the worker is gone when they end.
 
-        Raises:
-            RefusalError: another worker of that id is live: it keeps its sessions, and this one may ask again.
+        Refuse one of whose id another is live: that one keeps its sessions, and this one may ask again.
         """
         worker: Worker | None = None
         try:
-            async for report in reports:
+            async for report in request_iterator:
                 if worker is None:
                     known = self.live.get(report.worker)
                     if known is not None and time.monotonic() - known.heard < SILENT_SECONDS:
-                        raise RefusalError(Code.UNAVAILABLE, f"a worker {report.worker[:40]!r} is live already")
+                        await refuse(context, Code.UNAVAILABLE, f"a worker {report.worker[:40]!r} is live already")
                     worker = Worker(report, Connection(replace(self._way, target=report.address)))
                     self.live[report.worker] = worker
                     logger.info("worker %r at %r joined", report.worker, report.address)
@@ -172,7 +173,7 @@ class ControllerService(EnvironmentService):
         await asyncio.gather(*self._leaving, *(worker.connection.close() for worker in workers))
         self._leaving.clear()
 
-    def list_workers(self) -> pb.ListWorkersReply:
+    async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersReply:  # noqa: N802
         """Return the workers and the seconds since the last report of each."""
         now = time.monotonic()
         found = [
@@ -235,26 +236,6 @@ def _forwarded(error: StatusError) -> RefusalError:
     return RefusalError(error.code, error.text)
 
 
-class _Joining(environment_pb2_grpc.ControllerServiceServicer):
-    """The service that workers join."""
-
-    def __init__(self, controller: ControllerService) -> None:
-        self.controller = controller
-
-    async def Join(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.WorkerOrder]:  # noqa: N802
-        orders = self.controller.join(request_iterator)
-        try:
-            async for order in orders:
-                yield order
-        except RefusalError as error:
-            await refuse(context, error.code, error.reason)
-        finally:
-            await orders.aclose()  # type: ignore[attr-defined] # it is a generator
-
-    async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersReply:  # noqa: N802
-        return self.controller.list_workers()
-
-
 class ControllerServer(EnvironmentServer):
     """A server with no environments of its own.
 
@@ -271,7 +252,7 @@ class ControllerServer(EnvironmentServer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add the services, that of workers among them."""
         super().register(server)
-        environment_pb2_grpc.add_ControllerServiceServicer_to_server(_Joining(self.service), server)
+        environment_pb2_grpc.add_ControllerServiceServicer_to_server(self.service, server)
 
     async def stop(self) -> None:
         """Close the port and the connections to workers; may be called twice."""

@@ -309,7 +309,7 @@ def test_what_is_asked_of_a_controller(cluster: Cluster, monkeypatch: pytest.Mon
         _ = RemoteEnvironment(cluster.target, "chess").agents
     with pytest.raises(RemoteError, match="no worker takes a session of 'chess'"):
         asyncio.run(RemoteEnvironment(cluster.target, "chess", open_seconds=0.2).reset(_task(cluster)))
-    eventually(lambda: cluster.controller.service.list_workers().workers[0].report.sessions == len(episodes))
+    eventually(lambda: next(iter(cluster.controller.service.live.values())).report.sessions == len(episodes))
 
 
 def _task(cluster: Cluster) -> Any:

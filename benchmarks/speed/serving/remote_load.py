@@ -43,7 +43,7 @@ from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
+from mrlm_pl.serving.transport.codec import step_from, to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 
 __all__ = ["CounterEnvironment", "ThreadedCounter"]  # this file is a plugin of the servers that it starts
@@ -170,7 +170,7 @@ class Session:
 
     def take(self, reply: pb.StepReply) -> str | None:
         """Count the next step as made, and return the fault of its answer, or None."""
-        step, turn = from_json(reply.step, step_from), self.turn
+        step, turn = step_from(reply.step), self.turn
         self.turn += 1
         if (reply.session, reply.turn) != (self.id, turn):
             return "misrouted"

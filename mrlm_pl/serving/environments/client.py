@@ -21,7 +21,7 @@ from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.addresses import addresses_of, first_answer, note_gone
-from mrlm_pl.serving.transport.codec import from_json, observations_from, step_from, task_from, to_json, tools_from
+from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import (
     CONTROLLER_SECONDS,
     Address,
@@ -129,8 +129,8 @@ class RemoteEnvironment(Environment, proxy=True):
         self._place, self._session, self._turn = place, opened.session, 0
         # An environment that is dropped without close() must not renew its lease.
         self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())
-        self._tools = from_json(opened.tools, tools_from)
-        return from_json(opened.observations, observations_from)
+        self._tools = from_json(opened.tools, dict[str, tuple[ToolSchema, ...]])
+        return from_json(opened.observations, dict[str, tuple[Message, ...]])
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Take a turn; see :meth:`Environment.step`.
@@ -148,7 +148,7 @@ class RemoteEnvironment(Environment, proxy=True):
                     f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
                     f"{request.turn} of {request.session!r}"
                 )
-            step = from_json(reply.step, step_from)
+            step = step_from(reply.step)
         except RemoteError:
             await _on_loop(_pass_over(self._place))
             raise
@@ -257,14 +257,14 @@ class RemoteTasks(TaskSource):
         self._parts: dict[int, list[Task]] = {}
         reply = self._read(0, TASKS_AT_ONCE)
         self.size = reply.size if reply.HasField("size") else None
-        self._parts[0] = _tasks(reply)
+        self._parts[0] = from_json(reply.tasks, list[Task])
 
     def __getitem__(self, index: int) -> Task:
         self._check_index(index)
         part, place = divmod(index, TASKS_AT_ONCE)
         if part not in self._parts:
             reply = self._read(part * TASKS_AT_ONCE, TASKS_AT_ONCE)
-            self._parts[part] = _tasks(reply)
+            self._parts[part] = from_json(reply.tasks, list[Task])
         return self._parts[part][place]
 
     def _read(self, start: int, count: int) -> pb.TasksReply:
@@ -273,10 +273,6 @@ class RemoteTasks(TaskSource):
             environment=self._environment.name, settings=settings, split=self.split, start=start, count=count
         )
         return self._environment._ask("GetTasks", request)
-
-
-def _tasks(reply: pb.TasksReply) -> list[Task]:
-    return from_json(reply.tasks, lambda values: [task_from(value) for value in values])
 
 
 _reached: dict[Address, tuple[bool, float]] = {}

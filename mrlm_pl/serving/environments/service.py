@@ -15,14 +15,13 @@ from typing import Any
 import grpc
 
 from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as_error
-from mrlm_pl.environment import Environment, Observations, Step
-from mrlm_pl.episode import Task
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.codec import actions_from, from_json, settings_from, task_from, to_json
+from mrlm_pl.serving.transport.codec import from_json, to_json
 from mrlm_pl.serving.transport.connection import refuse
 
 logger = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         if session.failure is not None:
             raise session.failure
         if session.busy is None:
-            actions = from_json(request.actions, actions_from)
+            actions = from_json(request.actions, dict[str, Message])
             if session.quick:
                 try:
                     return self._made(session, session.environment.step(actions))
@@ -166,7 +165,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             raise RefusalError(
                 Code.INVALID_ARGUMENT, f"lease_seconds is {lease}; it must be above 0 and finite, or 0 for the server's"
             )
-        task, settings = from_json(request.task, task_from), settings_from(request.settings)
+        task, settings = from_json(request.task, Task), settings_of(request)
         self.opening += 1
         try:
             return await self._begin(request, task, settings, min(lease, self.limits.lease_seconds))
@@ -265,7 +264,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
         names = [request.environment] if request.environment else sorted(self.offer.factories)
-        settings = settings_from(request.settings)
+        settings = settings_of(request)
         described = []
         for name in names:
             template: Environment = await self._run("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
@@ -279,7 +278,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                 Code.INVALID_ARGUMENT,
                 f"start is {request.start} and count {request.count}; they must be 0 or above, count up to {MAX_TASKS}",
             )
-        settings = settings_from(request.settings)
+        settings = settings_of(request)
 
         def read() -> pb.TasksReply:
             source = self.offer.source(request.environment, settings, request.split)
@@ -294,6 +293,11 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         found = [session for session in self.sessions if request.environment in ("", session.name)]
         shown = found[: request.limit] if request.limit > 0 else found
         return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
+
+
+def settings_of(request: Any) -> dict[str, Any]:
+    """Return the arguments of an environment in a request; none by default."""
+    return from_json(request.settings or b"{}", dict[str, Any])
 
 
 def refusal_of(error: BaseException) -> RefusalError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from mrlm_pl.environment import Step, ToolSchema
-from mrlm_pl.episode import Message, Task
+from mrlm_pl.environment import Message, Step
 from mrlm_pl.errors import RemoteError
 
 T = TypeVar("T")
@@ -54,14 +53,17 @@ def _plain(value: Any) -> Any:
     raise RemoteError(f"a value of type {type(value).__name__} cannot be sent; use JSON-like data")
 
 
-def from_json(content: bytes, make: Callable[[Any], T]) -> T:
-    """Return the record that ``make`` makes of JSON.
+def from_json(content: bytes, kind: type[T]) -> T:
+    """Return the record of a type, or the container of records, that JSON holds; unknown fields are ignored.
 
     Raises:
-        RemoteError: the content is not JSON, names a key twice, or is not of that record.
+        RemoteError: the content is not JSON, names a key twice, or is not of that type.
+
+    >>> from_json(b'{"pro": {"role": "assistant", "content": "Yes."}}', dict[str, Message])["pro"].content
+    'Yes.'
     """
     try:
-        return make(json.loads(content.decode("utf-8", "surrogatepass"), object_pairs_hook=_unique))
+        return msgspec.convert(json.loads(content.decode("utf-8", "surrogatepass"), object_pairs_hook=_unique), kind)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         raise RemoteError(
             f"malformed content ({type(error).__name__}: {error}); it must be the JSON of a record"
@@ -78,36 +80,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def settings_from(content: bytes) -> dict[str, Any]:
-    """Return the arguments of an environment."""
-    return from_json(content or b"{}", lambda values: msgspec.convert(values, dict[str, Any]))
-
-
-def task_from(value: Any) -> Task:
-    """Return the task with these fields; unknown ones are ignored."""
-    return msgspec.convert(value, Task)
-
-
-def messages_from(values: Any) -> tuple[Message, ...]:
-    """Return chat messages."""
-    return msgspec.convert(values, tuple[Message, ...])
-
-
-def observations_from(values: Any) -> dict[str, tuple[Message, ...]]:
-    """Return observations by agent."""
-    return msgspec.convert(values, dict[str, tuple[Message, ...]])
-
-
-def actions_from(values: Any) -> dict[str, Message]:
-    """Return actions by agent."""
-    return msgspec.convert(values, dict[str, Message])
-
-
-def tools_from(values: Any) -> dict[str, tuple[ToolSchema, ...]]:
-    """Return the schemas of tools by agent."""
-    return msgspec.convert(values, dict[str, tuple[ToolSchema, ...]])
-
-
 _Amounts: TypeAlias = dict[str, bool | int | float]
 """Numbers by name; ``float`` alone would turn integers into floats and refuse truth values."""
 
@@ -121,12 +93,13 @@ class _StepRecord(Step):
     components: dict[str, _Amounts] = field(default_factory=dict)
     metrics: _Amounts = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for amounts in (self.rewards, *self.components.values()):
+            for name, amount in amounts.items():
+                if not math.isfinite(amount):
+                    raise ValueError(f"the reward {name!r:.100} is {amount}, and rewards are finite")
 
-def step_from(value: Any) -> Step:
-    """Return an environment's step; unknown fields are ignored."""
-    record = msgspec.convert(value, _StepRecord)
-    for amounts in (record.rewards, *record.components.values()):
-        for name, amount in amounts.items():
-            if not math.isfinite(amount):
-                raise ValueError(f"the reward {name!r:.100} is {amount}, and rewards are finite")
-    return Step(**vars(record))
+
+def step_from(content: bytes) -> Step:
+    """Return an environment's step; see :func:`from_json`."""
+    return Step(**vars(from_json(content, _StepRecord)))

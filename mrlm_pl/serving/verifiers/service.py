@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 
 from mrlm_pl.concurrency.backoff import until
+from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
-from mrlm_pl.serving.transport.codec import from_json, messages_from
+from mrlm_pl.serving.transport.codec import from_json
 from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
@@ -237,7 +238,7 @@ def _conversations(request: pb.ScoreRequest) -> list[Conversation]:
         raise RemoteError("two conversations of the request have the same id; number them")
     found: list[Conversation] = []
     for place, item in enumerate(request.conversations):
-        messages = from_json(item.messages, messages_from)
+        messages = from_json(item.messages, tuple[Message, ...])
         size = sum(len(message.content) for message in messages)
         if not messages:
             raise RemoteError(f"conversation {place} has no messages")

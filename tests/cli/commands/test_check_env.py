@@ -51,9 +51,7 @@ def test_data_that_cannot_be_read_is_a_mistake_and_no_finding(mrlm, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "P", "entry_point": "f"}\n')
     status, out, err = mrlm("check-env", "code", "--environment.data", "rows.jsonl")
     assert (status, out) == (2, "")
-    assert err.startswith(
-        "mrlm: error: code data 'rows.jsonl', row 1: the field 'test' is missing; a row has {prompt, "
-    )
+    assert err.startswith("mrlm: error: rows.jsonl, row 1: the field 'test' is missing; a row is {prompt, ")
     assert len(err.splitlines()) == 1
 
 

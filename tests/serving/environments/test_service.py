@@ -11,11 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from mrlm_pl.episode import Message
+from mrlm_pl.environment import Message, ToolSchema
 from mrlm_pl.serving.environments import service
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.codec import from_json, observations_from, step_from, tools_from
+from mrlm_pl.serving.transport.codec import from_json, step_from
 from tests.support.environment_servers import (
     TASK,
     Scripted,
@@ -32,18 +32,18 @@ Code = grpc.StatusCode
 
 def test_an_episode(served: Served) -> None:
     opened = served.open()
-    (message,) = from_json(opened.observations, observations_from)["agent"]
+    (message,) = from_json(opened.observations, dict[str, tuple[Message, ...]])["agent"]
     assert message == Message(
         "user", "task {'flag': True, 'one': 1, 'share': 1.0, 'large': 1180591620717411303424} 18446744073709551617"
     )
-    assert from_json(opened.tools, tools_from)["agent"] == Scripted.tools_offered
+    assert from_json(opened.tools, dict[str, tuple[ToolSchema, ...]])["agent"] == Scripted.tools_offered
     assert opened.lease_seconds == 120
     reply = served.step(opened.session, 0, "hello")
     assert (reply.session, reply.turn) == (opened.session, 0)
-    step = from_json(reply.step, step_from)
+    step = step_from(reply.step)
     assert step.observations["agent"] == (Message("user", "1 hello"),)
     assert repr(step.rewards) == "{'agent': 1.0}"
-    end = from_json(served.step(opened.session, 1, "end").step, step_from)
+    end = step_from(served.step(opened.session, 1, "end").step)
     assert (end.done, end.stop_reason, end.success, end.components) == (True, "answered", True, {"agent": {"count": 2}})
 
 
@@ -73,7 +73,7 @@ def test_turns_out_of_order_are_refused_and_change_nothing(served: Served) -> No
         code, text = refusal(served.step, session, turn)
         assert code is Code.FAILED_PRECONDITION
         assert text == f"the session is at turn 3, and the request is of {turn}"
-    assert from_json(served.step(session, 3).step, step_from).rewards == {"agent": 4.0}
+    assert step_from(served.step(session, 3).step).rewards == {"agent": 4.0}
 
 
 def test_another_turn_while_one_is_made_is_refused(served: Served) -> None:
@@ -132,7 +132,7 @@ def test_a_step_after_the_end_and_one_of_the_wrong_agents(served: Served) -> Non
     assert "['left']" in text
     assert "['agent']" in text
     assert refusal(served.stub.Step, pb.StepRequest(session=session, actions=b"{}"))[0] is Code.FAILED_PRECONDITION
-    assert from_json(served.step(session, 0, "end").step, step_from).done, "nothing was done, so the turn is still due"
+    assert step_from(served.step(session, 0, "end").step).done, "nothing was done, so the turn is still due"
     code, text = refusal(served.step, session, 1)
     assert code is Code.FAILED_PRECONDITION
     assert "after the episode was done" in text
@@ -141,7 +141,7 @@ def test_a_step_after_the_end_and_one_of_the_wrong_agents(served: Served) -> Non
 def test_several_agents_and_async_environments(serve: Any) -> None:
     served = serve(step_seconds=0.5)
     session = served.open("duo").session
-    step = from_json(served.step(session, 0, left="0", right="x").step, step_from)
+    step = step_from(served.step(session, 0, left="0", right="x").step)
     assert repr(step.rewards) == "{'left': 0.5, 'right': True}"
     code, text = refusal(served.step, session, 1, left="30", right="x")
     assert code is Code.DEADLINE_EXCEEDED

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,11 @@ from hypothesis import strategies as st
 from mrlm_pl.environment import Step, ToolSchema
 from mrlm_pl.episode import Message, Task, ToolCall
 from mrlm_pl.errors import RemoteError
+from mrlm_pl.serving.environments.service import settings_of
 from mrlm_pl.serving.transport import codec
+from mrlm_pl.serving.transport import environment_pb2 as pb
 
+TOOLS = dict[str, tuple[ToolSchema, ...]]
 FEW = settings(max_examples=15, deadline=None)  # the machine may be busy
 TEXTS = st.text(max_size=12)
 NUMBERS = st.floats(allow_nan=False)
@@ -54,8 +56,12 @@ def exact(value: Any) -> str:
     return repr(value)
 
 
-def through_json(value: Any, make: Callable[[Any], Any] = lambda value: value) -> Any:
-    return codec.from_json(codec.to_json(value), make)
+def read(content: bytes, kind: Any) -> Any:
+    return codec.step_from(content) if kind is Step else codec.from_json(content, kind)
+
+
+def through_json(value: Any, kind: Any = Any) -> Any:
+    return read(codec.to_json(value), kind)
 
 
 @FEW
@@ -67,37 +73,37 @@ def test_values_keep_their_types_and_orders(value: Any) -> None:
 @FEW
 @given(st.lists(MESSAGES, max_size=3).map(tuple))
 def test_messages_round_trip(messages: tuple[Message, ...]) -> None:
-    assert exact(through_json(messages, codec.messages_from)) == exact(messages)
+    assert exact(through_json(messages, tuple[Message, ...])) == exact(messages)
 
 
 @FEW
 @given(STEPS)
 def test_steps_round_trip(step: Step) -> None:
-    assert exact(through_json(step, codec.step_from)) == exact(step)
+    assert exact(through_json(step, Step)) == exact(step)
 
 
 @FEW
 @given(AGENTS)
 def test_observations_round_trip(observations: dict[str, tuple[Message, ...]]) -> None:
-    assert exact(through_json(observations, codec.observations_from)) == exact(observations)
+    assert exact(through_json(observations, dict[str, tuple[Message, ...]])) == exact(observations)
 
 
 @FEW
 @given(st.dictionaries(TEXTS, MESSAGES, max_size=3))
 def test_actions_round_trip(actions: dict[str, Message]) -> None:
-    assert exact(through_json(actions, codec.actions_from)) == exact(actions)
+    assert exact(through_json(actions, dict[str, Message])) == exact(actions)
 
 
 @FEW
 @given(st.builds(Task, TEXTS, TEXTS, st.integers(0, 2**40), st.integers(), MAPS))
 def test_tasks_round_trip(task: Task) -> None:
-    assert exact(through_json(task, codec.task_from)) == exact(task)
+    assert exact(through_json(task, Task)) == exact(task)
 
 
 @FEW
 @given(st.dictionaries(TEXTS, st.lists(st.builds(ToolSchema, TEXTS, TEXTS, MAPS), max_size=3).map(tuple), max_size=2))
-def test_schemas_of_tools_round_trip(tools: dict[str, tuple[ToolSchema, ...]]) -> None:
-    assert exact(through_json(tools, codec.tools_from)) == exact(tools)
+def test_schemas_of_tools_round_trip(tools: TOOLS) -> None:
+    assert exact(through_json(tools, TOOLS)) == exact(tools)
 
 
 @pytest.mark.parametrize("value", [True, 0, 2**63, -(2**63) - 1, 10**400, 0.0, -0.0, 5e-324, math.inf, "", [], {}])
@@ -124,7 +130,7 @@ def test_lone_surrogates_are_kept() -> None:
 
 
 def test_settings_may_be_empty() -> None:
-    assert codec.settings_from(b"") == {}
+    assert settings_of(pb.OpenRequest()) == {}
 
 
 @pytest.mark.parametrize(
@@ -166,54 +172,58 @@ def task(**values: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("make", "content", "fault"),
+    ("kind", "content", "fault"),
     [
         (dict, b"", "malformed content"),
         (dict, b"\xff", "malformed content"),
         (dict, b"[1]", "malformed content"),
         (dict, b'{"a": ' + b"9" * 5000 + b"}", "4300 digits"),
-        (codec.messages_from, b'[{"role": "root", "content": ""}]', r"enum value 'root' - at `\$\[0\]\.role`"),
-        (codec.messages_from, b'[{"role": "user", "content": 1}]', "Expected `str`, got `int`"),
-        (codec.messages_from, b'["x"]', "malformed content"),
-        (codec.task_from, task(seed='"x"'), r"Expected `int`, got `str` - at `\$\.seed`"),
-        (codec.task_from, task(index="Infinity"), r"Expected `int`, got `float` - at `\$\.index`"),
-        (codec.task_from, task(index="1.5"), r"at `\$\.index`"),
-        (codec.task_from, task(data="[]"), r"at `\$\.data`"),
-        (codec.actions_from, b'["agent"]', "malformed content"),
-        (codec.observations_from, b"[]", "malformed content"),
-        (codec.tools_from, b'{"a": [{"name": 3, "description": ""}]}', r"Expected `str`, got `int` - at .*\.name`"),
-        (codec.tools_from, b'{"a": [{"name": "n"}]}', "missing required field `description`"),
-        (codec.step_from, b"{}", "missing required field `observations`"),
-        (codec.step_from, b'{"observations": {}, "rewards": {"a": "x"}}', r"got `str` - at `\$\.rewards"),
-        (codec.step_from, b'{"observations": {}, "rewards": {"a": NaN}}', "the reward 'a' is nan"),
-        (codec.step_from, b'{"observations": {}, "components": {"a": {"b": -Infinity}}}', "the reward 'b' is -inf"),
-        (codec.step_from, b'{"observations": {}, "rewards": {"a": 1' + b"0" * 400 + b"}}", "OverflowError"),
-        (codec.step_from, b'{"observations": {}, "done": "yes"}', r"Expected `bool`, got `str` - at `\$\.done`"),
-        (codec.step_from, b'{"observations": {}, "success": 1}', r"at `\$\.success`"),
-        (codec.step_from, b'{"observations": {}, "observations": {}}', "the key 'observations' comes twice"),
+        (tuple[Message, ...], b'[{"role": "root", "content": ""}]', r"enum value 'root' - at `\$\[0\]\.role`"),
+        (tuple[Message, ...], b'[{"role": "user", "content": 1}]', "Expected `str`, got `int`"),
+        (tuple[Message, ...], b'["x"]', "malformed content"),
+        (Task, task(seed='"x"'), r"Expected `int`, got `str` - at `\$\.seed`"),
+        (Task, task(index="Infinity"), r"Expected `int`, got `float` - at `\$\.index`"),
+        (Task, task(index="1.5"), r"at `\$\.index`"),
+        (Task, task(data="[]"), r"at `\$\.data`"),
+        (dict[str, Message], b'["agent"]', "malformed content"),
+        (dict[str, tuple[Message, ...]], b"[]", "malformed content"),
+        (
+            TOOLS,
+            b'{"a": [{"name": 3, "description": ""}]}',
+            r"Expected `str`, got `int` - at .*\.name`",
+        ),
+        (TOOLS, b'{"a": [{"name": "n"}]}', "missing required field `description`"),
+        (Step, b"{}", "missing required field `observations`"),
+        (Step, b'{"observations": {}, "rewards": {"a": "x"}}', r"got `str` - at `\$\.rewards"),
+        (Step, b'{"observations": {}, "rewards": {"a": NaN}}', "the reward 'a' is nan"),
+        (Step, b'{"observations": {}, "components": {"a": {"b": -Infinity}}}', "the reward 'b' is -inf"),
+        (Step, b'{"observations": {}, "rewards": {"a": 1' + b"0" * 400 + b"}}", "OverflowError"),
+        (Step, b'{"observations": {}, "done": "yes"}', r"Expected `bool`, got `str` - at `\$\.done`"),
+        (Step, b'{"observations": {}, "success": 1}', r"at `\$\.success`"),
+        (Step, b'{"observations": {}, "observations": {}}', "the key 'observations' comes twice"),
         (dict, b'{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' comes twice"),
     ],
 )
-def test_malformed_content_is_refused(make: Any, content: bytes, fault: str) -> None:
+def test_malformed_content_is_refused(kind: Any, content: bytes, fault: str) -> None:
     with pytest.raises(RemoteError, match=fault):
-        codec.from_json(content, make)
+        read(content, kind)
 
 
 def test_settings_are_an_object() -> None:
     with pytest.raises(RemoteError, match="malformed content"):
-        codec.settings_from(b'[["a", 1]]')
+        settings_of(pb.OpenRequest(settings=b'[["a", 1]]'))
 
 
 def test_fields_of_newer_versions_are_ignored() -> None:
-    step = codec.from_json(b'{"observations": {}, "newer": [1], "done": true}', codec.step_from)
+    step = codec.step_from(b'{"observations": {}, "newer": [1], "done": true}')
     assert exact(step) == exact(Step({}, done=True))
-    assert codec.from_json(task(newer="1"), codec.task_from) == Task("e", "s", 0)
-    tools = codec.from_json(b'{"a": [{"name": "n", "description": "d", "newer": 1}]}', codec.tools_from)
+    assert codec.from_json(task(newer="1"), Task) == Task("e", "s", 0)
+    tools = codec.from_json(b'{"a": [{"name": "n", "description": "d", "newer": 1}]}', TOOLS)
     assert tools == {"a": (ToolSchema("n", "d"),)}
 
 
 def test_lone_surrogates_and_large_integers_are_kept_in_records() -> None:
     step = Step({"\udc00": (Message("user", "\ud83d"),)}, {"\udc00": 2**80}, stop_reason="\udc01")
-    assert exact(through_json(step, codec.step_from)) == exact(step)
+    assert exact(through_json(step, Step)) == exact(step)
     made = Task("\udc00", "s", 2**70, -(2**90), {"\udc00": ["\udc01", 2**100]})
-    assert exact(through_json(made, codec.task_from)) == exact(made)
+    assert exact(through_json(made, Task)) == exact(made)
