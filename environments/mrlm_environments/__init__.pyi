@@ -11,6 +11,7 @@ from .debate.judge_by_reward_model import RewardModelJudge as RewardModelJudge
 from .debate.judge_by_rules import RuleJudge as RuleJudge
 from .games.coordination import CoordinationGame as CoordinationGame
 from .games.halves import Halves as Halves
+from .games.helpers import Helpers as Helpers
 from .games.kuhn_poker import KuhnPoker as KuhnPoker
 from .games.length_ratio import LengthRatioGame as LengthRatioGame
 from .games.tic_tac_toe import TicTacToe as TicTacToe

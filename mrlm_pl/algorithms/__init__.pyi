@@ -19,6 +19,7 @@ from .mappo import MAPPO as MAPPO
 from .mareinforce import MAREINFORCE as MAREINFORCE
 from .maremax import MAREMAX as MAREMAX
 from .marloo import MARLOO as MARLOO
+from .mgrpo import MGRPO as MGRPO
 from .orpo import ORPO as ORPO
 from .pairwise_reward_model import PairwiseRewardModel as PairwiseRewardModel
 from .ppo import PPO as PPO

@@ -76,6 +76,8 @@ QUANTITIES = {
     "margin": "how far the chosen answer must win",
     "max_length": "longest response, for the reduction by a constant",
     "normalize": "division by the standard deviation of a comparison",
+    "planner": "agent that calls sub-agents",
+    "calls_per_group": "trajectories of each sub-agent in a group",
     "objective": "which tokens SFT is trained on",
     "odds_weight": "weight of the odds ratio",
     "overlong_buffer": "width of the slope of the length penalty",

@@ -46,6 +46,14 @@ class Returns:
                     sums.setdefault(name, torch.zeros(len(self.agent), dtype=torch.float64))[place] += value
         return dict(sorted(sums.items()))
 
+    def take(self, numbers: Sequence[int]) -> Returns:
+        """Return the returns of these numbers, in their order; a number may occur several times."""
+        found = {
+            name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
+            for name, value in vars(self).items()
+        }
+        return Returns(**found)
+
     def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 

@@ -1,0 +1,91 @@
+"""A planner that may ask helpers, none to several times, before it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_environments.games.letters import chosen_letter
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
+from mrlm_pl.settings import at_least, between
+
+
+class Helpers(Environment):
+    """The planner must say a letter, A or C, that it does not see; each helper that it asks does.
+
+    The planner asks a helper with C as often as it likes, and ends its questions with A; it then says the letter. A
+    helper says a letter, which the planner is shown. The planner earns 1 for the right letter, less ``cost`` for each
+    helper; a helper earns ``score`` for the right letter. The first letter of a reply counts. Every call has an agent
+    of its own, ``helper@1``, ``helper@2``, ..., with a conversation of its own, so the number of helpers that act
+    differs between episodes. After the last helper, and after any other reply than C, the planner is not asked again
+    whether it wants help.
+
+    Args:
+        calls: most helpers that may be asked.
+        cost: of asking one.
+        score: a helper's reward for the right letter.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    name = "helpers"
+    client_settings = ("calls", "cost", "score")
+    quick = True
+    forks = True
+
+    def __init__(self, calls: int = 3, cost: float = 0.05, score: float = 0.5) -> None:
+        between(1, 100, "helpers: ", calls=calls)
+        at_least(0, "helpers: ", cost=cost, score=score)
+        self.cost, self.score = cost, score
+        self.agents = ("planner", *(f"helper@{number}" for number in range(1, calls + 1)))
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return numbered rounds, without end; see :meth:`Environment.tasks`."""
+        return SeededTasks(self.name, split, _round, lambda data: str(data["round"]))
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """Return the right letter without a question, which only a planner that sees it could say."""
+        return {"planner": ["A", task.data["letter"]]}
+
+    def reset(self, task: Task) -> Observations:
+        """Ask the planner whether it wants help; see :meth:`Environment.reset`."""
+        self._round, self._letter, self._asked, self._answers = task.data["round"], task.data["letter"], 0, False
+        return self._shown("planner", f"Round {self._round}: C or A?")
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Ask a helper, report its letter, or end; see :meth:`Environment.step`."""
+        ((agent, message),) = actions.items()
+        letter, last = chosen_letter(message.content, "AC"), self._asked == len(self.agents) - 1
+        if agent != "planner":
+            told = self.score * (letter == self._letter)
+            self._answers = last
+            shown = self._shown("planner", f"It is {letter or '-'}. " + ("A or C?" if last else "C or A?"))
+            return Step(observations=shown, rewards={agent: told}, components={agent: {"told": told}})
+        if self._answers:
+            success = letter == self._letter
+            return Step(
+                rewards={agent: float(success)},
+                components={agent: {"right": float(success)}},
+                done=True,
+                stop_reason="answered",
+                success=success,
+                metrics={"calls": float(self._asked)},
+            )
+        if letter != "C":
+            self._answers = True
+            return Step(observations=self._shown("planner", "A or C?"))
+        self._asked += 1
+        return Step(
+            observations=self._shown(f"helper@{self._asked}", f"Round {self._round}: say {self._letter}."),
+            rewards={agent: -self.cost},
+            components={agent: {"calls": -self.cost}},
+        )
+
+    def _shown(self, agent: str, text: str) -> Observations:
+        return {agent: (Message("user", text),)}
+
+
+def _round(rng: Random) -> dict[str, Any]:
+    return {"round": rng.randint(1, 9999), "letter": rng.choice("AC")}

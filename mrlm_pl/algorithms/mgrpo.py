@@ -1,0 +1,116 @@
+"""Multi-agent GRPO for a planner and its sub-agents, which are called a varying number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+
+from mrlm_pl.advantages import group_normalized_advantages
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode, person_of
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.returns import Returns, labels, returns_of
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
+from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import as_settings, at_least
+
+
+class MGRPO(PolicyGradient):
+    """Multi-agent GRPO of a planner and sub-agents (M-GRPO, arXiv 2511.13288; MATPO).
+
+    An agent ``NAME@K`` is the k-th call of the sub-agent ``NAME``. All calls of a sub-agent in the episodes of a task
+    are compared with each other, apart from the planner's episodes. With a call's own return ``s`` and the planner's
+    return ``R`` in its episode::
+
+        r    = R + s for a call,  R for the planner
+        A    = (r - m) / (std + 1e-6)       m, std over the planner's episodes, or over the calls of a sub-agent
+        loss = reduce_t( -min(rho_t A, clip(rho_t, 1 - clip.low, 1 + clip.high) A) + beta KL_t )
+
+    ``calls_per_group`` trains on that many calls of each sub-agent for each task, however often it was called: of more,
+    some are drawn without replacement; of fewer, all count several times.
+
+    The comparison is biased: its baseline contains calls of the own episode, which share its ``R``, and the number of
+    calls that count depends on them. Scores of single calls keep their direction: their gradient is scaled by
+    ``E[n - 1] / E[n]`` for n calls in a group.
+
+    Args:
+        planner: the agent that calls the others; None is the environment's first agent.
+        calls_per_group: trajectories of each sub-agent in each group; None takes all.
+        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: a value out of range, or a planner that is no agent of the environment.
+    """
+
+    smallest_group = 2
+    advantage = staticmethod(group_normalized_advantages)
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        planner: str | None = None,
+        calls_per_group: int | None = None,
+        clip: Clip = Clip(),  # noqa: B008 (frozen)
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
+        at_least(1, "", calls_per_group=calls_per_group)
+        self.planner, self.calls_per_group = planner, calls_per_group
+        self.clip = as_settings(Clip, clip, "clip")
+
+    def credit(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    ) -> dict[str, PolicyBatch]:
+        returns = self.shared(returns_of(episodes, self.turn_bonus(sampling)))
+        advantages, chosen = self._checked_advantages(returns), self.chosen(returns)
+        return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))
+
+    def shared(self, returns: Returns) -> Returns:
+        """Return the returns with the planner's added to those of its calls, all calls of a sub-agent compared."""
+        results = {
+            id(episode): reward
+            for episode, agent, reward in zip(returns.episode, returns.agent, returns.reward.tolist(), strict=True)
+            if agent == self._planner_of(episode)
+        }
+        calls = zip(returns.episode, returns.agent, strict=True)
+        added = [0.0 if agent == self._planner_of(e) else results.get(id(e), 0.0) for e, agent in calls]
+        people = zip(returns.group.tolist(), map(person_of, returns.agent), strict=True)
+        reward = returns.reward + torch.tensor(added, dtype=torch.float64)
+        return replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long())
+
+    def chosen(self, returns: Returns) -> list[int]:
+        """Return the numbers of the returns that are trained on, some of them several times."""
+        if self.calls_per_group is None:
+            return list(range(len(returns.agent)))
+        members: dict[int, list[int]] = {}
+        for number, label in enumerate(returns.comparison.tolist()):
+            members.setdefault(label, []).append(number)
+        found: list[int] = []
+        for numbers in members.values():
+            episode, agent = returns.episode[numbers[0]], returns.agent[numbers[0]]
+            size = len(numbers) if agent == self._planner_of(episode) else self.calls_per_group
+            draw = Random(derive_seed("calls", episode.seed, person_of(agent)))
+            found += numbers * (size // len(numbers)) + draw.sample(numbers, size % len(numbers))
+        return sorted(found)
+
+    def _planner_of(self, episode: Episode) -> str:
+        agents = episode.agents or tuple(episode.trajectories)
+        if self.planner is not None and self.planner not in agents:
+            raise ConfigurationError(
+                f"planner is {self.planner!r}, but the agents of environment {episode.task.environment!r} are "
+                f"{', '.join(agents)}; name one of them, or leave planner out for the first"
+            )
+        return self.planner or agents[0]
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return not self.advantages(self.shared(returns_of(group))).any()
