@@ -16,10 +16,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.returns import Returns, labels, returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least
+from mrlm_pl.settings import at_least
 
 
 class MGRPO(PolicyGradient):
@@ -43,7 +42,6 @@ class MGRPO(PolicyGradient):
     Args:
         planner: the agent that calls the others; None is the environment's first agent.
         calls_per_group: trajectories of each sub-agent in each group; None takes all.
-        clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -51,6 +49,7 @@ class MGRPO(PolicyGradient):
     """
 
     smallest_group = 2
+    default_loss = "ppo"
     advantage = staticmethod(group_normalized_advantages)
 
     def __init__(
@@ -60,13 +59,11 @@ class MGRPO(PolicyGradient):
         *,
         planner: str | None = None,
         calls_per_group: int | None = None,
-        clip: Clip = Clip(),  # noqa: B008 (frozen)
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
         at_least(1, "", calls_per_group=calls_per_group)
         self.planner, self.calls_per_group = planner, calls_per_group
-        self.clip = as_settings(Clip, clip, "clip")
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
