@@ -8,7 +8,9 @@ from .groups import group_normalized_advantages as group_normalized_advantages
 from .groups import leave_one_out_advantages as leave_one_out_advantages
 from .groups import remax_advantages as remax_advantages
 from .groups import step_normalized_advantages as step_normalized_advantages
+from .history import history_normalized_advantages as history_normalized_advantages
 from .rae import role_conditioned_advantages as role_conditioned_advantages
+from .shapley import marginal_values as marginal_values
 from .shapley import sampled_shapley_values as sampled_shapley_values
 from .shapley import shapley_values as shapley_values
 from .task_normalization import task_moments as task_moments

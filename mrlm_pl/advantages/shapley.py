@@ -9,6 +9,21 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 
+def marginal_values(agents: Sequence[str], value: Callable[[frozenset[str]], float]) -> dict[str, float]:
+    """Return what each agent adds to the others: the value of the team less that of the team without the agent.
+
+    Args:
+        agents: A of them; ``value`` is asked for A + 1 coalitions.
+        value: the return of a coalition, whose other agents are absent.
+
+    >>> marginal_values(["a", "b"], {frozenset("a"): 1.0, frozenset("b"): 0.0, frozenset("ab"): 4.0}.__getitem__)
+    {'a': 4.0, 'b': 3.0}
+    """
+    team = frozenset(agents)
+    whole = value(team)
+    return {agent: whole - value(team - {agent}) for agent in agents}
+
+
 def shapley_values(agents: Sequence[str], value: Callable[[frozenset[str]], float]) -> dict[str, float]:
     """Return the Shapley value of each agent; they sum to the value of the team less that of no agent.
 

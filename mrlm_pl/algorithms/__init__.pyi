@@ -1,5 +1,6 @@
 from .at_grpo import ATGRPO as ATGRPO
 from .c3 import C3 as C3
+from .ccpo import CCPO as CCPO
 from .cispo import CISPO as CISPO
 from .coma import COMA as COMA
 from .correctness_model import CorrectnessModel as CorrectnessModel
@@ -30,5 +31,7 @@ from .reinforce_plus_plus_baseline import REINFORCEPlusPlusBaseline as REINFORCE
 from .remax import ReMax as ReMax
 from .rloo import RLOO as RLOO
 from .sft import SFT as SFT
+from .shapley import Shapley as Shapley
+from .sharp import SHARP as SHARP
 from .simpo import SimPO as SimPO
 from .tree_grpo import TreeGRPO as TreeGRPO

@@ -28,6 +28,7 @@ from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of, task_types
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
@@ -222,6 +223,8 @@ class PolicyGradient(Algorithm):
             turns = turn_returns_of(episodes, bonus)
             return turns.rows(self.turns.advantages(turns), temperatures)
         returns = returns_of(episodes, bonus, greedy)
+        if isinstance(self.further, Coalitions):
+            returns = self.further.returns(episodes, bonus)
         rows = returns.rows(self._checked_advantages(returns), temperatures)
         if self.whiten_advantages:
             self.whiten(rows)
@@ -354,6 +357,8 @@ class PolicyGradient(Algorithm):
         return None if self.tree is None else self.tree.branching
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
+        if isinstance(self.further, Coalitions):
+            return self.further.silent(group)
         if self.turns is not None:
             return not self.turns.advantages(turn_returns_of(group)).any()
         return equal_returns(group) if self.tree is None else self.tree.without_signal(group)

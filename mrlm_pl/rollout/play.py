@@ -13,6 +13,9 @@ from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
 
+EVERY_STEP = -1
+"""In a script: at each step for which the agent has no other entry."""
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -71,7 +74,8 @@ class EpisodeSpec:
         group: key of the episodes that are compared with each other.
         seed: of all its sampling.
         iteration: the iteration that it is collected in.
-        script: decisions that are given rather than sampled, by agent and number of the environment's steps before.
+        script: decisions that are given rather than sampled, by agent and number of the environment's steps before, or
+            :data:`EVERY_STEP`.
         origin: where it branches from another episode.
     """
 
@@ -82,6 +86,10 @@ class EpisodeSpec:
     iteration: int = -1
     script: Mapping[tuple[str, int], Decision] = field(default_factory=dict)
     origin: Origin | None = None
+
+    def given(self, agent: str, step: int) -> Decision | None:
+        """Return the decision that is given rather than sampled, or None."""
+        return self.script.get((agent, step), self.script.get((agent, EVERY_STEP)))
 
 
 class Play:

@@ -292,8 +292,8 @@ class EpisodePlayer:
         owners = []
         for play in plays:
             for agent in play.order.due:
-                if (agent, play.steps) in play.spec.script:
-                    play.record(agent, play.spec.script[agent, play.steps])
+                if (given := play.spec.given(agent, play.steps)) is not None:
+                    play.record(agent, given)
                 else:
                     owners.append((play, agent))
         if not owners:

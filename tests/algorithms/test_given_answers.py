@@ -21,9 +21,7 @@ from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
 
-PAIRS = [
-    {"prompt": f"Add {n}+{n}:", "chosen": f"{2 * n} it is", "rejected": f"{3 * n + 1} or so"} for n in range(8)
-]
+PAIRS = [{"prompt": f"Add {n}+{n}:", "chosen": f"{2 * n} it is", "rejected": f"{3 * n + 1} or so"} for n in range(8)]
 ANSWERS = [
     {"question": row["prompt"], "answer": row[side], "correct": side == "chosen"}
     for row in PAIRS

@@ -10,6 +10,7 @@ found by calling TRL and verl.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -200,6 +201,24 @@ def grouped(function: Callable[..., Tensor]) -> Callable[[], Values]:
     return lambda: function(table(v.REWARDS), torch.tensor(v.GROUPS)).tolist()
 
 
+def worth(members: frozenset[str]) -> float:
+    """Return the value of a coalition: the rewards of a, b and c, and another one of a and c together."""
+    return sum(v.REWARDS["abc".index(agent)] for agent in members) + v.REWARDS[3] * ({"a", "c"} <= members)
+
+
+def shapley() -> list[float]:
+    """Return what each agent adds to those before it, as a mean over all orders."""
+    orders = list(itertools.permutations("abc"))
+    gains = [
+        [
+            worth(frozenset(order[: order.index(agent) + 1])) - worth(frozenset(order[: order.index(agent)]))
+            for order in orders
+        ]
+        for agent in "abc"
+    ]
+    return [sum(found) / len(orders) for found in gains]
+
+
 def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 
@@ -359,6 +378,18 @@ CASES = [
         lambda: [leaf_turn(leaf, step) for leaf, step in LEAF_TURNS],
     ),
     Case("gdpo", "`component_normalized_advantages`, `whiten`", our_gdpo, gdpo),
+    Case("shapley", "`shapley_values`", lambda: list(adv.shapley_values("abc", worth).values()), shapley),
+    Case(
+        "ccpo",
+        "`history_normalized_advantages`",
+        lambda: adv.history_normalized_advantages(
+            table(v.REWARDS), "aabb", {"a": adv.Moments(3, 1.0, 8.0), "b": adv.Moments(2, 0.5, 0.25)}
+        ).tolist(),
+        lambda: [
+            (reward - mean) / (deviation + 1e-6)
+            for reward, mean, deviation in zip(v.REWARDS, [1, 1, 0.5, 0.5], [2, 2, 0.5, 0.5], strict=True)
+        ],
+    ),
     Case(
         "igpo gains",
         "`information_gains`",

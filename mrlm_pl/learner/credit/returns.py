@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Returns:
 
     def take(self, numbers: Sequence[int]) -> Returns:
         """Return the returns of these numbers, in their order; a number may occur several times."""
-        found = {
+        found: dict[str, Any] = {
             name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
             for name, value in vars(self).items()
         }

@@ -1,0 +1,38 @@
+"""Advantages against the history of a run, in place of a comparison within groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages.groups import finite_rewards
+from mrlm_pl.advantages.whitening import NO_MOMENTS, Moments
+
+
+def history_normalized_advantages(
+    rewards: Tensor, keys: Sequence[str], history: Mapping[str, Moments], *, eps: float = 1e-6
+) -> Tensor:
+    """Return ``(r - m) / (s + eps)`` [B] fp64 with the mean and standard deviation of the key's history.
+
+    A key with fewer than two numbers in its history, or without spread there, has ``r - m`` alone.
+
+    Args:
+        rewards: [B].
+        keys: [B].
+        history: the rewards of earlier rollouts by key. With the present ones in it, the baseline would depend on them.
+        eps: added to the standard deviation, in units of reward.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
+
+    Source: arXiv 2603.21563.
+
+    >>> history_normalized_advantages(torch.tensor([3.0, 5.0]), "ab", {"a": Moments(3, 1.0, 8.0)}, eps=0.0).tolist()
+    [1.0, 5.0]
+    """
+    known = [history.get(key, NO_MOMENTS) for key in keys]
+    mean = torch.tensor([moments.mean for moments in known], dtype=torch.float64)
+    scale = torch.tensor([moments.std + eps if moments.std else 1.0 for moments in known], dtype=torch.float64)
+    return (finite_rewards(rewards).double() - mean) / scale

@@ -1,0 +1,80 @@
+"""Counterfactual credit policy optimization: each agent is credited with the return that the team owes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import Moments, history_normalized_advantages, masked_moments
+from mrlm_pl.learner.credit.marginal import Absence, Coalitions
+from mrlm_pl.learner.credit.returns import Returns, labels
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.replay import Rest
+
+
+class CCPO(PolicyGradient):
+    """Counterfactual credit policy optimization (arXiv 2603.21563).
+
+    With the team's return ``R(S)`` when the agents ``S`` decide as in the episode and the others are absent, and the
+    mean ``m`` and standard deviation ``s`` of the agent's contributions in all earlier rollouts::
+
+        d_i  = R(all) - R(all without i)
+        A_i  = (d_i - m_i) / (s_i + 1e-6)
+        loss = reduce_t( -min(rho_t A_i, clip(rho_t, 1 - clip.low, 1 + clip.high) A_i) + beta KL_t )
+
+    Each episode is replayed once without each agent; see :class:`~mrlm_pl.learner.credit.marginal.Coalitions`. Episodes
+    of a group are not compared. Where agents decide at once, ``R(all without i)`` does not depend on agent i and the
+    expected gradient is that of the team's return, scaled by ``1 / s_i``. Where others react to agent i and their
+    recorded messages are replayed, it is biased. The history is per environment and agent, over all ranks, and part of
+    the checkpoint. ``train/contribution/ENVIRONMENT/AGENT`` is its mean.
+
+    Args:
+        absent: see :data:`mrlm_pl.learner.credit.marginal.Absence`.
+        rest: the others' decisions after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    default_loss = "ppo"
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        absent: Absence = "empty",
+        rest: Rest = "replay",
+        **settings: Any,
+    ) -> None:
+        super().__init__(policies, seats, **settings)
+        self.further = Coalitions("marginal", absent=absent, rest=rest)
+        self._history: dict[str, Moments] = {}
+
+    def advantages(self, returns: Returns) -> Tensor:
+        keys = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
+        found = history_normalized_advantages(returns.reward, keys, self._history)
+        places = torch.tensor(labels(keys)).long()
+        own = {
+            key: masked_moments(returns.reward[None], (places == label)[None])
+            for label, key in enumerate(dict.fromkeys(keys))
+        }
+        for key, moments in merged(self.trainer, own).items():
+            self._history[key] = self._history[key] + moments if key in self._history else moments
+            self.metrics.rollout[f"train/contribution/{key}"] = self._history[key].mean
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        history = {key: list(astuple(moments)) for key, moments in self._history.items()}
+        return {**super().progress(), "contributions": history}
+
+    def load_progress(self, progress: Mapping[str, Any]) -> None:
+        super().load_progress(progress)
+        self._history = {key: Moments(*numbers) for key, numbers in progress.get("contributions", {}).items()}

@@ -1,0 +1,204 @@
+"""Counterfactual credit of agents: episodes are replayed without some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, get_args
+
+import torch
+
+from mrlm_pl.advantages import marginal_values, sampled_shapley_values, shapley_values
+from mrlm_pl.episode import Episode, Origin, Turn
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.rollout.branches import FurtherEpisodes
+from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
+from mrlm_pl.rollout.replay import Rest, script_of
+from mrlm_pl.seeding import derive_seed
+from mrlm_pl.settings import at_least, one_of
+
+logger = logging.getLogger(__name__)
+
+Contribution = Literal["marginal", "shapley"]
+"""What an agent contributes to the team's return.
+
+- ``marginal``: the return less the return without the agent; one replay for each agent.
+- ``shapley``: its Shapley value over all coalitions, exact or from sampled orders.
+"""
+
+Absence = Literal["empty", "other"]
+"""The messages of an absent agent.
+
+- ``empty``: an empty message at each of its turns.
+- ``other``: its decisions at the same steps of another episode of the group, the one before; sampled ones where it has
+  none.
+"""
+
+MOST_EXACT = 6
+"""Most agents whose Shapley values are computed exactly, with 2^6 coalitions."""
+
+Script = dict[tuple[str, int], Decision]
+Key = frozenset[tuple[str, int, tuple[int, ...]]]
+"""The given decisions of a replay. Coalitions with equal ones have one value."""
+
+
+@dataclass(frozen=True)
+class Coalitions(FurtherEpisodes):
+    """Replays of every episode without some of its agents, and what they say about the others.
+
+    The value of a coalition is the team's return when its members decide as in the episode and the others are absent.
+    A group replays each set of decisions once; those that the group has played anyway are not replayed.
+
+    Args:
+        contribution: see :data:`Contribution`.
+        orders: in which agents join, each with its reverse, to estimate Shapley values; None computes them exactly.
+        absent: see :data:`Absence`.
+        rest: the members' decisions after the first step of an absent agent; see :data:`mrlm_pl.rollout.replay.Rest`.
+
+    Raises:
+        ConfigurationError: an unknown name, a value out of range, or in a rollout too many agents for exact values.
+    """
+
+    contribution: Contribution
+    orders: int | None = None
+    absent: Absence = "empty"
+    rest: Rest = "replay"
+
+    def __post_init__(self) -> None:
+        one_of(get_args(Contribution), "", contribution=self.contribution)
+        one_of(get_args(Absence), "", absent=self.absent)
+        one_of(get_args(Rest), "", rest=self.rest)
+        at_least(1, "", orders=self.orders)
+
+    def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
+        if rounds:
+            return ()
+        known: set[Key] = {_key(script_of(episode)) for episode in _ordinary(group)}
+        specs: list[EpisodeSpec] = []
+        for episode, other in _with_other(group):
+            asked: list[frozenset[str]] = []
+
+            def note(members: frozenset[str], asked: list[frozenset[str]] = asked) -> float:
+                asked.append(members)
+                return 0.0
+
+            self.shares(episode, note)
+            for members in asked:
+                script, absent = self.script(episode, other, members)
+                if (key := _key(script)) not in known:
+                    known.add(key)
+                    first = min(step for agent, step in script_of(episode) if agent in absent)
+                    name, origin = f"{episode.id}/without/{'+'.join(absent)}", Origin(episode.id, absent, first)
+                    seed = derive_seed("coalition", episode.seed, *absent)
+                    specs.append(
+                        EpisodeSpec(name, episode.task, episode.group, seed, episode.iteration, script, origin)
+                    )
+        return specs
+
+    def script(self, episode: Episode, other: Episode, members: frozenset[str]) -> tuple[Script, tuple[str, ...]]:
+        """Return the given decisions of a coalition's replay, and the agents of the episode that are absent.
+
+        Args:
+            episode: the record.
+            other: the episode that absent agents decide as in, with ``absent: other``.
+            members: agents of the coalition.
+        """
+        recorded, absent = script_of(episode), tuple(agent for agent in episode.trajectories if agent not in members)
+        first = min((step for agent, step in recorded if agent in absent), default=0)
+        script = {
+            (agent, step): made
+            for (agent, step), made in recorded.items()
+            if agent in members and (self.rest == "replay" or step <= first or not absent)
+        }
+        if self.absent == "other":
+            script |= {(agent, step): made for (agent, step), made in script_of(other).items() if agent in absent}
+        for agent in absent if self.absent == "empty" else ():
+            made = next(made for (name, _), made in recorded.items() if name == agent)
+            silent = dataclasses.replace(made.sample, token_ids=(), logprobs=(), finish_reason="stop", spans=())
+            script[agent, EVERY_STEP] = Decision(silent, made.policy)
+        return {key: dataclasses.replace(made, scripted=True) for key, made in script.items()}, absent
+
+    def shares(self, episode: Episode, value: Callable[[frozenset[str]], float]) -> dict[str, float]:
+        """Return what each agent contributed to an episode, given the values of coalitions.
+
+        Raises:
+            ConfigurationError: there are too many agents for exact Shapley values.
+        """
+        agents = tuple(episode.trajectories)
+        if self.contribution == "marginal":
+            return marginal_values(agents, value)
+        if self.orders is not None:
+            return sampled_shapley_values(agents, value, self.orders, Random(derive_seed("orders", episode.seed)))
+        if len(agents) > MOST_EXACT:
+            raise ConfigurationError(
+                f"exact Shapley values of the {len(agents)} agents of environment {episode.task.environment!r} take "
+                f"{2 ** len(agents) - 1} replays of each episode; sample them with `orders: 4`, say, which takes at "
+                f"most {2 * 4 * (len(agents) - 1) + 1}"
+            )
+        return shapley_values(agents, value)
+
+    def returns(self, episodes: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> Returns:
+        """Return the contribution of each agent to each ordinary episode as its return.
+
+        Episodes are left out if they or one of their replays failed.
+
+        Args:
+            episodes: one rollout, with the replays.
+            turn_bonus: added to an agent's contribution for each of its turns.
+        """
+        groups: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            groups.setdefault(episode.group, []).append(episode)
+        shares: dict[str, Mapping[str, float]] = {}
+        for group in groups.values():
+            values = self.values(group)
+            for episode, other in _with_other(group):
+
+                def value(members: frozenset[str], episode: Episode = episode, other: Episode = other) -> float:
+                    return values[_key(self.script(episode, other, members)[0])]  # noqa: B023 (called here)
+
+                try:
+                    shares[episode.id] = self.shares(episode, value)
+                except KeyError:
+                    logger.warning("episode %s is left out, as one of its replays failed", episode.id)
+        found, plain = returns_of(episodes, turn_bonus), returns_of(episodes)
+        numbers = [number for number, episode in enumerate(found.episode) if episode.id in shares]
+        found, plain = found.take(numbers), plain.take(numbers)
+        contributed = [shares[episode.id][agent] for episode, agent in zip(found.episode, found.agent, strict=True)]
+        reward = torch.tensor(contributed, dtype=torch.float64) + found.reward - plain.reward
+        return dataclasses.replace(found, reward=reward)
+
+    def silent(self, group: Sequence[Episode]) -> bool:
+        """Return whether each agent contributed the same to all episodes of a group."""
+        returns = self.returns(group)
+        found = set(zip(returns.comparison.tolist(), returns.reward.tolist(), strict=True))
+        return len(found) == len({label for label, _ in found})
+
+    def values(self, group: Sequence[Episode]) -> dict[Key, float]:
+        """Return the team's return in each ordinary episode and replay of a group."""
+        ordinary = {episode.id: (episode, other) for episode, other in _with_other(group)}
+        found = {_key(script_of(episode)): episode.reward for episode, _ in ordinary.values()}
+        for branch in group:
+            if branch.origin is not None and not branch.failed:
+                episode, other = ordinary[branch.origin.episode]
+                members = frozenset(episode.trajectories) - {*branch.origin.agents}
+                found[_key(self.script(episode, other, members)[0])] = branch.reward
+        return found
+
+
+def _ordinary(group: Sequence[Episode]) -> list[Episode]:
+    return [episode for episode in group if episode.origin is None and not episode.failed]
+
+
+def _with_other(group: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
+    """Return each ordinary episode with the one before it; with the last one for the first."""
+    ordinary = _ordinary(group)
+    return [(episode, ordinary[place - 1]) for place, episode in enumerate(ordinary)]
+
+
+def _key(script: Mapping[tuple[str, int], Decision]) -> Key:
+    return frozenset((agent, step, tuple(made.sample.token_ids)) for (agent, step), made in script.items())
