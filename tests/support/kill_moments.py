@@ -149,9 +149,15 @@ def _files(folder: Path) -> list[tuple[str, int, int, int]]:
 
 
 def _state(folder: Path, sizes: dict[Path, int], inside_drafts: bool) -> str:
-    """Return the state that a resumed run depends on: files, their completeness, and the checkpoint's content."""
+    """Return the state that a resumed run depends on: files, their completeness, and the checkpoint's content.
+
+    What earlier runs left without a checkpoint is kept aside and not read again: it would distinguish any number of
+    states, as each kill before the first checkpoint adds to it.
+    """
     digest = hashlib.sha256(b"fine" if inside_drafts else b"coarse")
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if path.relative_to(folder).parts[0].startswith("without-checkpoint-"):
+            continue
         if not inside_drafts and path.parent.suffix in (".part", ".old"):
             continue
         digest.update(str(path.relative_to(folder)).encode())
