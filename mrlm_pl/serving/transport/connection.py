@@ -232,7 +232,7 @@ class Connection:
         await self._channel.close()
 
     async def _keep(self) -> None:
-        while self.leases:
+        while self.leases and not self._closed:
             await asyncio.sleep(max(min(self.leases.values()) / 3, 0.05))
             names = list(self.leases)
             for start in range(0, len(names), 1000):

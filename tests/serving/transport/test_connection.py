@@ -155,3 +155,18 @@ def test_leases_are_renewed_after_any_failure(loop: EventLoopThread, monkeypatch
     monkeypatch.setattr(Connection, "call", failing)
     _, calls = asked(loop, *[of_the_network(Code.RESOURCE_EXHAUSTED, "ENHANCE_YOUR_CALM")] * 3, use=hold)
     assert calls >= 5
+
+
+def test_a_connection_closes_while_a_lease_is_renewed(loop: EventLoopThread) -> None:
+    renewing = asyncio.Event()
+
+    async def silent(context: Any) -> None:
+        renewing.set()
+        await asyncio.sleep(60)
+
+    async def hold(connection: Connection) -> None:
+        connection.hold("session", 0.15)
+        await renewing.wait()
+
+    _, calls = asked(loop, silent, use=hold)
+    assert calls == 1
