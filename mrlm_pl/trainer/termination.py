@@ -76,15 +76,12 @@ def ended_by_sigterm(trainer: Trainer) -> Iterator[None]:
     Raises:
         SIGTERMException: the signal arrived in the block or shortly before, or the processes agreed to end.
     """
-    theirs = signal.getsignal(signal.SIGTERM)
-    alone = trainer.world_size == 1 and threading.current_thread() is threading.main_thread()
-    if not alone or not callable(theirs):  # the trainer has no handler in other threads either
-        if trainer.received_sigterm and ends_where_others_do(trainer):
-            raise SIGTERMException
-        yield
-        return
-
-    with _interrupted_by_sigterm(lambda: trainer.received_sigterm):
+    if trainer.world_size == 1:
+        with _interrupted_by_sigterm(lambda: trainer.received_sigterm):
+            yield
+    elif trainer.received_sigterm and ends_where_others_do(trainer):
+        raise SIGTERMException
+    else:
         yield
 
 
@@ -96,29 +93,32 @@ def leaving_at_sigterm(trainer: Trainer) -> Iterator[None]:
         SIGTERMException: the signal arrived in the block or before.
     """
     together = [item for item in trainer.callbacks if isinstance(item, EndTogether)]  # type: ignore[attr-defined]
-    theirs = signal.getsignal(signal.SIGTERM)
-    main = threading.current_thread() is threading.main_thread()
-    if trainer.world_size == 1 or not together or not main or not callable(theirs):
+    if trainer.world_size == 1 or not together:
         yield
-        return
-
-    with _interrupted_by_sigterm(lambda: together[0].received):
-        yield
+    else:
+        with _interrupted_by_sigterm(lambda: together[0].received):
+            yield
 
 
 @contextmanager
 def _interrupted_by_sigterm(received: Callable[[], bool]) -> Iterator[None]:
-    """In this block SIGTERM raises after the handler that was there; also if it has been received before."""
+    """In this block SIGTERM raises after the handler that was there; also if it has been received before.
+
+    Only the main thread has handlers.
+    """
     theirs: Any = signal.getsignal(signal.SIGTERM)
+    handled = threading.current_thread() is threading.main_thread() and callable(theirs)
 
     def end(number: int, frame: FrameType | None) -> None:
         theirs(number, frame)
         raise SIGTERMException
 
-    signal.signal(signal.SIGTERM, end)
+    if handled:
+        signal.signal(signal.SIGTERM, end)
     try:
         if received():
             raise SIGTERMException
         yield
     finally:
-        signal.signal(signal.SIGTERM, theirs)
+        if handled:
+            signal.signal(signal.SIGTERM, theirs)

@@ -137,11 +137,7 @@ def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -
 
 
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    _write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def _write(path: Path, text: str) -> None:
-    data = text.encode()
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     with replacing(path) as draft:
         draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
