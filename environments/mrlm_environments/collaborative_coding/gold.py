@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from mrlm_environments.code.syntax import METHOD
 from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, function_of
 from mrlm_pl.sandbox import bound_names
+from mrlm_pl.sandbox.inside.grader import bound_by
 
 _NO_PART = (ast.Name, ast.Constant, ast.Starred, ast.Slice, ast.FormattedValue, ast.JoinedStr, ast.Lambda)
 _BINDING = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
@@ -98,9 +99,9 @@ def _extracted(main: ast.FunctionDef, part: ast.AST, *, hoisted: bool) -> ast.st
     """
     inside = list(ast.walk(part))
     around = set(ast.walk(main)) - {main, *inside}
-    inner, local = _bound_in(inside), _bound_in({*around, *inside})
+    inner, local = bound_by(inside), bound_by({*around, *inside})
     # Which of two equal names is meant would take an analysis of scopes.
-    possible = isinstance(getattr(part, "ctx", ast.Load()), ast.Load) and not inner & _bound_in(around)
+    possible = isinstance(getattr(part, "ctx", ast.Load()), ast.Load) and not inner & bound_by(around)
     if not possible or any(isinstance(node, _BINDING) for node in inside):
         return None
     loaded = [node.id for node in inside if isinstance(node, ast.Name)]
@@ -125,22 +126,10 @@ def _redundant(function: ast.FunctionDef) -> tuple[ast.FunctionDef, ast.Function
     passed += [f"*{given.vararg.arg}"] if given.vararg else []
     passed += [f"{node.arg}={node.arg}" for node in given.kwonlyargs]
     passed += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    name = next(name for name in ("value", "helped", "from_aux") if name not in _bound_in(ast.walk(function)))
+    name = next(name for name in ("value", "helped", "from_aux") if name not in bound_by(ast.walk(function)))
     call = f"{name} = {AUX}({', '.join(passed)})\nif {name} is not None:\n    return {name}"
     main.body[:0] = ast.parse(call).body
     return main, aux
-
-
-def _bound_in(nodes: Iterable[ast.AST]) -> set[str]:
-    bound: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            bound.add(node.id)
-        elif isinstance(node, METHOD):
-            bound.add(node.name)
-    return bound
 
 
 def _evaluates(node: ast.AST, part: ast.AST) -> bool:
