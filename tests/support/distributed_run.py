@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_callbacks import HeldOutEvaluation
 
 from mrlm_pl.algorithms import (
+    C3,
     DPO,
     GRPO,
     IPPO,
@@ -33,6 +34,7 @@ from mrlm_pl.algorithms import (
     CorrectnessModel,
     DrMAS,
     MAPoRL,
+    TreeGRPO,
 )
 from mrlm_pl.algorithms import PairwiseRewardModel as Pairwise
 from mrlm_pl.data import (
@@ -129,7 +131,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS, MAPoRL)
+    known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS, MAPoRL, C3, TreeGRPO)
     classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
     classes |= {"pairwise": Pairwise, "correctness": CorrectnessModel}
     policies = {

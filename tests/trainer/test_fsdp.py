@@ -180,6 +180,17 @@ def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("algorithm", "branches"), [("c3", 4 * 3 * (2 * 2) * 3), ("treegrpo", 4 * 3 * 2)])
+def test_further_episodes_are_shared_out(strategy: str, algorithm: str, branches: int, launch: Any) -> None:
+    options = {"algorithm": algorithm, "policies": ["left", "right"], "duet": True, "data": {"groups": 4}}
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    for folder in (one, two):
+        assert json.loads((folder / "metrics-0.json").read_text())["rollout/branch_episodes"] == branches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("lora", [False, True])
 def test_policies_may_have_rows_on_one_rank_only(strategy: str, lora: bool, launch: Any) -> None:
     """Play two groups, one on each rank, each for one of two policies."""

@@ -1,0 +1,205 @@
+"""Measure algorithms that branch episodes: C3 against MAGRPO and COMA, Tree-GRPO's leaves against GRPO's episodes.
+
+    python benchmarks/learning/branches.py [--experiments cost halves debate] [--seeds 0 1 2 3 4] [--json FILE]
+
+    cost    generated tokens of a rollout of the tiny model, by compared decision and by credited episode
+    halves  two agents must say different halves, both at once
+    debate  two sides, one argument each, before the judge by rules; the return is the mean of both scores
+
+In ``halves`` and ``debate`` every run ends at the same number of generated tokens. Printed are the held-out reward of
+the final weights, and its mean over the seeds with the 95 % interval (Student's t); the differences to MAGRPO are
+paired by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch import Callback
+from mrlm_environments import DebateEnvironment, Halves, MathEnvironment
+from mrlm_environments.debate.judge_by_rules import RuleJudge
+
+from mrlm_pl.algorithms import C3, COMA, GRPO, MAGRPO, TreeGRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.policy import Policy
+
+for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "examples"):
+    sys.path.insert(0, str(folder))
+from few_values import mean_and_half  # noqa: E402
+from number_guessing import NumberGuessing  # noqa: E402
+from quiet_trainer import quiet_trainer  # noqa: E402
+
+EPISODES = 256
+"""Episodes of the evaluation after a run."""
+
+ARMS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int]]] = {
+    "MAGRPO": (MAGRPO, {}, {"halves": 4, "debate": 4}),
+    "COMA": (COMA, {}, {"halves": 4, "debate": 4}),
+    "C3": (C3, {"alternatives": 3}, {"halves": 1, "debate": 2}),
+    "C3 replay": (C3, {"alternatives": 4, "rest": "replay"}, {"halves": 1, "debate": 2}),
+}
+"""Class, options and ``data.group_size``."""
+
+TASKS: dict[str, dict[str, Any]] = {
+    "halves": {"environment": Halves, "max_tokens": 4, "groups": 8, "budget": 4000},
+    "debate": {
+        "environment": lambda: DebateEnvironment(RuleJudge(words=8), reward="score", max_turns=1),
+        "max_tokens": 24,
+        "groups": 4,
+        "budget": 20000,
+    },
+}
+SEATS = {"halves": {"left": "first", "right": "second"}, "debate": {"pro": "first", "con": "second"}}
+
+
+class Budget(Callback):
+    """End the run after the rollout that spends the budget of generated tokens, and evaluate the final weights."""
+
+    def __init__(self, budget: float, environment: str) -> None:
+        self.budget, self.environment = budget, environment
+        self.seen: dict[str, float] = {}
+        self.after: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        self.seen = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        trainer.should_stop |= self.seen["progress/generated_tokens"] >= self.budget
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
+        self.after = {"reward": report.mean_reward}
+
+
+def fit(algorithm: Any, data: RolloutDataModule, seed: int, callback: Callback) -> None:
+    """Train with this seed, in a folder that is thrown away."""
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[callback]).fit(
+            algorithm, data
+        )
+
+
+def learn(task: str, arm: str, seed: int) -> dict[str, float]:
+    """Return the held-out reward after a run of the task's budget, and what was generated."""
+    lightning.seed_everything(seed, verbose=False)
+    cls, options, sizes = ARMS[arm]
+    setting = TASKS[task]
+    policies = {name: Policy("builtin:tiny", learning_rate=1e-3) for name in ("first", "second")}
+    data = RolloutDataModule(
+        setting["environment"](),
+        groups=setting["groups"],
+        group_size=sizes[task],
+        iterations=1000,
+        sampling=Sampling(max_tokens=setting["max_tokens"]),
+        save_episodes=False,
+        seed=seed,
+    )
+    budget = Budget(setting["budget"], task)
+    fit(cls(policies, SEATS[task], **options), data, seed, budget)
+    names = ("progress/generated_tokens", "progress/iteration")
+    return {**budget.after, **{name.split("/")[1]: budget.seen[name] for name in names}}
+
+
+def cost() -> list[dict[str, Any]]:
+    """Return the generated tokens of a rollout, with the number of decisions or episodes that are compared."""
+    rows: list[dict[str, Any]] = []
+    for task in TASKS:
+        for arm, (cls, options, sizes) in ARMS.items():
+            policies = {name: Policy("builtin:tiny") for name in ("first", "second")}
+            algorithm = cls(policies, SEATS[task], **options)
+            rows.append({"task": task, "arm": arm, **rollout(algorithm, TASKS[task], sizes[task], "rows")})
+    games = {"math, 3 attempts": lambda: MathEnvironment(max_attempts=3), "number guessing": NumberGuessing}
+    for task, environment in games.items():
+        setting = {"environment": environment, "max_tokens": 24, "groups": 8}
+        for arm, cls, options, size in (
+            ("GRPO", GRPO, {}, 12),
+            ("TreeGRPO 4 x (1 + 1 x 2)", TreeGRPO, {"nodes": 2}, 4),
+            ("TreeGRPO 2 x (1 + 2 x 3)", TreeGRPO, {"rounds": 2, "nodes": 3}, 2),
+        ):
+            algorithm = cls({"main": Policy("builtin:tiny")}, **options)
+            rows.append({"task": task, "arm": arm, **rollout(algorithm, setting, size, "episodes")})
+    return rows
+
+
+def rollout(algorithm: Any, setting: dict[str, Any], size: int, unit: str) -> dict[str, Any]:
+    """Return what one rollout generated and how many rows or episodes its update compares."""
+    lightning.seed_everything(0, verbose=False)
+    compared: list[float] = []
+    prepare = algorithm.prepare
+
+    def counted(episodes: Any, *rest: Any) -> Any:
+        tables = prepare(episodes, *rest)
+        compared.append(len(episodes) if unit == "episodes" else sum(len(rows) for rows in tables.values()))
+        return tables
+
+    algorithm.prepare = counted
+    data = RolloutDataModule(
+        setting["environment"](),
+        groups=setting["groups"],
+        group_size=size,
+        iterations=1,
+        sampling=Sampling(max_tokens=setting["max_tokens"]),
+        save_episodes=False,
+    )
+    name = data.environments[0].name if isinstance(data.environments, list) else next(iter(data.environments))
+    budget = Budget(0, name)
+    budget.on_train_end = lambda *arguments: None  # type: ignore[method-assign]
+    fit(algorithm, data, 0, budget)
+    tokens = budget.seen["progress/generated_tokens"]
+    return {"tokens": tokens, unit: compared[0], f"{unit} per 1000 tokens": round(1000 * compared[0] / tokens, 1)}
+
+
+def main() -> None:
+    """Run the experiments and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiments", nargs="+", choices=["cost", *TASKS], default=["cost", *TASKS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+    for experiment in options.experiments:
+        if experiment == "cost":
+            for row in cost():
+                add({"experiment": "cost", **row})
+            continue
+        rewards: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        for seed in options.seeds:
+            for arm, found in rewards.items():
+                row = learn(experiment, arm, seed)
+                found.append(row["reward"])
+                add({"experiment": experiment, "arm": arm, "seed": seed, **row})
+        for arm, found in rewards.items():
+            mean, half = mean_and_half(found)
+            paired = [one - other for one, other in zip(found, rewards["MAGRPO"], strict=True)]
+            difference, width = mean_and_half(paired)
+            add(
+                {
+                    "experiment": experiment,
+                    "arm": arm,
+                    "mean": round(mean, 3),
+                    "ci95": [round(mean - half, 3), round(mean + half, 3)],
+                    "minus MAGRPO": round(difference, 3),
+                    "ci95 of it": [round(difference - width, 3), round(difference + width, 3)],
+                }
+            )
+
+
+if __name__ == "__main__":
+    main()
