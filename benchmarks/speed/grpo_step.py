@@ -48,7 +48,7 @@ WARMUP = 2
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def make_model(folder: Path, size: str, *, knows_eos: bool = False) -> None:
+def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 0) -> None:
     """Write a random model and a tokenizer of whitespace-separated words; ``knows_eos`` adds EOS to the model."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -56,7 +56,7 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False) -> None:
 
     options = dict(SIZES[size])
     vocabulary = options.pop("vocab")
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         **options,
         num_key_value_heads=options["num_attention_heads"] // 2,

@@ -21,6 +21,7 @@ from .mareinforce import MAREINFORCE as MAREINFORCE
 from .maremax import MAREMAX as MAREMAX
 from .marloo import MARLOO as MARLOO
 from .mgrpo import MGRPO as MGRPO
+from .on_policy_distillation import OnPolicyDistillation as OnPolicyDistillation
 from .orpo import ORPO as ORPO
 from .pairwise_reward_model import PairwiseRewardModel as PairwiseRewardModel
 from .ppo import PPO as PPO

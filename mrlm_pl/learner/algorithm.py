@@ -51,6 +51,7 @@ class Algorithm(LightningModule, ABC):
     Attributes:
         metrics: sums of the metrics of rollouts, updates and evaluations.
         reference: the policies' initial weights, where the algorithm compares with them.
+        teachers: frozen policies that need no seat.
         critic: estimates returns, for algorithms that use estimates; or None.
 
     Raises:
@@ -95,6 +96,7 @@ class Algorithm(LightningModule, ABC):
         # A frozen policy is part of the model but not of the checkpoint; a reference that does not move is read again.
         self.strict_loading = False
         self.tasks_of_run: tuple[str, ...] = ()
+        self.teachers: tuple[str, ...] = ()
         self._engine: Engine | None = None
         self._absent: set[str] = set()
         self.metrics = Metrics(policies)
@@ -177,6 +179,8 @@ class Algorithm(LightningModule, ABC):
             if name in used:
                 continue
             if not self.policy(name).trained:
+                if name in self.teachers:
+                    continue
                 logger.warning("policy %r decides for no agent; name it in `seats`, or leave it out", name)
                 continue
             near = nearest(name, used)

@@ -48,6 +48,8 @@ class PolicyBatch:
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
         joint_actions: [B] int64, number of the joint action that the row is an agent's part of, 2 i for the chosen and
             2 i + 1 for the rejected one of pair i, or None.
+        teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
+            number; the number is 0 for the row's own prompt and -1 for none. Or None.
     """
 
     token_ids: Tensor
@@ -67,6 +69,7 @@ class PolicyBatch:
     reference_sums: Tensor | None = None
     correct: Tensor | None = None
     joint_actions: Tensor | None = None
+    teacher_prompts: Tensor | None = None
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

@@ -32,6 +32,7 @@ from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of, task_types
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
+from mrlm_pl.learner.distillation import Distillation, Distiller
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.ranks import each_share, merged
 from mrlm_pl.learner.reference import KL, KLController, Placement, ReferencePolicy, ReferenceSync
@@ -50,6 +51,7 @@ from mrlm_pl.losses import (
     top_entropy_threshold,
 )
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalty
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
@@ -119,6 +121,8 @@ class PolicyGradient(Algorithm):
         reference_sync: moves the reference policy after the policy; see
             :class:`~mrlm_pl.learner.reference.ReferenceSync`.
         reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
+        distillation: teachers that score the sampled tokens; see
+            :class:`~mrlm_pl.learner.distillation.Distillation`.
 
     Attributes:
         loss: of a token.
@@ -167,6 +171,7 @@ class PolicyGradient(Algorithm):
         task_normalization: TaskNormalization | None = None,
         reference_sync: ReferenceSync = ReferenceSync(),  # noqa: B008 (frozen)
         reference: Reference | None = None,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.refuse_dropout()
@@ -202,6 +207,8 @@ class PolicyGradient(Algorithm):
         self.gae: TokenGAE | None = None
         self.tree: TreeCredit | None = None
         self.turns: TurnCredit | None = None
+        given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
+        self.distiller = None if given is None else Distiller(given, self)
         self._warned_of: set[tuple[str, str]] = set()
         self._over = False
 
@@ -404,6 +411,9 @@ class PolicyGradient(Algorithm):
             self._keep_top_entropy(trained)
         if self.reference.used:
             self._steer(trained, episodes)
+        if self.distiller is not None:
+            students = {name: rows for name, rows in trained.items() if name in self.policies}
+            self.distiller.prepare(students, episodes)
         return trained
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
@@ -524,6 +534,7 @@ class PolicyGradient(Algorithm):
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
         whole = self.reference.used or self.entropy.used or self._trains_values(rows)
+        whole = whole or rows.teacher_prompts is not None
         if not whole:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
@@ -535,7 +546,7 @@ class PolicyGradient(Algorithm):
             self.metrics.add_policy(name, metrics, rows.action_mask.sum())
             return loss
         mask = rows.action_mask
-        logp, entropy, values = self._outputs(name, rows)
+        logp, entropy, values, taught = self._outputs(name, rows, batch)
         losses, metrics = self._corrected_losses(logp, rows)
         if self._trains_values(rows):
             assert self.critic is not None
@@ -545,6 +556,9 @@ class PolicyGradient(Algorithm):
         if entropy is not None:
             losses = losses - self.entropy_controllers[name].weight * entropy
             metrics["entropy"] = masked_mean(entropy, mask)
+        if taught is not None:
+            assert self.distiller is not None
+            losses = losses + self.distiller.loss(name, taught)
         if rows.ref_logp is not None and self.kl.placement == "loss":
             losses = losses + self.kl_controllers[name].coefficient * self.kl.estimates(logp, rows)
         self.metrics.add_policy(name, metrics, mask.sum())
@@ -571,12 +585,17 @@ class PolicyGradient(Algorithm):
         """Return whether the value loss is part of the token losses of a policy's rows."""
         return self.critic is not None and rows.values is not None
 
-    def _outputs(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log-probabilities, entropies if they have a weight, and values of a value head, all [B, T]."""
-        if not self.entropy.used and not self._trains_values(rows):
-            return self.policies[name](**rows.inputs()), None, None
-        found = self.policy(name).outputs(**rows.inputs(), with_entropy=self.entropy.used)
-        return found.logp, found.entropy, found.values
+    def _outputs(self, name: str, rows: PolicyBatch, batch: Batch) -> TokenOutputs:
+        """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
+        others = self.reference.used or self.entropy.used or self._trains_values(rows)
+        teaching = None
+        if self.distiller is not None:
+            alone = not others and not bool(rows.advantages.any())
+            teaching = self.distiller.teaching(name, rows, self.reduction, batch.totals[name], self.max_length, alone)
+        if teaching is None and not self.entropy.used and not self._trains_values(rows):
+            return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
+        wanted: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
+        return self.policy(name).outputs(**rows.inputs(), **wanted)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped

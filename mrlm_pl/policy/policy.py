@@ -17,8 +17,15 @@ from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
 from mrlm_pl.policy.export import write_model
-from mrlm_pl.policy.forward.logprobs import TokenOutputs, token_logprobs, token_outputs, token_values
+from mrlm_pl.policy.forward.logprobs import (
+    TokenOutputs,
+    token_logprobs,
+    token_outputs,
+    token_states,
+    token_values,
+)
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
+from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.lora import ADAPTER_FOLDER, LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
@@ -259,13 +266,18 @@ class Policy(nn.Module):
         action_mask: Tensor,
         *,
         with_entropy: bool = False,
+        teaching: Teaching | None = None,
         **options: Unpack[RowOptions],
     ) -> TokenOutputs:
-        """Return log-probabilities, entropies if wanted, and values of a value head, from one forward pass."""
+        """Return log-probabilities, entropies and divergences if wanted, and values of a value head, from one pass."""
         how = self._options(token_ids, None, options)
-        return token_outputs(
-            self.model, token_ids, lengths, action_mask, with_entropy=with_entropy, value_head=self.value_head, **how
-        )
+        wanted: dict[str, Any] = {"with_entropy": with_entropy, "value_head": self.value_head, "teaching": teaching}
+        return token_outputs(self.model, token_ids, lengths, action_mask, **wanted, **how)
+
+    def states(self, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]) -> Tensor:
+        """Return the last hidden states [n, hidden size] before the action tokens, row by row, without gradient."""
+        bounded: RowOptions = {**options, "max_tokens": self.max_forward_tokens}
+        return token_states(self.model, token_ids, lengths, action_mask, **bounded)
 
     def values(
         self,

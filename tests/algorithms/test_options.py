@@ -54,6 +54,7 @@ QUANTITIES = {
     "cross_reduction": "mean or sum of a decision's joint actions",
     "desirable_weight": "weight of desirable answers",
     "discount_unit": "unit of the discount factor",
+    "distillation": "teachers, and the loss of the divergence from them",
     "gain_weight": "weight of information gains",
     "answer_key": "field of a task with the reference answer",
     "answer_form": "form of the reference answer as a reply",

@@ -165,6 +165,26 @@ def test_a_leader_answers_last_and_its_answer_is_the_teams() -> None:
     assert play(environment(role="leader"), said)[1][-1].success, "it gives no answer: the majority's counts"
 
 
+@pytest.mark.parametrize("policies_by", ["agent", "turn"])
+def test_a_student_answers_once_beside_the_team(policies_by: str) -> None:
+    said = {"solver_1": ("4", "4"), "solver_2": ("3", "3"), "student": ["5"]}
+    observed, steps = play(environment(role="student", policies_by=policies_by), said)
+    assert [[person_of(agent) for agent in seen] for seen in observed] == [
+        ["solver_1", "solver_2", "student"],
+        ["solver_1", "solver_2"],
+    ]
+    first = {person_of(agent): seen[-1].content for agent, seen in observed[0].items()}
+    assert first["student"] == "2+3?"
+    assert "5" not in "".join(seen[-1].content for seen in observed[1].values()).replace("2+3?", "")
+    assert {person_of(agent): reward for agent, reward in steps[0].rewards.items()} == {
+        "solver_1": 0.0,
+        "solver_2": 0.0,
+        "student": 1.0,
+    }
+    assert steps[0].metrics["student_accuracy"] == 1.0
+    assert not steps[1].success, "the student has no vote"
+
+
 def test_a_leader_speaks_before_a_consensus_ends_the_episode() -> None:
     said = {"solver_1": ["5"], "solver_2": ["5"], "leader": ["4"]}
     _, steps = play(environment(role="leader", consensus_stop=True), said)

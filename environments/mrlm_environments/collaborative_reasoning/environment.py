@@ -13,6 +13,7 @@ from mrlm_environments.collaborative_reasoning.masks import AnswerMasks
 from mrlm_environments.collaborative_reasoning.record import (
     LEADER,
     ROLES,
+    STUDENT,
     SUMMARIZER,
     Answer,
     Record,
@@ -36,7 +37,7 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFini
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
 from mrlm_pl.settings import at_least, one_of, whole_range
 
-Role = Literal["leader", "summarizer"]
+Role = Literal["leader", "summarizer", "student"]
 LEAD = "You lead the team. Read its answers and give the team's answer."
 SUM_UP = "Sum up these answers for those who gave them."
 
@@ -52,7 +53,8 @@ class CollaborativeReasoningEnvironment(Environment):
     A ``leader`` reads the solvers' answers at the end of each turn and answers too; it is scored like them, its answer
     is shown to them and is the team's, unless it gives none. A ``summarizer`` turns the answers of each turn but the
     last into a summary, which the solvers read in place of the answers; its reward is the mean of their scores in the
-    next turn, as a component ``summary``.
+    next turn, as a component ``summary``. A ``student`` answers once, in the first turn, for the distillation of the
+    team; nobody reads its answer, and it has no vote.
 
     Args:
         solvers: how many there are.
@@ -130,7 +132,7 @@ class CollaborativeReasoningEnvironment(Environment):
             f"{person}@{turn}"
             for turn in range(1, self.max_turns + 1)
             for person in everybody
-            if person != SUMMARIZER or turn < self.max_turns
+            if (person != SUMMARIZER or turn < self.max_turns) and (person != STUDENT or turn == 1)
         )
 
     def tasks(self, split: str) -> TaskSource:
@@ -166,7 +168,8 @@ class CollaborativeReasoningEnvironment(Environment):
         self._summary: Answer | None = None
         self._truncated = 0
         self._said: dict[str, list[Message]] = {}
-        return self._ask(dict.fromkeys(self._solvers, self._question), turn=1)
+        asked = (*self._solvers, *([STUDENT] if self.role == STUDENT else []))
+        return self._ask(dict.fromkeys(asked, self._question), turn=1)
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Score the answers, and ask the agents that speak next; see :meth:`Environment.step`.
@@ -185,6 +188,12 @@ class CollaborativeReasoningEnvironment(Environment):
             step = self._next_turn(self._pay({LEADER: answer}, len(self._rounds)))
         else:
             step = self._answered({person: texts[person] for person in self._solvers})
+        if STUDENT in texts:
+            alone = self._judged({STUDENT: texts[STUDENT]})
+            parts = {**step.components, **self._pay(alone, 1)}
+            rewards = {agent: math.fsum(of.values()) for agent, of in parts.items()}
+            metrics = {**step.metrics, "student_accuracy": float(alone[STUDENT].right)}
+            step = replace(step, rewards=rewards, components=parts, metrics=metrics)
         return step
 
     def close(self) -> None:

@@ -14,7 +14,8 @@ WORDS = ((0.3, "poor"), (0.6, "doubtful"), (0.8, "good"))
 BEST_WORD = "excellent"
 LEADER: Final = "leader"
 SUMMARIZER: Final = "summarizer"
-ROLES = (LEADER, SUMMARIZER)
+STUDENT: Final = "student"
+ROLES = (LEADER, SUMMARIZER, STUDENT)
 
 
 @dataclass(frozen=True)

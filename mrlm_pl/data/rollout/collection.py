@@ -114,7 +114,8 @@ class Collection:
         self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.turn_tree is not None
         self.plan.further = learner.further
         self.plan.silent = lambda group: learner.without_signal(worth(group, self.tasks.reward_scales))
-        self._signal = SignalCheck(self.sampling, compares=learner.smallest_group > 1)
+        compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
+        self._signal = SignalCheck(self.sampling, compares=compares)
         self.totals.start()
 
     @property

@@ -23,12 +23,16 @@ def weighted_divergence(
     token_weights: Tensor,
     *,
     beta: float = 0.5,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
+    top_k: int | None = None,
+    targets: Tensor | None = None,
     bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
     chunk_size: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weighted sum (0-dim) of the tokens' generalized Jensen-Shannon divergences, and those [n], detached.
+
+    Also the log-probabilities [2, n] of ``targets`` under student and teacher, detached; empty without targets.
 
     With ``p`` of the teacher, ``q`` of the student and ``m = beta p + (1 - beta) q``::
 
@@ -43,7 +47,9 @@ def weighted_divergence(
         teacher_hidden, teacher_weight: the teacher's; its hidden size may differ, its vocabulary may not.
         token_weights: [n] weight of each token in the sum; a constant.
         beta: in [0, 1].
-        temperature: divisor of both models' logits.
+        temperature: divisor of both models' logits, one or [n].
+        top_k: compare the teacher's k most probable tokens, and all others as one; None compares every token.
+        targets: [n] token ids.
         bias, teacher_bias: [V] biases of the heads.
         chunk_size: tokens whose logits exist at the same time; by default a size that suits the device.
 
@@ -53,8 +59,8 @@ def weighted_divergence(
     Source: arXiv 2306.13649.
 
     >>> hidden, one = torch.zeros(1, 1), torch.tensor([1.0])
-    >>> loss, _ = weighted_divergence(hidden, torch.ones(2, 1), torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log1p(),
-    ...                               one, beta=0.0)
+    >>> teacher = torch.ones(1, 1), torch.tensor([[0.0], [3.0]]).log1p()
+    >>> loss, _, _ = weighted_divergence(hidden, torch.ones(2, 1), *teacher, one, beta=0.0)
     >>> round(loss.item(), 4)  # KL of (.2, .8) from (.5, .5)
     0.1927
     """
@@ -64,9 +70,9 @@ def weighted_divergence(
         raise ValueError(f"beta is {beta}; it must be in [0, 1]")
     if chunk_size is None:
         chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
-    return _WeightedDivergence.apply(
-        hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias, token_weights, beta, temperature, chunk_size
-    )
+    top_k = None if top_k is None or top_k >= weight.shape[0] else top_k
+    heads = (hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias)
+    return _WeightedDivergence.apply(*heads, token_weights, beta, temperature, top_k, targets, chunk_size)
 
 
 class _WeightedDivergence(torch.autograd.Function):
@@ -83,13 +89,16 @@ class _WeightedDivergence(torch.autograd.Function):
         teacher_bias: Tensor | None,
         token_weights: Tensor,
         beta: float,
-        temperature: float,
+        temperature: float | Tensor,
+        top_k: int | None,
+        targets: Tensor | None,
         chunk_size: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         compute = _compute_dtype(hidden, weight)
         wide = torch.promote_types(compute, torch.float32)
         head, teacher_head = weight.to(compute), teacher_weight.to(compute)
         divergences = hidden.new_empty(hidden.shape[0], dtype=wide)
+        logp = hidden.new_empty(2, 0 if targets is None else hidden.shape[0], dtype=wide)
         wanted = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wanted[0] else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
@@ -97,12 +106,17 @@ class _WeightedDivergence(torch.autograd.Function):
         for start in range(0, hidden.shape[0], chunk_size):
             rows = slice(start, start + chunk_size)
             states = hidden[rows].to(compute)
-            log_q = _log_probs(states, head, bias, temperature, wide)
-            log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, temperature, wide)
-            divergences[rows], slope = _divergence(log_p, log_q, beta)
+            divisor = temperature[rows, None] if isinstance(temperature, Tensor) and temperature.dim() else temperature
+            log_q = _log_probs(states, head, bias, divisor, wide)
+            log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
+            for place, table in () if targets is None else enumerate((log_q, log_p)):
+                logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
+            divergences[rows], slope = (
+                _divergence(log_p, log_q, beta) if top_k is None else _top_k_divergence(log_p, log_q, beta, top_k)
+            )
             if not any(wanted):
                 continue
-            slope.mul_((token_weights[rows] / temperature)[:, None])
+            slope.mul_(token_weights[rows, None] / divisor)
             if grad_bias is not None:
                 grad_bias += slope.sum(0)
             slope = slope.to(compute)
@@ -113,13 +127,13 @@ class _WeightedDivergence(torch.autograd.Function):
             elif grad_weight is not None:
                 grad_weight += slope.t() @ states
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.mark_non_differentiable(divergences)
-        return (divergences * token_weights).sum(), divergences
+        ctx.mark_non_differentiable(divergences, logp)
+        return (divergences * token_weights).sum(), divergences, logp
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if part is None else part * grads[0].to(part.dtype) for part in ctx.saved_tensors]
-        return (*scaled, *([None] * 7))
+        return (*scaled, *([None] * 9))
 
 
 def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
@@ -128,9 +142,12 @@ def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
 
 
-def _log_probs(states: Tensor, head: Tensor, bias: Tensor | None, temperature: float, wide: torch.dtype) -> Tensor:
+def _log_probs(
+    states: Tensor, head: Tensor, bias: Tensor | None, temperature: float | Tensor, wide: torch.dtype
+) -> Tensor:
     logits = torch.mm(states, head.t()) if bias is None else torch.addmm(bias.to(states.dtype), states, head.t())
-    return torch.log_softmax(logits.to(wide) / temperature if temperature != 1.0 else logits, -1, dtype=wide)
+    scaled = logits if isinstance(temperature, float) and temperature == 1.0 else logits.to(wide) / temperature
+    return torch.log_softmax(scaled, -1, dtype=wide)
 
 
 def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -151,3 +168,13 @@ def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tens
     of_teacher = torch.einsum("nv,nv->n", p, log_p.sub_(log_m))
     slope = excess.sub_(of_student[:, None]).mul_(q).mul_(1.0 - beta)
     return beta * of_teacher + (1.0 - beta) * of_student, slope
+
+
+def _top_k_divergence(log_p: Tensor, log_q: Tensor, beta: float, k: int) -> tuple[Tensor, Tensor]:
+    """Return :func:`_divergence` over the teacher's k most probable tokens and one bucket of the others."""
+    top, ids = log_p.topk(k, -1)
+    rest = [table.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True) for table in (log_p, log_q)]
+    buckets = [torch.cat([kept, tail], -1) for kept, tail in zip((top, log_q.gather(-1, ids)), rest, strict=True)]
+    found, slope = _divergence(buckets[0], buckets[1], beta)
+    # Within the bucket, the student's tokens share the slope by their probabilities.
+    return found, log_q.sub_(rest[1]).exp_().mul_(slope[:, -1:]).scatter_(-1, ids, slope[:, :-1])

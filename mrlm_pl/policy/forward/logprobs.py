@@ -22,9 +22,11 @@ from mrlm_pl.policy.forward.passes import (
     RowOptions,
     Wanted,
     forward_passes,
+    pass_states,
     pass_values,
     row_chunks,
 )
+from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 from mrlm_pl.seeding import derive_seed
 
@@ -33,11 +35,15 @@ if TYPE_CHECKING:
 
 
 class TokenOutputs(NamedTuple):
-    """Numbers of every action token, each [B, T] float32 and 0 elsewhere; None: not requested."""
+    """Numbers of every action token, each [B, T] float32 and 0 elsewhere; None: not requested.
+
+    ``taught`` are four, [4, B, T]; see :meth:`~mrlm_pl.policy.forward.passes.Teaching.divergences`.
+    """
 
     logp: Tensor
     entropy: Tensor | None
     values: Tensor | None
+    taught: Tensor | None = None
 
 
 def token_logprobs(
@@ -71,6 +77,7 @@ def token_outputs(
     *,
     with_entropy: bool = False,
     value_head: nn.Module | None = None,
+    teaching: Teaching | None = None,
     **options: Unpack[NoisyRowOptions],
 ) -> TokenOutputs:
     """Return `token_logprobs`, and entropies and values of the action tokens, from the same forward pass.
@@ -82,12 +89,30 @@ def token_outputs(
     Args:
         with_entropy: whether to compute the entropies.
         value_head: maps hidden states [n, hidden size] to values [n]; None: no values.
+        teaching: divergences from teachers; None: none.
     """
-    wanted = Wanted(True, with_entropy, value_head)
+    wanted = Wanted(True, with_entropy, value_head, teaching)
     found = list(_evaluate(model, wanted, token_ids, lengths, action_mask, **options).unbind())
     return TokenOutputs(
-        found.pop(0), found.pop(0) if with_entropy else None, found.pop(0) if value_head is not None else None
+        found.pop(0),
+        found.pop(0) if with_entropy else None,
+        found.pop(0) if value_head is not None else None,
+        torch.stack(found) if teaching is not None else None,
     )
+
+
+@torch.no_grad()
+def token_states(
+    model: nn.Module, token_ids: Tensor, lengths: Tensor, action_mask: Tensor, **options: Unpack[RowOptions]
+) -> Tensor:
+    """Return the last hidden states [n, hidden size] before the action tokens, row by row, without gradient.
+
+    The model must not be of the ``logits`` path of :func:`~mrlm_pl.policy.forward.families.forward_path`. The arguments
+    and the errors are those of `token_logprobs`.
+    """
+    planned = forward_passes(model, token_ids, lengths, action_mask, **options)
+    order = torch.cat([inputs.destinations for inputs in planned]).argsort()
+    return torch.cat([pass_states(model, inputs) for inputs in planned])[order]
 
 
 def token_values(
@@ -146,7 +171,7 @@ def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
     mask = torch.tensor([[False, True]])
     plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
     (inputs,) = row_chunks(model, plan, None, device)
-    run = functools.partial(pass_values, model, inputs, wanted, None)
+    run = functools.partial(pass_values, model, inputs, wanted._replace(teaching=None), None)
     return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()
 
 

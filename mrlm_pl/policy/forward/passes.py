@@ -18,6 +18,7 @@ from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, Pa
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
+from mrlm_pl.policy.forward.teaching import Teaching
 
 
 class RowOptions(TypedDict, total=False):
@@ -88,11 +89,13 @@ class Wanted(NamedTuple):
     log_probs: bool
     entropy: bool
     value_head: nn.Module | None
+    teaching: Teaching | None = None
 
     @property
     def rows(self) -> int:
         """Number of requested quantities."""
-        return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None)
+        taught = 4 if self.teaching is not None else 0
+        return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None) + taught
 
     def values(self, hidden: Tensor) -> Tensor:
         """Return values [n] in at least float32."""
@@ -109,7 +112,7 @@ class Wanted(NamedTuple):
 
 
 def pass_values(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
-    """Return the requested values of n tokens, [1 to 3, n]; a seed lets the model have noise, which follows from it."""
+    """Return the requested values of n tokens, [1 to 7, n]; a seed lets the model have noise, which follows from it."""
     run = _model_logits if forward_path(model).name == "logits" else _chunked_logits
     return run(model, inputs, wanted, seed)
 
@@ -141,8 +144,36 @@ def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
 
 
+def pass_states(model: nn.Module, inputs: ForwardPass) -> Tensor:
+    """Return the model's last hidden states [n, hidden size] before the action tokens of a pass."""
+    return _with_head(model, inputs, lambda predicting: predicting, None)
+
+
 def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
-    """Return the requested values of n tokens, [1 to 3, n]; the output head is replaced by the chunked one.
+    """Return the requested values of n tokens, [1 to 7, n]; the output head is replaced by the chunked one."""
+    head = base_model(model).get_output_embeddings()
+
+    def forward(predicting: Tensor) -> Tensor:
+        if not wanted.log_probs:
+            return wanted.values(predicting)[None]
+        teaching = wanted.teaching
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (teaching and teaching.alone)):
+            log_probs, entropy = chunked_log_probs(
+                predicting,
+                head.weight,
+                inputs.targets,
+                bias=head.bias,
+                temperature=inputs.temperature,
+                with_entropy=wanted.entropy,
+            )
+        found = wanted.stack(log_probs, entropy, lambda: predicting)
+        return found if teaching is None else torch.cat([found, teaching.divergences(predicting, head, inputs)])
+
+    return _with_head(model, inputs, forward, seed)
+
+
+def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor], Tensor], seed: int | None) -> Tensor:
+    """Return ``forward`` of the hidden states [n, hidden size] before the action tokens, in place of the output head.
 
     The model is called as a whole, not its decoder and head one after the other, because sharding gathers the
     parameters of the outermost module in that call.
@@ -150,25 +181,14 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
     base = base_model(model)
     head = base.get_output_embeddings()
 
-    def forward(hidden: Tensor) -> Tensor:
-        predicting = hidden.flatten(0, 1).index_select(0, inputs.predictors)
-        if not wanted.log_probs:
-            return wanted.values(predicting)[None, None]
-        log_probs, entropy = chunked_log_probs(
-            predicting,
-            head.weight,
-            inputs.targets,
-            bias=head.bias,
-            temperature=inputs.temperature,
-            with_entropy=wanted.entropy,
-        )
-        return wanted.stack(log_probs, entropy, lambda: predicting).unsqueeze(0)
+    def of_all(hidden: Tensor) -> Tensor:
+        return forward(hidden.flatten(0, 1).index_select(0, inputs.predictors)).unsqueeze(0)
 
     layout: dict[str, Any] = {}
     if inputs.segments is not None:
         layout["packed_layout"] = PackedLayout(inputs.segments, inputs.input_ids.device)
     switches = ForwardSwitches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
-    with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, forward):
+    with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, of_all):
         output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
     return output.logits[0]
 

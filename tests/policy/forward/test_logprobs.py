@@ -184,7 +184,7 @@ def test_temperature_and_entropy(family: str) -> None:
         divisor = column[:, None, None] if isinstance(column, Tensor) and column.dim() == 1 else column
         log_softmax = plain_log_softmax(model, batch, divisor)
         expected = -(log_softmax.exp() * log_softmax).sum(-1).masked_fill(~batch.action_mask, 0.0)
-        log_probs, entropy, _ = token_outputs(
+        log_probs, entropy, *_ = token_outputs(
             model, *batch, temperature=temperature, prefix_groups=batch.groups, with_entropy=True
         )
         assert entropy is not None

@@ -1,0 +1,206 @@
+"""Compare a step of full-vocabulary on-policy distillation with TRL's DistillationTrainer on the same work, in one run.
+
+    python benchmarks/speed/distillation_step.py --peer-python .venv-peers/bin/python [--size xs32k] [--json out.json]
+
+Both sides distil one random Llama into another with 32,000 words, in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
+each, exactly 64 new tokens, and the reverse KL divergence over the whole vocabulary (``beta`` 1). Each side runs in its
+own process, in turns, on ``--threads`` threads; the first steps of a process are warm-up and not counted. Printed are
+the medians and the ratios; times are wall seconds of whole steps (generation, teacher, loss, backward, optimizer), and
+``cpu`` the seconds of the processors in them, which other processes of the machine hardly change.
+``base_mib`` is a process's memory before its first step; ``memory_ratio`` compares the peaks above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from grpo_step import GROUP, NEW_TOKENS, PROMPTS, SIZES, TEMPLATE, make_model, prompt, report
+
+
+def memory_mib() -> float:
+    """Return the peak memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
+    """Return step times, memory and the first step's divergence of this project."""
+    import lightning
+    from quiet_trainer import quiet_trainer
+
+    from mrlm_pl.algorithms import OnPolicyDistillation
+    from mrlm_pl.data import RolloutDataModule
+    from mrlm_pl.engines import Sampling
+    from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+    from mrlm_pl.policy import Policy
+
+    class Words(SingleAgentEnvironment):
+        name = "words"
+
+        def tasks(self, split: str) -> DatasetTasks:
+            vocabulary = int(SIZES[size]["vocab"])
+            return DatasetTasks(self.name, split, [{"prompt": prompt(n, vocabulary)} for n in range(64)])
+
+        def begin(self, task: Any) -> str:
+            return str(task.data["prompt"])
+
+        def reply(self, message: Any) -> Outcome:
+            return Outcome({"none": 0.0})
+
+    times: list[float] = []
+    busy: list[float] = []
+    divergences: list[float] = []
+
+    class Clock(lightning.Callback):
+        def on_train_start(self, *args: Any) -> None:
+            base.append(memory_mib())
+
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            times.append(time.perf_counter())
+            busy.append(time.process_time())
+            divergences.append(module.metrics.update["train/student/teacher_divergence"])
+
+    base: list[float] = []
+    trainer = quiet_trainer(
+        max_steps=steps, gradient_clip_val=1.0, default_root_dir=tempfile.mkdtemp(), callbacks=[Clock()]
+    )
+    data = RolloutDataModule(
+        Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
+    )
+    policies = {
+        "student": Policy(str(folder / "student"), learning_rate=1e-5, chat_template=TEMPLATE),
+        "teacher": Policy(str(folder / "teacher"), trained=False, chat_template=TEMPLATE),
+    }
+    distillation = {"teachers": [{"policy": "teacher"}], "form": "full", "beta": 1.0}
+    trainer.fit(OnPolicyDistillation(policies, {"agent": "student"}, distillation=distillation), data)
+    return report(times) | {"cpu": report(busy)["steps"], "base_mib": base[0], "divergence": divergences[0]}
+
+
+def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
+    """Return step times, memory and the first step's loss of TRL with its default generation."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import DistillationConfig, DistillationTrainer
+
+    times: list[float] = []
+    busy: list[float] = []
+    base: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            base.append(memory_mib())
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            times.append(time.perf_counter())
+            busy.append(time.process_time())
+
+    vocabulary = int(SIZES[size]["vocab"])
+    config = DistillationConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=PROMPTS * GROUP,
+        max_completion_length=NEW_TOKENS,
+        max_steps=steps,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        beta=1.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        shuffle_dataset=False,
+        model_init_kwargs={"dtype": "float32"},
+        teacher_model_init_kwargs={"dtype": "float32"},
+    )
+    rows = [{"prompt": prompt(n, vocabulary)} for n in range(64) for _ in range(GROUP)]
+    trainer = DistillationTrainer(
+        model=str(folder / "student"),
+        teacher_model=str(folder / "teacher"),
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    logs = trainer.state.log_history
+    lengths = [log["completions/mean_length"] for log in logs if "completions/mean_length" in log]
+    first = next(log["loss"] for log in logs if "loss" in log)
+    return report(times) | {
+        "cpu": report(busy)["steps"],
+        "base_mib": base[0],
+        "divergence": first,
+        "mean_length": statistics.mean(lengths),
+    }
+
+
+def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one side in its own process."""
+    command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
+    command += ["--steps", str(options.steps), "--threads", str(options.threads)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Run both sides in turns and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python", help="a Python with TRL; default: time this project only")
+    parser.add_argument("--size", choices=sorted(SIZES), default="xs32k")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        import torch
+
+        torch.set_num_threads(options.threads)
+        run = run_ours if options.side == "ours" else run_peer
+        print(json.dumps(run(options.folder, options.size, options.steps)))
+        return
+    folder = tempfile.mkdtemp()
+    for number, name in enumerate(("student", "teacher")):
+        make_model(Path(folder) / name, options.size, seed=number)
+    sides = {"ours": sys.executable} | ({"trl": options.peer_python} if options.peer_python else {})
+    results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    for _ in range(options.rounds):
+        for side, python in sides.items():
+            results[side].append(child(python, side, folder, options))
+    summary: dict[str, Any] = {"size": options.size, "threads": options.threads, "load": os.getloadavg()[0]}
+    for side, runs in results.items():
+        numbers = ("peak_mib", "base_mib", "divergence")
+        summary[side] = {name: statistics.median(run[name] for run in runs) for name in numbers}
+        for unit in ("steps", "cpu"):
+            summary[side][f"{unit}_s"] = statistics.median(step for run in runs for step in run[unit])
+    if options.peer_python:
+        for unit in ("steps", "cpu"):
+            pairs = zip(results["ours"], results["trl"], strict=True)
+            ratios = [statistics.median(one[unit]) / statistics.median(other[unit]) for one, other in pairs]
+            summary[f"{unit}_ratio"], summary[f"{unit}_ratios"] = statistics.median(ratios), ratios
+        above = {side: summary[side]["peak_mib"] - summary[side]["base_mib"] for side in sides}
+        summary |= {"peak_ratio": summary["ours"]["peak_mib"] / summary["trl"]["peak_mib"]}
+        summary |= {"memory_ratio": above["ours"] / above["trl"]}
+    text = json.dumps(summary, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""On-policy distillation: students sample, teachers score every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.distillation import Distillation
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.policy import Policy
+
+
+class OnPolicyDistillation(PolicyGradient):
+    """On-policy distillation (arXiv 2306.13649) from frozen policies, from the student itself, or from a team.
+
+    The environment's rewards are measured, but train nothing. For the tokens that a student ``q`` samples and a teacher
+    ``p``::
+
+        sampled   A_t  = log p(token_t) - log q_old(token_t)
+                  loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t) + beta KL_t )
+        full      loss = reduce_t( D(p, q) + beta KL_t )
+        top_k     the same with the teacher's k most probable tokens and one bucket of all others
+
+    with the divergence ``D`` of :class:`~mrlm_pl.learner.distillation.Distillation`. In expectation over the student's
+    tokens, ``sampled`` has the gradient of ``full`` with ``beta: 1`` at the first update on a rollout. As in the paper,
+    no gradient flows through the sampling of the tokens before.
+
+    With a ``reprompt`` and no ``policy`` the student teaches itself, with more information: SDPO (2601.20802) with
+    ``sibling`` or ``feedback``, SDFT (2601.19897) with ``demonstration``. Any other policy gradient takes the same
+    ``distillation`` beside its rewards.
+
+    Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, these are logged for each policy:
+    ``teacher_divergence`` (nats per token: the reverse KL's estimate for ``sampled``, else ``D``),
+    ``teacher_agreement`` (mean of ``min(1, p / q)`` over the sampled tokens: 1 less the total variation), and
+    ``taught_rows`` (share of the trajectories with a teacher).
+
+    Args:
+        distillation: the teachers and the form; see :class:`~mrlm_pl.learner.distillation.Distillation`.
+        policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
+
+    Raises:
+        ConfigurationError: there is no teacher, it cannot teach the students, or a value is out of range.
+    """
+
+    default_loss = "ppo"
+
+    def __init__(
+        self,
+        policies: dict[str, Policy] | None = None,
+        seats: dict[str, str] | None = None,
+        *,
+        distillation: Distillation | None = None,
+        **settings: Any,
+    ) -> None:
+        if distillation is None:
+            raise ConfigurationError(
+                "OnPolicyDistillation has no teacher; name a policy with `trained: false`: "
+                "`distillation: {teachers: [{policy: NAME}]}`"
+            )
+        super().__init__(policies, seats, distillation=distillation, **settings)
+        if self.zero_variance == "exclude":
+            raise ConfigurationError(
+                "zero_variance is exclude, but OnPolicyDistillation compares no returns, and all are left out; set keep"
+            )
+
+    def advantages(self, returns: Returns) -> Tensor:
+        return torch.zeros_like(returns.reward)
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return False

@@ -1,0 +1,378 @@
+"""Distillation: teachers that score the tokens that a student samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mrlm_pl.advantages import NO_MOMENTS, masked_moments
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.reprompts import REPROMPTS, Attempt
+from mrlm_pl.losses import Reduction, token_weights
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.families import forward_path
+from mrlm_pl.policy.forward.teaching import Lesson, Teaching
+from mrlm_pl.policy.sharding import is_split
+from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
+
+Form = Literal["sampled", "top_k", "full"]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A teacher of some of the trajectories.
+
+    Args:
+        policy: name of a policy with `trained: false`; None is the student itself, or the policy of ``partner``.
+        weight: factor of its divergence.
+        environments: names of those whose tasks it teaches; None: all.
+        agents: names of those that it teaches; None: all that a trained policy plays.
+        reprompt: the conversation in which it reads the student's answer. None: the student's own. ``sibling`` adds the
+            answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
+            ``feedback`` what the environment said later, ``team`` the last answers of the other agents, ``majority``
+            their most frequent one in all episodes of the task; or a function, in a configuration its import path, from
+            an :class:`~mrlm_pl.learner.reprompts.Attempt` to messages or None.
+        partner: an agent of the same episode: the teacher reads its conversation up to its last turn.
+
+    Raises:
+        ConfigurationError: a value is out of range, or the teacher would be the student with the same information.
+    """
+
+    policy: str | None = None
+    weight: float = 1.0
+    environments: Sequence[str] | None = None
+    agents: Sequence[str] | None = None
+    reprompt: Literal["sibling", "demonstration", "feedback", "team", "majority"] | Callable[..., Any] | None = None
+    partner: str | None = None
+
+    def __post_init__(self) -> None:
+        positive("distillation.teachers: ", weight=self.weight)
+        if isinstance(self.reprompt, str):
+            one_of(REPROMPTS, "distillation.teachers: ", reprompt=self.reprompt)
+        if self.reprompt is not None and self.partner is not None:
+            raise ConfigurationError(
+                f"distillation.teachers: reprompt is {self.reprompt!r} and partner {self.partner!r}; give one of them"
+            )
+        if self.policy is None and self.reprompt is None and self.partner is None:
+            raise ConfigurationError(
+                "distillation.teachers: a teacher without policy is the student itself, and has nothing to teach "
+                "without a reprompt or a partner; name a policy with `trained: false`, or set reprompt"
+            )
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The loss of the divergence from teachers.
+
+    With the student ``q`` and a teacher ``p`` after the tokens that the student sampled::
+
+        sampled   A_t += coefficient (log p(token_t) - log q_old(token_t))        reverse KL, in the ratio's loss
+        full      loss_t += coefficient D(p, q)                                   generalized Jensen-Shannon divergence
+        top_k     the same over the teacher's k most probable tokens and one bucket of all others
+
+        D = beta KL(p || m) + (1 - beta) KL(q || m),   m = beta p + (1 - beta) q,   0 < beta < 1
+        D = KL(p || q) for beta 0,   KL(q || p) for beta 1
+
+    Each teacher's term has its ``weight``. Tokens are sampled and compared at the same temperature.
+
+    Args:
+        teachers: one or more.
+        form: of the loss.
+        coefficient: weight of the loss.
+        beta: of ``full`` and ``top_k``.
+        top_k: of ``top_k``.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    teachers: Sequence[Teacher] = ()
+    form: Form = "sampled"
+    coefficient: float = 1.0
+    beta: float = 1.0
+    top_k: int = 64
+
+    def __post_init__(self) -> None:
+        one_of(get_args(Form), "distillation.", form=self.form)
+        positive("distillation.", coefficient=self.coefficient)
+        between(0, 1, "distillation.", beta=self.beta)
+        at_least(1, "distillation.", top_k=self.top_k)
+        if self.form == "sampled" and self.beta != 1:
+            raise ConfigurationError(
+                f"distillation.beta is {self.beta}, but form sampled is the reverse KL; choose form full or top_k"
+            )
+        if not self.teachers:
+            raise ConfigurationError(
+                "distillation.teachers is empty; name a policy with `trained: false`: `teachers: [{policy: NAME}]`"
+            )
+        teachers = tuple(as_settings(Teacher, one, "distillation.teachers") for one in self.teachers)
+        object.__setattr__(self, "teachers", teachers)
+
+
+class Distiller:
+    """Adds the terms of a :class:`Distillation` to the rows and losses of an algorithm.
+
+    Args:
+        settings: of the loss.
+        learner: the algorithm, with its policies and seats.
+
+    Raises:
+        ConfigurationError: a teacher does not exist, is trained, is on a server, or reads other tokens than a student.
+    """
+
+    def __init__(self, settings: Distillation, learner: Any) -> None:
+        self.settings, self.learner = settings, learner
+        self.in_loss = settings.form != "sampled"
+        students = [name for name in learner.policies if learner.policy(name).trained]
+        self.names = [
+            learner.seat(one.partner) if one.policy is None and one.partner is not None else one.policy
+            for one in settings.teachers
+        ]
+        for teacher, name in zip(settings.teachers, self.names, strict=True):
+            if name is None:
+                continue
+            if name not in learner.policies:
+                near = nearest(name, learner.policies)
+                hint = f"did you mean {near!r}? The" if near else "the"
+                raise ConfigurationError(
+                    f"distillation.teachers: there is no policy {name!r}; {hint} policies are "
+                    f"{sorted(learner.policies)}"
+                )
+            of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
+            for student in of:
+                self._check(name, learner.policy(name), student, learner.policy(student))
+        learner.teachers = tuple(name for name in self.names if name is not None)
+
+    def _check(self, name: str, teacher: Policy, student_name: str, student: Policy) -> None:
+        """Validate that a teacher can score the tokens of a student."""
+        fault = None
+        if teacher.trained:
+            fault = "is trained; set `trained: false` for it, or leave out its name to teach the student by itself"
+        elif teacher.served_by is not None:
+            fault = (
+                f"is served by {teacher.served_by}, which scores no tokens; read its weights here: leave out served_by"
+            )
+        elif teacher.vocabulary_digest != student.vocabulary_digest:
+            fault = (
+                f"({teacher.name_or_path!r}) has another vocabulary than its student {student_name!r} "
+                f"({student.name_or_path!r}); choose a teacher of the same family"
+            )
+        elif teacher.chat.template != student.chat.template:
+            fault = (
+                f"({teacher.name_or_path!r}) has another chat template than its student {student_name!r}; set the "
+                "chat_template that the teacher was trained with for both"
+            )
+        elif (
+            self.in_loss and teacher.config.get_text_config().vocab_size != student.config.get_text_config().vocab_size
+        ):
+            fault = (
+                f"predicts {teacher.config.get_text_config().vocab_size} tokens, and its student {student_name!r} "
+                f"{student.config.get_text_config().vocab_size}; set distillation.form to sampled"
+            )
+        if fault:
+            raise ConfigurationError(f"distillation.teachers: the policy {name!r} {fault}")
+
+    def prepare(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
+        """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
+
+        Logged once a rollout for each policy: ``taught_rows``, the share of rows with a teacher, and for ``sampled``
+        ``teacher_divergence`` and ``teacher_agreement``.
+        """
+        self._check_names({agent for episode in episodes for agent in episode.agents or episode.trajectories})
+        attempts = _Attempts(episodes)
+        own: dict[tuple[str, str], Any] = {}
+        for name, rows in tables.items():
+            if self.in_loss:
+                self._check_heads(name)
+            rows.teacher_prompts = self._prompts(self.learner.policy(name), rows, attempts)
+            taught = (rows.teacher_prompts[:, :, 0] >= 0).any(1)
+            own[name, "taught_rows"] = masked_moments(taught[:, None].float(), torch.ones_like(taught)[:, None])
+            if not self.in_loss:
+                own |= {(name, metric): found for metric, found in self._score(name, rows).items()}
+                rows.teacher_prompts = None
+        for (name, metric), moments in merged(self.learner.trainer, own).items():
+            if moments.count:
+                self.learner.metrics.rollout[self.learner.metrics.name(metric, name)] = moments.mean
+
+    def _check_names(self, agents: Collection[str]) -> None:
+        for teacher in self.settings.teachers:
+            named = {"agents": (teacher.agents or (), agents), "partner": ([teacher.partner or ""], ["", *agents])}
+            named["environments"] = (teacher.environments or (), self.learner.tasks_of_run)
+            for option, (given, known) in named.items():
+                if unknown := [one for one in given if one not in known]:
+                    raise ConfigurationError(
+                        f"distillation.teachers: {option} has {unknown[0]!r}, which this run has not; choose from "
+                        f"{sorted(known)}"
+                    )
+
+    def _check_heads(self, student: str) -> None:
+        for name in (student, *(name for name in self.names if name is not None)):
+            network = self.learner.policy(name).network
+            path = forward_path(network)
+            remedy = "set distillation.form to sampled"
+            if path.name == "logits":
+                raise ConfigurationError(
+                    f"distillation: policy {name!r} has no plain output head ({path.reason}); {remedy}"
+                )
+            if is_split(network):
+                raise ConfigurationError(
+                    f"distillation.form is {self.settings.form}, which reads whole output heads, but this strategy "
+                    f"splits policy {name!r} over the ranks; {remedy}, or use the strategy ddp"
+                )
+
+    def _prompts(self, student: Policy, rows: PolicyBatch, attempts: _Attempts) -> Tensor:
+        """Return the tokens [B, K, 1 + P] with which K teachers begin each row, after their number.
+
+        The number is 0 where a teacher reads the student's own prompt, and -1 where it does not teach, as where the
+        row exceeds its context window.
+        """
+        found: list[Tensor] = []
+        for row in range(len(rows)):
+            start, stop = _action_span(rows.action_mask[row])
+            attempt = attempts.take(rows.token_ids[row, :stop].tolist())
+            for teacher, name in zip(self.settings.teachers, self.names, strict=True):
+                prompt = self._prompt(teacher, student, attempt, start)
+                window = (student if name is None else self.learner.policy(name)).context_window
+                if prompt and len(prompt) + stop - start > window:
+                    prompt = None
+                found.append(torch.tensor([-1] if prompt is None else [len(prompt), *prompt]))
+        table = pad_sequence(found, batch_first=True) if found else torch.zeros(0, 1, dtype=torch.int64)
+        return table.view(len(rows), len(self.settings.teachers), -1).to(rows.token_ids.device)
+
+    def _prompt(self, teacher: Teacher, student: Policy, attempt: Attempt, start: int) -> Sequence[int] | None:
+        row, environment = attempt.trajectory, attempt.episode.task.environment
+        if environment not in (teacher.environments or (environment,)) or row.agent not in (
+            teacher.agents or (row.agent,)
+        ):
+            return None
+        if teacher.partner is not None:
+            if row.agent == teacher.partner or not attempt.episode.trajectories.get(teacher.partner):
+                return None
+            partner = attempt.episode.trajectories[teacher.partner][-1]
+            return partner.token_ids[: partner.turns[-1].start] if partner.turns else None
+        if teacher.reprompt is None:
+            return ()
+        reprompt = REPROMPTS[teacher.reprompt] if isinstance(teacher.reprompt, str) else teacher.reprompt
+        messages = reprompt(attempt)
+        if messages is None:
+            return None
+        chat, first = student.chat, row.turns[0].start
+        own, other = (chat.encode(chat.render(part, generation_prompt=True)) for part in (attempt.opening, messages))
+        if tuple(own) != row.token_ids[:first]:
+            raise ConfigurationError(
+                f"distillation.teachers: the prompt of agent {row.agent!r} cannot be rendered again from its messages, "
+                "as with tools in the chat template; use a teacher without reprompt"
+            )
+        return [*other, *row.token_ids[first:start]]
+
+    def _views(self, rows: PolicyBatch) -> list[tuple[Policy | None, float, Tensor, dict[str, Any]]]:
+        """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them."""
+        assert rows.teacher_prompts is not None
+        found = []
+        for place, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
+            lengths = rows.teacher_prompts[:, place, 0]
+            taught = (lengths >= 0).nonzero().flatten()
+            if not taught.numel():
+                continue
+            inputs = rows.select(taught).inputs()
+            if bool((lengths[taught] > 0).any()):
+                inputs |= _reprompted(rows, taught, rows.teacher_prompts[:, place])
+            found.append((None if name is None else self.learner.policy(name), teacher.weight, taught, inputs))
+        return found
+
+    @torch.no_grad()
+    def _score(self, name: str, rows: PolicyBatch) -> dict[str, Any]:
+        """Add the teachers' terms to the advantages, and return the moments of the divergence and the agreement."""
+        moments = dict.fromkeys(("teacher_divergence", "teacher_agreement"), NO_MOMENTS)
+        for teacher, weight, taught, inputs in self._views(rows):
+            logp = (teacher or self.learner.policy(name))(**inputs)
+            mask = rows.action_mask & torch.zeros_like(rows.action_mask).index_fill(0, taught, True)
+            gain = torch.zeros_like(rows.old_logp)
+            gain[mask] = logp[inputs["action_mask"]] - rows.old_logp[mask]
+            rows.advantages = rows.advantages + self.settings.coefficient * weight * gain
+            moments["teacher_divergence"] += masked_moments(-gain, mask)
+            moments["teacher_agreement"] += masked_moments(gain.exp().clamp(max=1.0), mask)
+        return moments
+
+    def teaching(
+        self, name: str, rows: PolicyBatch, reduction: Reduction, totals: Any, max_length: int | None, alone: bool
+    ) -> Teaching | None:
+        """Return the teachers' part of a policy's forward pass over rows; None without one.
+
+        Args:
+            name: of the policy.
+            rows: of a micro-batch.
+            reduction, totals, max_length: of the loss; see :func:`mrlm_pl.losses.token_weights`.
+            alone: whether nothing else has a gradient.
+        """
+        if rows.teacher_prompts is None:
+            return None
+        mask = rows.action_mask
+        weights = token_weights(reduction, mask, totals, max_length=max_length, episode_tokens=rows.episode_tokens)
+        lessons = []
+        for teacher, weight, taught, inputs in self._views(rows):
+            policy = teacher or self.learner.policy(name)
+            chosen = mask & torch.zeros_like(mask).index_fill(0, taught, True)
+            places = torch.where(chosen.flatten(), chosen.flatten().cumsum(0) - 1, -1)
+            head = policy.network.get_output_embeddings()
+            lessons.append(Lesson(policy.states(**inputs), head, places, weights.flatten(), weight))
+        top_k = self.settings.top_k if self.settings.form == "top_k" else None
+        return Teaching(tuple(lessons), self.settings.beta, top_k, alone and bool(lessons)) if lessons else None
+
+    def loss(self, name: str, taught: Tensor) -> Tensor:
+        """Return the loss [B, T] of the divergences of a forward pass, and add their metrics to the update."""
+        losses, divergences, overlaps, teachers = taught
+        pairs = teachers.sum()
+        means = {"teacher_divergence": divergences.sum() / pairs, "teacher_agreement": overlaps.sum() / pairs}
+        self.learner.metrics.add_policy(name, means, pairs)
+        return self.settings.coefficient * losses
+
+
+class _Attempts:
+    """The trajectories of a rollout by their tokens up to the end of a turn: rows hold no more of their origin."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        groups: dict[str, list[Episode]] = {}
+        self._found: dict[tuple[int, ...], list[Attempt]] = {}
+        for episode in episodes:
+            if not episode.failed:
+                groups.setdefault(episode.group, []).append(episode)
+        for group in groups.values():
+            for episode in group:
+                siblings = [other for other in group if other is not episode]
+                for row in episode.rows():
+                    attempt = Attempt(episode, row, siblings)
+                    for turn in row.turns:
+                        self._found.setdefault(row.token_ids[: turn.stop], []).append(attempt)
+
+    def take(self, token_ids: Sequence[int]) -> Attempt:
+        """Return the attempt with these tokens; of several, the next one, and the last one again and again."""
+        found = self._found[tuple(token_ids)]
+        return found.pop(0) if len(found) > 1 else found[0]
+
+
+def _action_span(mask: Tensor) -> tuple[int, int]:
+    places = mask.nonzero().flatten()
+    return int(places[0]), int(places[-1]) + 1
+
+
+def _reprompted(rows: PolicyBatch, taught: Tensor, prompts: Tensor) -> dict[str, Tensor]:
+    """Return the tokens, lengths and mask of the taught rows, each behind its teacher's prompt [1 + P]."""
+    tokens, masks = [], []
+    for row in taught.tolist():
+        start, stop = _action_span(rows.action_mask[row])
+        count = int(prompts[row, 0])
+        prompt = prompts[row, 1 : 1 + count] if count else rows.token_ids[row, :start]
+        tokens.append(torch.cat([prompt, rows.token_ids[row, start:stop]]))
+        masks.append(torch.cat([torch.zeros_like(prompt, dtype=torch.bool), rows.action_mask[row, start:stop]]))
+    lengths = torch.tensor([len(one) for one in tokens], device=rows.token_ids.device)
+    table, mask = (pad_sequence(part, batch_first=True) for part in (tokens, masks))
+    return {"token_ids": table, "lengths": lengths, "action_mask": mask}
