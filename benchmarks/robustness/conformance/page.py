@@ -250,10 +250,13 @@ def probabilities(logits: list[float]) -> list[float]:
     return [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
 
 
-def divergence(beta: float) -> list[float]:
+def divergence(beta: float, top_k: int = 4) -> list[float]:
     found = []
     for student, teacher in zip(v.STUDENT, v.TEACHER, strict=True):
         q, p = probabilities(student), probabilities(teacher)
+        if top_k < len(p):
+            kept = sorted(range(len(p)), key=lambda token: -p[token])[:top_k]
+            p, q = ([of[token] for token in kept] + [1 - sum(of[token] for token in kept)] for of in (p, q))
         if beta in (0.0, 1.0):
             of, other = (p, q) if beta == 0.0 else (q, p)
             found.append(sum(a * math.log(a / b) for a, b in zip(of, other, strict=True)))
@@ -264,10 +267,10 @@ def divergence(beta: float) -> list[float]:
     return found
 
 
-def our_divergence(beta: float) -> Callable[[], Values]:
+def our_divergence(beta: float, top_k: int | None = None) -> Callable[[], Values]:
     head = torch.eye(4, dtype=torch.float64)
     return lambda: weighted_divergence(
-        table(v.STUDENT), head, table(v.TEACHER), head, torch.ones(2, dtype=torch.float64), beta=beta
+        table(v.STUDENT), head, table(v.TEACHER), head, torch.ones(2, dtype=torch.float64), beta=beta, top_k=top_k
     )[1].tolist()
 
 
@@ -436,6 +439,12 @@ CASES = [
             lambda beta=beta: divergence(beta),
         )
         for beta in (0.0, 0.3, 1.0)
+    ),
+    Case(
+        "jsd 0.3 top 2",
+        "`weighted_divergence`, beta 0.3, top_k 2",
+        our_divergence(0.3, 2),
+        lambda: divergence(0.3, 2),
     ),
 ]
 
