@@ -12,6 +12,7 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from mrlm_pl.cli.parsing.configuration import leaves
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
@@ -70,7 +71,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     ... )
     {'model.gamma': (0.2, 0.3)}
     """
-    old, new = _flat(before), _flat(now)
+    old, new = ({name: value for name, value in leaves(given) if value not in (None, {})} for given in (before, now))
     return {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
@@ -97,15 +98,6 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
                 f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}; resume with {old!r}, or "
                 "start another run without the checkpoint"
             )
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {} if value in (None, {}) else {name: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= _flat(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
-    return found
 
 
 def _same_path(old: Any, new: Any) -> bool:
