@@ -158,18 +158,8 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
 
 
 def _exported(folder: Path) -> list[str]:
-    """Return the concrete classes that a package exports."""
-    stub = folder / "__init__.pyi"
-    if stub.is_file():
-        imports = [item for item in ast.parse(stub.read_text()).body if isinstance(item, ast.ImportFrom)]
-        return [alias.name for item in imports for alias in item.names]
-    tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
-    found = [item.value for item in tree.body if isinstance(item, ast.Assign) and _assigns(item, "__all__")]
-    return [name for value in found for name in ast.literal_eval(value)]
-
-
-def _assigns(item: ast.Assign, name: str) -> bool:
-    return any(isinstance(target, ast.Name) and target.id == name for target in item.targets)
+    """Return the names that a package exports."""
+    return re.findall(r"\bimport \w+ as (\w+)", (folder / "__init__.pyi").read_text(encoding="utf-8"))
 
 
 def _environments_folder() -> Path | None:
@@ -184,13 +174,11 @@ def _environment_names() -> tuple[dict[str, str], list[str]]:
         return short, []
     for file in sorted(folder.rglob("*.py")):
         for cls in _classes(file).values():
-            short |= dict.fromkeys(_short_names(cls), cls.name)
+            for item in cls.body:
+                match item:
+                    case ast.Assign([ast.Name("name")], ast.Constant(str(name))):
+                        short[name] = cls.name
     return short, [*short, *_exported(folder), "RemoteEnvironment"]
-
-
-def _short_names(cls: ast.ClassDef) -> list[str]:
-    values = [item.value for item in cls.body if isinstance(item, ast.Assign) and _assigns(item, "name")]
-    return [str(value.value) for value in values if isinstance(value, ast.Constant)]
 
 
 def parameters(file: Path, name: str) -> tuple[str, ...] | None:
