@@ -119,7 +119,7 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     Raises:
         ConfigurationError: a value is out of its range.
     """
-    given = {setting.name: options[setting.name] for setting in fields(Sampling)}
+    given = {setting.name: getattr(options, setting.name) for setting in fields(Sampling)}
     return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 
