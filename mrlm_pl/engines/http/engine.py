@@ -36,9 +36,9 @@ from mrlm_pl.engines.http.replicas import (
     share_of,
 )
 from mrlm_pl.engines.http.text_dialect import dialect_of
-from mrlm_pl.engines.http.weight_folders import write_version
 from mrlm_pl.engines.transfer.manifest import checksum
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+from mrlm_pl.policy.export import write_version
 
 logger = logging.getLogger(__name__)
 

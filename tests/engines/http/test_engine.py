@@ -17,10 +17,10 @@ from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data.rollout.checks import check_logprobs
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest, Sampling
 from mrlm_pl.engines.http.replicas import Terms
-from mrlm_pl.engines.http.weight_folders import write_version
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.losses.corrections import Correction
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.policy.export import write_version
 from mrlm_pl.serving.policies.placement import with_served
 from tests.engines.conftest import build
 from tests.engines.conftest import request as any_request
