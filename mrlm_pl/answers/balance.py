@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrlm_pl.answers.records import Answer
-from mrlm_pl.answers.wrong import wrong_answers
+from mrlm_pl.answers.wrong import plain, wrong_answers
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.seeding import derive_seed, keyed_random
 
@@ -98,22 +98,18 @@ def _grouped(answers: Sequence[Answer]) -> list[_Question]:
     for answer in answers:
         if answer.correct not in (0.0, 1.0):
             raise DataError(f"'correct' is {answer.correct} of {answer.answer!r:.80}; to balance, answers are 1 or 0")
-        question = questions.setdefault(_plain(answer.question), _Question(answer.question))
+        question = questions.setdefault(plain(answer.question), _Question(answer.question))
         question.read.append(replace(answer, question=question.text))
     for question in questions.values():
         alike: dict[str, list[Answer]] = {}
         for answer in question.read:
-            alike.setdefault(_plain(answer.answer), []).append(answer)
+            alike.setdefault(plain(answer.answer), []).append(answer)
         for same in alike.values():
             if len({answer.correct for answer in same}) > 1:
                 question.contradicted += len(same)
             else:
                 (question.right if same[0].correct else question.wrong).append(same[0])
     return list(questions.values())
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong: bool) -> None:
@@ -134,7 +130,7 @@ def _choose(question: _Question, per_question: int | None, seed: int, fill_wrong
 
 def _drawn(answers: Sequence[Answer], seed: int, question: str) -> list[Answer]:
     """Return the answers in a random order that depends on their texts alone."""
-    return sorted(answers, key=lambda answer: derive_seed("answer", seed, question, _plain(answer.answer)))
+    return sorted(answers, key=lambda answer: derive_seed("answer", seed, question, plain(answer.answer)))
 
 
 def _held_out(questions: Sequence[_Question], seed: int, share: float) -> set[str]:

@@ -45,18 +45,19 @@ def wrong_answers(question: str, right: Sequence[str], count: int, taken: Collec
     """
     asks_for_label = len({label.lower() for label in _LABEL.findall(question)}) > 1
     sources = [_changed(text, asks_for_label, rng) for text in right]
-    known, made = {_plain(text) for text in taken}, list[str]()
+    known, made = {plain(text) for text in taken}, list[str]()
     while sources and len(made) < count:
         source = sources.pop(0)
-        text = next((text for text in source if _plain(text) not in known), None)
+        text = next((text for text in source if plain(text) not in known), None)
         if text is not None:
-            known.add(_plain(text))
+            known.add(plain(text))
             made.append(text)
             sources.append(source)
     return made
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a text with single spaces in place of all white space; equal answers differ in nothing else."""
     return " ".join(text.split())
 
 
