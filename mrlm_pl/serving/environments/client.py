@@ -119,7 +119,7 @@ class RemoteEnvironment(Environment, proxy=True):
         Raises:
             RemoteError: no server opens one in time.
         """
-        self._release()
+        self.close()
         opening = submit(self._open(task))
         try:
             opened, place = await asyncio.shield(asyncio.wrap_future(opening))
@@ -157,7 +157,11 @@ class RemoteEnvironment(Environment, proxy=True):
 
     def close(self) -> None:
         """End the session, if there is one."""
-        self._release()
+        if self._place is None:
+            return
+        self._place, self._session = None, ""
+        if self._dropped is not None:
+            self._dropped()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteEnvironment:
         made = object.__new__(type(self))
@@ -209,13 +213,6 @@ class RemoteEnvironment(Environment, proxy=True):
                 if not overloaded or not await backoff.pause():
                     raise _told(error, f"environment {self.name!r}, turn {request.turn}") from error
 
-    def _release(self) -> None:
-        if self._place is None:
-            return
-        self._place, self._session = None, ""
-        if self._dropped is not None:
-            self._dropped()
-
     def _ask(self, method: str, request: Any) -> Any:
         """Return the reply of the first server that gives one."""
         return submit(self._asked(method, request)).result()
@@ -255,24 +252,25 @@ class RemoteTasks(TaskSource):
     def __init__(self, environment: RemoteEnvironment, split: str) -> None:
         self._environment, self.split = environment, split
         self._parts: dict[int, list[Task]] = {}
-        reply = self._read(0, TASKS_AT_ONCE)
+        reply = self._read(0)
         self.size = reply.size if reply.HasField("size") else None
-        self._parts[0] = from_json(reply.tasks, list[Task])
 
     def __getitem__(self, index: int) -> Task:
         self._check_index(index)
         part, place = divmod(index, TASKS_AT_ONCE)
         if part not in self._parts:
-            reply = self._read(part * TASKS_AT_ONCE, TASKS_AT_ONCE)
-            self._parts[part] = from_json(reply.tasks, list[Task])
+            self._read(part)
         return self._parts[part][place]
 
-    def _read(self, start: int, count: int) -> pb.TasksReply:
-        settings = to_json(self._environment.settings)
+    def _read(self, part: int) -> pb.TasksReply:
+        name, settings = self._environment.name, to_json(self._environment.settings)
+        start = part * TASKS_AT_ONCE
         request = pb.TasksRequest(
-            environment=self._environment.name, settings=settings, split=self.split, start=start, count=count
+            environment=name, settings=settings, split=self.split, start=start, count=TASKS_AT_ONCE
         )
-        return self._environment._ask("GetTasks", request)
+        reply: pb.TasksReply = self._environment._ask("GetTasks", request)
+        self._parts[part] = from_json(reply.tasks, list[Task])
+        return reply
 
 
 _reached: dict[Address, tuple[bool, float]] = {}
