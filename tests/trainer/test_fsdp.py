@@ -356,11 +356,18 @@ def _chat(*turns: str) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "stale"), [("ddp", {}), ("fsdp", {}), ("ddp", {"cross_policy": {"share": 0.5, "refresh": 9}})]
+    ("strategy", "stale", "model"),
+    [
+        ("ddp", {}, {}),
+        ("fsdp", {}, {"kl": {"coefficient": 0.5}, "reference_sync": {"every": 1, "decay": 0.5}}),
+        ("ddp", {"cross_policy": {"share": 0.5, "refresh": 9}}, {}),
+    ],
 )
-def test_two_processes_go_on_bit_for_bit(strategy: str, stale: dict[str, Any], launch: Any) -> None:
+def test_two_processes_go_on_bit_for_bit(
+    strategy: str, stale: dict[str, Any], model: dict[str, Any], launch: Any
+) -> None:
     data = {"iterations": 2, "minibatches": 2, "passes": 2, **stale}
-    options = {"strategy": strategy, "devices": 2, "data": data}
+    options = {"strategy": strategy, "devices": 2, "data": data, "model": model}
     through = launch("through", callbacks=["keep"], **options)
     for step in (3, 4):  # within a rollout, and between two
         again = launch(f"from {step}", resume=str(through / f"step={step}.ckpt"), **options)
