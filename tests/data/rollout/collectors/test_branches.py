@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,22 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupDraft
 from mrlm_pl.data.rollout.metrics import token_count
-from mrlm_pl.episode import Episode, Origin
+from mrlm_pl.environment import Outcome
+from mrlm_pl.episode import Episode, Message, Origin, Task
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.rollout.branches import Expansions, FurtherEpisodes
 from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.serving import RemoteEnvironment
+from mrlm_pl.serving.environments.service import Limits
+from mrlm_pl.serving.server import EnvironmentServer
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Metrics, Slow, WaitForAll
 from tests.data.rollout.collectors.test_failed_members import plan, played
 from tests.data.rollout.test_module import fingerprint, make
+from tests.support.environment_servers import Served, eventually, offer
 
 
 class Copies(FurtherEpisodes):
@@ -128,3 +135,52 @@ def test_a_resumed_run_has_the_same_further_episodes(
     assert sum(episode.origin is not None for episode in ahead) == 8
     if mode == "async":
         assert all(episode == episodes[episode.id] for episode in ahead), "from the checkpoint, to the last digit"
+
+
+class FailsSometimes(EchoEnvironment):
+    """Fail in the second turn after every third first turn, in all copies together."""
+
+    begun = itertools.count()
+
+    def begin(self, task: Task) -> str:
+        self.fails = next(self.begun) % 3 == 2
+        return super().begin(task)
+
+    def reply(self, message: Message) -> Outcome:
+        if self.fails and self.left == 1:
+            raise OSError("the back end is away")
+        return super().reply(message)
+
+
+def test_a_branch_that_fails_is_a_record(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm, data = expanding(model_folder, FailsSometimes(turns=2), retries=0)
+    metrics = Metrics()
+    trainer = quiet_trainer(callbacks=[metrics])
+    trainer.fit(algorithm, data)
+    failed = [e for e in read_episodes(Path(trainer.default_root_dir) / "episodes") if e.failed and e.iteration == 2]
+    assert any(episode.origin is not None for episode in failed)
+    assert any(episode.origin is None for episode in failed)
+    assert metrics.seen[-1]["rollout/failed_episodes"] == len(failed)
+    assert trainer.global_step == 3
+
+
+def test_environments_behind_grpc_are_branched_alike(model_folder: Path, quiet_trainer: Any) -> None:
+    loop = EventLoopThread()
+    server = EnvironmentServer(offer(more={"echo": lambda settings: EchoEnvironment(turns=3)}), limits=Limits())
+    loop.submit(server.start()).result(20)
+    served = Served(server, loop)
+    found = []
+    try:
+        for environment in (EchoEnvironment(turns=3), RemoteEnvironment(served.target, "echo")):
+            algorithm, data = expanding(model_folder, environment)
+            trainer = quiet_trainer()
+            trainer.fit(algorithm, data)
+            folder = Path(trainer.default_root_dir) / "episodes"
+            found.append([(episode.id, episode.trajectories, episode.origin) for episode in read_episodes(folder)])
+            for path in folder.iterdir():
+                path.unlink()
+        eventually(lambda: served.live == 0)
+    finally:
+        served.stop()
+    assert found[0] == found[1]
+    assert sum(origin is not None for _, _, origin in found[0]) == 3 * 8
