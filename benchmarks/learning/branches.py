@@ -1,12 +1,12 @@
 """Measure algorithms that branch episodes: C3 against MAGRPO and COMA, Tree-GRPO's leaves against GRPO's episodes.
 
-    python benchmarks/learning/branches.py [--experiments cost halves debate] [--seeds 0 1 2 3 4] [--json FILE]
+    python benchmarks/learning/branches.py [--experiments cost halves debate] [--seeds 0 1 ... 9] [--json FILE]
 
     cost    generated tokens of a rollout of the tiny model, by compared decision and by credited episode
     halves  two agents must say different halves, both at once
     debate  two sides, one argument each, before the judge by rules; the return is the mean of both scores
 
-In ``halves`` and ``debate`` every run ends at the same number of generated tokens. Printed are the held-out reward of
+In ``halves`` and ``debate`` every run has the same budget of generated tokens. Printed are the held-out reward of
 the final weights, and its mean over the seeds with the 95 % interval (Student's t); the differences to MAGRPO are
 paired by seed.
 """
@@ -64,7 +64,7 @@ SEATS = {"halves": {"left": "first", "right": "second"}, "debate": {"pro": "firs
 
 
 class Budget(Callback):
-    """End the run after the rollout that spends the budget of generated tokens, and evaluate the final weights."""
+    """End the run when another rollout would exceed the budget of generated tokens, and evaluate its weights."""
 
     def __init__(self, budget: float, environment: str) -> None:
         self.budget, self.environment = budget, environment
@@ -72,8 +72,9 @@ class Budget(Callback):
         self.after: dict[str, float] = {}
 
     def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        before = self.seen.get("progress/generated_tokens", 0.0)
         self.seen = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        trainer.should_stop |= self.seen["progress/generated_tokens"] >= self.budget
+        trainer.should_stop |= 2 * self.seen["progress/generated_tokens"] - before > self.budget
 
     def on_train_end(self, trainer: Any, *arguments: Any) -> None:
         report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
@@ -163,7 +164,7 @@ def main() -> None:
     """Run the experiments and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiments", nargs="+", choices=["cost", *TASKS], default=["cost", *TASKS])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
