@@ -1,6 +1,7 @@
-"""Measure algorithms that branch episodes: C3 against MAGRPO and COMA, Tree-GRPO's leaves against GRPO's episodes.
+"""Measure algorithms that branch episodes: C3 and credit from replays against MAGRPO, Tree-GRPO against GRPO.
 
-    python benchmarks/learning/branches.py [--experiments cost halves debate] [--seeds 0 1 ... 9] [--json FILE]
+    python benchmarks/learning/branches.py [--experiments cost halves debate] [--arms MAGRPO C3 ...] [--seeds 0 1 ... 9]
+        [--json FILE]
 
     cost    generated tokens of a rollout of the tiny model, by compared decision and by credited episode
     halves  two agents must say different halves, both at once
@@ -19,7 +20,7 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from lightning.pytorch import Callback
 from mrlm_environments import DebateEnvironment, Halves, MathEnvironment
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 
-from mrlm_pl.algorithms import C3, COMA, GRPO, MAGRPO, TreeGRPO
+from mrlm_pl.algorithms import C3, CCPO, COMA, GRPO, MAGRPO, SHARP, Shapley, TreeGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.policy import Policy
@@ -47,6 +48,11 @@ ARMS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int]]] = {
     "COMA": (COMA, {}, {"halves": 4}),
     "C3": (C3, {"alternatives": 3}, {"halves": 1, "debate": 2}),
     "C3 replay": (C3, {"alternatives": 4, "rest": "replay"}, {"debate": 2}),
+    "CCPO": (CCPO, {}, {"halves": 4}),
+    "CCPO other": (CCPO, {"absent": "other"}, {"halves": 4, "debate": 4}),
+    "SHARP other": (SHARP, {"absent": "other"}, {"halves": 4}),
+    "Shapley": (Shapley, {}, {"halves": 4}),
+    "Shapley other": (Shapley, {"absent": "other"}, {"halves": 4, "debate": 4}),
 }
 """Class, options and ``data.group_size`` by task. In the debate one agent acts at a time, and COMA equals MAGRPO; in
 ``halves`` nothing follows a message, and a replayed rest equals a played one."""
@@ -106,16 +112,16 @@ def learn(task: str, arm: str, seed: int) -> dict[str, float]:
     )
     budget = Budget(setting["budget"], task)
     fit(cls(policies, SEATS[task], **options), data, seed, budget)
-    names = ("progress/generated_tokens", "progress/iteration")
+    names = ("progress/generated_tokens", "progress/iteration", "progress/episodes")
     return {**budget.after, **{name.split("/")[1]: budget.seen[name] for name in names}}
 
 
-def cost() -> list[dict[str, Any]]:
+def cost(arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return the generated tokens of a rollout, with the number of decisions or episodes that are compared."""
     rows: list[dict[str, Any]] = []
     for task in TASKS:
         for arm, (cls, options, sizes) in ARMS.items():
-            if task not in sizes:
+            if task not in sizes or arm not in arms:
                 continue
             policies = {name: Policy("builtin:tiny") for name in ("first", "second")}
             algorithm = cls(policies, SEATS[task], **options)
@@ -157,13 +163,20 @@ def rollout(algorithm: Any, setting: dict[str, Any], size: int, unit: str) -> di
     budget.on_train_end = lambda *arguments: None  # type: ignore[method-assign]
     fit(algorithm, data, 0, budget)
     tokens = budget.seen["progress/generated_tokens"]
-    return {"tokens": tokens, unit: compared[0], f"{unit} per 1000 tokens": round(1000 * compared[0] / tokens, 1)}
+    replays = budget.seen.get("rollout/branch_episodes", 0.0)
+    return {
+        "tokens": tokens,
+        "replays": replays,
+        unit: compared[0],
+        f"{unit} per 1000 tokens": round(1000 * compared[0] / tokens, 1),
+    }
 
 
 def main() -> None:
     """Run the experiments and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiments", nargs="+", choices=["cost", *TASKS], default=["cost", *TASKS])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -179,10 +192,10 @@ def main() -> None:
 
     for experiment in options.experiments:
         if experiment == "cost":
-            for row in cost():
+            for row in cost(options.arms):
                 add({"experiment": "cost", **row})
             continue
-        rewards: dict[str, list[float]] = {arm: [] for arm in ARMS if experiment in ARMS[arm][2]}
+        rewards: dict[str, list[float]] = {arm: [] for arm in options.arms if experiment in ARMS[arm][2]}
         for seed in options.seeds:
             for arm, found in rewards.items():
                 row = learn(experiment, arm, seed)

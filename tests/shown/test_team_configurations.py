@@ -25,7 +25,7 @@ TREES = {"magrpo": [], "magrpo-coma": ["--model", "COMA"], "magrpo-at_grpo": ["-
 
 
 @pytest.mark.parametrize(
-    "name", [*TREES, "ippo", "mappo", "maporl", "maporl_by_turn", "dr_mas", "rae", "halves", "word_emission"]
+    "name", [*TREES, "ippo", "mappo", "maporl", "maporl_by_turn", "dr_mas", "rae", "ccpo", "halves", "word_emission"]
 )
 def test_it_runs_and_exports_every_policy(name: str, mrlm) -> None:
     path = next(CONFIGS.rglob(f"{name.partition('-')[0]}.yaml"))
