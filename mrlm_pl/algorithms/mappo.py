@@ -85,6 +85,7 @@ class MAPPO(PolicyGradient):
             first.learning_rate,
             first.weight_decay,
             chat_template=first.chat_template,
+            chat_template_kwargs=first.chat_template_kwargs,
             random_init_seed=first.random_init_seed,
             lora=first.lora,
             gradient_checkpointing=first.gradient_checkpointing,

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
+from jinja2 import TemplateSyntaxError, meta, nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mrlm_pl.environment.tools import described
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import PolicyError
+from mrlm_pl.errors import ConfigurationError, PolicyError, nearest
 from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
 
@@ -34,6 +34,7 @@ PLAIN_TEMPLATE = (
 MAX_REMEMBERED = 256
 """Most sets of tools for which a chat format remembers whether its template describes them."""
 
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 _SENTINEL = "\u241f0\u241f"
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,58 @@ def checked_template(template: str) -> str:
             f"chat_template {template[:40]!r} is no Jinja template: line {error.lineno}: {error}"
         ) from error
     return template
+
+
+def template_variables(template: str) -> list[str]:
+    """Return the names of the arguments that a template reads beside the conversation, the tools and special tokens.
+
+    >>> template_variables("{% set a = 1 %}{{ messages }}{{ a }}{% if enable_thinking is defined %}{% endif %}")
+    ['enable_thinking']
+    """
+    environment = _compile_jinja_template(template).environment
+    parsed = environment.parse(template)
+    names = [(name.name, name.ctx) for name in parsed.find_all(nodes.Name)]
+    checks = [*parsed.find_all(nodes.Test), *parsed.find_all(nodes.Filter)]
+    tested = {
+        check.node.name
+        for check in checks
+        if check.name in ("defined", "undefined", "default") and isinstance(check.node, nodes.Name)
+    }
+    own = {name for name, context in names if context == "store"} - tested
+    found = meta.find_undeclared_variables(parsed) - own - set(environment.globals) - _GIVEN
+    return sorted(name for name in found if not name.endswith("_token"))
+
+
+def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> str:
+    r"""Return a template with these values for its arguments, for all that render it.
+
+    Args:
+        template: in Jinja.
+        arguments: values by name, such as ``{"enable_thinking": False}``.
+        model: for messages.
+
+    Raises:
+        ConfigurationError: the template does not read an argument.
+
+    >>> with_arguments("{{ enable_thinking }}", {"enable_thinking": False}, "m")
+    '{% if enable_thinking is not defined %}{% set enable_thinking = False %}{% endif %}\n{{ enable_thinking }}'
+    """
+    if not arguments:
+        return template
+    known = template_variables(template)
+    for name in arguments:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}? It reads" if near else "it reads"
+            raise ConfigurationError(
+                f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; {hint} "
+                f"{known or 'none'}"
+            )
+    sets = (
+        f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
+        for name, value in arguments.items()
+    )
+    return checked_template("".join(sets) + "\n" + template)  # Jinja takes the newline off
 
 
 class ChatFormat:
@@ -308,7 +361,7 @@ class Conversation:
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]
         head, _, suffix = self.chat.render(marked, self.tools, generation_prompt=True).partition(_SENTINEL)
-        unchanged = head == self._prompt_text and prompt.startswith(head) and prompt.endswith(suffix)
+        unchanged = head.rstrip() == self._prompt_text.rstrip() and prompt.startswith(head) and prompt.endswith(suffix)
         if not unchanged or prompt[len(head) : len(prompt) - len(suffix)].strip() != spoken.strip():
             return None
         return suffix

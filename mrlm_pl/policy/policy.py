@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import policy_folder
-from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.logprobs import (
     TokenOutputs,
@@ -56,6 +56,8 @@ class Policy(nn.Module):
         weight_decay: decoupled weight decay of this policy's parameter group.
         trained: False freezes the weights.
         chat_template: Jinja template in place of the tokenizer's own.
+        chat_template_kwargs: values of the template's own arguments, such as ``{enable_thinking: false}``. The exported
+            template has them as defaults.
         random_init_seed: make random weights from the model's configuration instead of reading them.
         dropout: probability of every dropout in the updates of supervised fine-tuning, 0 to 0.99; above 0 the model's
             other training noise, such as a router's, is on too. Algorithms that compare the learner with the sampler
@@ -71,7 +73,8 @@ class Policy(nn.Module):
 
     Raises:
         PolicyError: there is no such model, or it has no tokenizer.
-        ConfigurationError: a value is out of range, or ``served_by`` is of neither form.
+        ConfigurationError: a value is out of range, the template does not read an argument, or ``served_by`` is of
+            neither form.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Policy(nn.Module):
         weight_decay: float = 0.0,
         trained: bool = True,
         chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         random_init_seed: int | None = None,
         dropout: float = 0.0,
         lora: LoRA | None = None,
@@ -96,7 +100,8 @@ class Policy(nn.Module):
         between(0, 2**63 - 1, owner, random_init_seed=random_init_seed)
         self.name_or_path = model
         self.learning_rate, self.weight_decay, self.trained = learning_rate, weight_decay, trained
-        self.chat_template, self.random_init_seed, self.dropout = chat_template, random_init_seed, dropout
+        self.chat_template, self.chat_template_kwargs = chat_template, chat_template_kwargs
+        self.random_init_seed, self.dropout = random_init_seed, dropout
         lora = None if lora is None else as_settings(LoRA, lora, "lora")
         if lora is not None and not trained:
             raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
@@ -122,6 +127,9 @@ class Policy(nn.Module):
                 model,
             )
             self.tokenizer.chat_template = PLAIN_TEMPLATE
+        if chat_template_kwargs:
+            template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs, model)
+            self.tokenizer.chat_template = template
         self.model: Any = None
         self.reference: Any = None
         self._moving = False
@@ -132,7 +140,7 @@ class Policy(nn.Module):
         """The chat format of this policy's tokenizer."""
         eos = getattr(self.config, "eos_token_id", None)
         extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        return ChatFormat(self.tokenizer, self.chat_template, extra)
+        return ChatFormat(self.tokenizer, extra_stop_ids=extra)
 
     @property
     def vocabulary_digest(self) -> str:

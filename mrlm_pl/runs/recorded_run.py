@@ -172,8 +172,9 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
     model, data = settings["model"], settings["data"]
     policies: dict[str, dict[str, Any]] = {}
     untrained: dict[str, Any] = {} if exported else {SINGLE: {}}
+    kept = ("model", "chat_template", "chat_template_kwargs")
     for policy, values in (model.get("policies") or untrained).items():
-        policies[policy] = {key: values[key] for key in ("model", "chat_template") if values.get(key) is not None}
+        policies[policy] = {key: values[key] for key in kept if values.get(key) is not None}
     for path in exported:
         policies.setdefault(path.name, {})["model"] = str(path)
     sampling = data.get("sampling") or {}

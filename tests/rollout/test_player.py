@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
-from mrlm_pl.policy.chat import ChatFormat
+from mrlm_pl.policy.chat import ChatFormat, with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
@@ -96,6 +97,16 @@ def test_an_episode_does_not_depend_on_its_neighbors(echo: Any) -> None:
     together, _ = play(echo(turns=2), specs=4)
     alone = play(echo(turns=2), specs=1)[0][0]
     assert alone.trajectories == together[0].trajectories
+
+
+@pytest.mark.parametrize(("thinking", "restarts"), [(True, 0), (False, 2)])
+def test_rows_after_a_rewritten_history_are_counted(echo: Any, thinking: bool, restarts: int) -> None:
+    # Without thinking the generation prompt has an empty block, which the history lacks.
+    qwen = (Path(__file__).parents[1] / "data" / "templates" / "qwen3.jinja").read_text()
+    chat = ChatFormat(TOKENIZER, with_arguments(qwen, {"enable_thinking": thinking}, "m"))
+    (episode,), _ = play(echo(turns=3), seat={"agent": Seat("main", chat, Sampling(), 2048)})
+    assert episode.row_restarts == restarts
+    assert [len(row.turns) for row in episode.trajectories["agent"]] == ([3] if thinking else [1, 1, 1])
 
 
 def test_a_failing_environment_is_a_record_and_not_a_reward(echo: Any) -> None:

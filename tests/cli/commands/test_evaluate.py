@@ -63,7 +63,7 @@ def test_run_folder_gives_policies_seats_and_length(tmp_path):
         (tmp_path / "run" / "policies" / name / "config.json").write_text("{}")
     policies = {
         "solver": {"model": "a", "chat_template": "x", "learning_rate": 1},
-        "critic": {"model": "b", "chat_template": None},
+        "critic": {"model": "b", "chat_template": None, "chat_template_kwargs": {"enable_thinking": False}},
         "judge": {"model": "c", "trained": False},
     }
     config = {
@@ -74,7 +74,7 @@ def test_run_folder_gives_policies_seats_and_length(tmp_path):
     assert read_run("run") == RecordedRun(
         {
             "solver": {"model": "run/policies/solver", "chat_template": "x"},
-            "critic": {"model": "run/policies/critic"},
+            "critic": {"model": "run/policies/critic", "chat_template_kwargs": {"enable_thinking": False}},
             "judge": {"model": "c"},  # frozen policies are not written
         },
         {"pro": "solver"},

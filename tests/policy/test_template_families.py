@@ -1,0 +1,138 @@
+"""The chat templates of common model families: the table of docs/chat_templates.md, and their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from transformers import AutoTokenizer
+
+from mrlm_pl.episode import Message
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+from mrlm_pl.policy.chat import ChatFormat, Conversation, template_variables, with_arguments
+from mrlm_pl.policy.tiny import build_tokenizer
+from mrlm_pl.policy.tool_calls import JSONForm
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
+PAGE = Path(__file__).parents[2] / "docs" / "chat_templates.md"
+TOKENIZER = build_tokenizer()
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+REASONING = "<think>\nhm\n</think>\n\n"
+FAMILIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("Qwen 2.5", "qwen2.5", {}),
+    ("Qwen3", "qwen3", {}),
+    ("Qwen3, `enable_thinking: false`", "qwen3", {"enable_thinking": False}),
+    ("DeepSeek-R1 distilled", "deepseek_r1_distill", {}),
+    ("GLM-4.5", "glm4.5", {}),
+    ("GLM-4.5, `enable_thinking: false`", "glm4.5", {"enable_thinking": False}),
+    ("gpt-oss", "gpt_oss", {}),
+    ("Llama 3.1", "llama3.1", {}),
+    ("Gemma 2", "gemma2", {}),
+    ("Phi 3.5", "phi3.5", {}),
+    ("Mistral 7B v0.3", "mistral_v0.3", {}),
+]
+
+
+def template(name: str, **arguments: Any) -> str:
+    return with_arguments((TEMPLATES / f"{name}.jinja").read_text(), arguments, name)
+
+
+def restarts(chat: ChatFormat, reply: str, *, system: bool = False, tools: Sequence[dict[str, Any]] = ()) -> str:
+    """Return whether the next message begins a new row after this reply."""
+    conversation = Conversation(chat, tools)
+    conversation.observe([*[Message("system", "SYS")] * system, Message("user", "Q")])
+    ids = [*TOKENIZER.encode(reply, add_special_tokens=False), chat.end_id]
+    conversation.act(ids, [-1.0] * len(ids))
+    answer = Message("tool", "3", tool_call_id="call00000", name="add") if tools else Message("user", "R")
+    conversation.observe([answer])
+    return "new row" if conversation.restarts else "extends"
+
+
+def system_message(chat: ChatFormat) -> str:
+    try:
+        text = chat.render([Message("system", "SYS"), Message("user", "USR")], generation_prompt=True)
+    except jinja2.TemplateError:
+        return "refused"
+    between = text.partition("SYS")[2].partition("USR")[0]
+    return "kept" if between.strip() else "in the last user message"
+
+
+def row(label: str, name: str, arguments: dict[str, Any]) -> str:
+    chat = ChatFormat(TOKENIZER, template(name, **arguments))
+    variables = ", ".join(f"`{variable}`" for variable in template_variables((TEMPLATES / f"{name}.jinja").read_text()))
+    form = "as text" if chat.call_form is None else "JSON" if isinstance(chat.call_form, JSONForm) else "tags"
+    system = system_message(chat)
+    plain = restarts(chat, "A")
+    if system != "refused" and restarts(chat, "A", system=True) != plain:
+        plain += "; with a system message a new row"
+    cells = (plain, restarts(chat, f"{REASONING}A"), restarts(chat, f"{REASONING}call", tools=[ADD]))
+    return f"| {label} | {variables or '-'} | {system} | {form} | {' | '.join(cells)} |"
+
+
+def test_the_page_has_the_table_of_all_families() -> None:
+    page = PAGE.read_text()
+    rows = [row(*family) for family in FAMILIES]
+    assert [line for line in rows if line not in page] == []
+    assert {path.stem for path in TEMPLATES.glob("*.jinja")} == {name for _, name, _ in FAMILIES}
+
+
+def test_an_argument_reaches_every_rendering(tmp_path: Path, model_folder: Path) -> None:
+    qwen = (TEMPLATES / "qwen3.jinja").read_text()
+    policy = Policy(str(model_folder), chat_template=qwen, chat_template_kwargs={"enable_thinking": False})
+    messages = [{"role": "user", "content": "Q"}]
+    prompt = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert policy.chat.render([Message("user", "Q")], generation_prompt=True) == prompt
+    assert policy.chat.describes_tools([ADD])
+    assert policy.chat.call_form == JSONForm("<tool_call>")
+    policy.load()
+    policy.save_pretrained(tmp_path)
+    exported = AutoTokenizer.from_pretrained(tmp_path)
+    assert exported.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == prompt
+    thinking = exported.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    assert thinking == prompt.removesuffix("<think>\n\n</think>\n\n"), "the value is a default"
+    again = Policy(str(tmp_path), chat_template_kwargs={"enable_thinking": True})
+    assert again.chat.render([Message("user", "Q")], generation_prompt=True) == thinking
+
+
+def test_arguments_of_other_types() -> None:
+    text = ChatFormat(TOKENIZER, template("gpt_oss", reasoning_effort="high", model_identity='It\'s "me".\n')).render(
+        [Message("user", "Q")], generation_prompt=True
+    )
+    assert "\n\nReasoning: high\n" in text
+    assert 'It\'s "me".\n' in text
+
+
+@pytest.mark.parametrize(
+    "text", ["\n{{ flag }}|", "\n\n  {% if flag == 3 %}\nthree\n{% endif %}", "  {%- if flag %} x{% endif %}"]
+)
+def test_the_text_of_the_template_stays(text: str) -> None:
+    changed = with_arguments(text, {"flag": 3}, "m")
+    messages = [{"role": "user", "content": "Q"}]
+    given = TOKENIZER.apply_chat_template(messages, chat_template=text, tokenize=False, flag=3)
+    assert TOKENIZER.apply_chat_template(messages, chat_template=changed, tokenize=False) == given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"enable_thinkin": False},
+            r"its chat template does not read; did you mean 'enable_thinking'\? It reads",
+        ),
+        ({"reasoning_effort": "low"}, r"has 'reasoning_effort', .* it reads \['enable_thinking'\]"),
+        ({"tools": []}, "chat_template_kwargs has 'tools'"),
+        ({"content": "x"}, "chat_template_kwargs has 'content'"),
+    ],
+)
+def test_an_argument_that_the_template_does_not_read_is_refused(
+    arguments: dict[str, Any], message: str, model_folder: Path
+) -> None:
+    qwen = (TEMPLATES / "qwen3.jinja").read_text()
+    with pytest.raises(ConfigurationError, match=message):
+        Policy(str(model_folder), chat_template=qwen, chat_template_kwargs=arguments)
+    with pytest.raises(ConfigurationError, match="it reads none"):
+        Policy(str(model_folder), chat_template_kwargs={"enable_thinking": False})
