@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mrlm_pl.episode import Message
+from mrlm_pl.episode import Message, Role
 from mrlm_pl.errors import DataError, NonFiniteError
 
 Conversation = Sequence[Message]
@@ -71,6 +71,21 @@ class TextScorer(ABC):
 def exchange(question: str, answer: str) -> tuple[Message, Message]:
     """Return the conversation of a question and its answer."""
     return Message("user", question), Message("assistant", answer)
+
+
+def agent_line(agent: str, message: Message) -> str:
+    """Return an agent's message as a line of its team's conversation.
+
+    >>> agent_line("row", Message("user", "C or A?"))
+    '[row] user: C or A?'
+    """
+    return f"[{agent}] {message.role}: {message.content}"
+
+
+def team_message(role: Role, messages: Mapping[str, Sequence[Message]]) -> Message:
+    """Return messages by agent as one message of the team: a line for each, in the order of the agents' names."""
+    lines = (agent_line(agent, message) for agent in sorted(messages) for message in messages[agent])
+    return Message(role, "\n".join(lines))
 
 
 def as_probability(score: TextScore, probability: bool) -> float:

@@ -111,11 +111,13 @@ UNTRIED = {
     "coordination_served": "needs a server of policies; tests/engines/http starts one",
     "remote_math": "needs a server of environments; tests/serving starts one",
     "debate_verified": "needs a verifier; tests/serving/verifiers starts one",
+    "marlhf": "needs a reward model; tests/environments/test_scored.py trains one",
     "two_families": "needs the model of examples/other_family.py; tests/shown runs it",
     "team_distillation": "needs a co-trained team; benchmarks/learning/team_distillation.py runs it",
     "co_training": "needs the models of examples/specialists.py; tests/shown runs it",
 }
-FROM_FILES = ("recipes", "sft", "dpo", "simpo", "orpo", "kto", "madpo", "correctness_model", "pairwise_reward_model")
+FROM_FILES = ("recipes", "sft", "dpo", "simpo", "orpo", "kto", "madpo", "correctness_model")
+FROM_FILES += ("pairwise_reward_model", "joint_reward_model")
 """Configurations that train on the files of other commands."""
 PLAYING = [
     path

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mrlm_pl.algorithms import MADPO
+from mrlm_pl.algorithms import MADPO, PairwiseRewardModel
 from mrlm_pl.data.files.chat_rows import played_rows
-from mrlm_pl.data.files.preferences import PreferenceDataModule, pair_fault, pair_rows
+from mrlm_pl.data.files.preferences import PreferenceDataModule, chat_parts, pair_fault, pair_rows, scored_pair
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.credit.pairs import JointPair, RowPair, joint_pairs
+from mrlm_pl.learner.credit.team import joint_conversation
+from mrlm_pl.reward_models.scorer import team_message
 
 
 class JointPreferenceDataModule(PreferenceDataModule):
@@ -30,6 +32,9 @@ class JointPreferenceDataModule(PreferenceDataModule):
     alike in both joint actions add nothing to the comparison and have no rows; pairs without any row are left out and
     counted. All rows of a pair are in one batch on one rank.
 
+    ``PairwiseRewardModel`` is shown each joint action as the end of one conversation of the team, as
+    ``ScoredEnvironment`` scores it: the observations of a step are one user's message, the joint action one reply.
+
     Args:
         train, validation, test, reward_gap, seed: see :class:`PreferenceDataModule`.
         batch_size: pairs of joint actions in a batch, on each rank.
@@ -39,7 +44,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
         DataError: a file is missing, a row lacks its fields, or episodes give no pair.
     """
 
-    algorithms = (MADPO,)
+    algorithms = (MADPO, PairwiseRewardModel)
     unit = "pair in which an agent whose policy is trained acts differently"
     form = "{agents: {AGENT: {prompt, chosen, rejected}, ...}}"
 
@@ -58,6 +63,10 @@ class JointPreferenceDataModule(PreferenceDataModule):
         return list(joint_pairs(episodes, self.reward_gap))
 
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
+        if isinstance(self.algorithm(), PairwiseRewardModel):
+            name, policy = self.learner()
+            rows = scored_pair(team_pair(example), policy.chat, name, where)
+            return [] if rows[0] == rows[1] else [RowPair((rows[0],), (rows[1],))]
         chosen: list[Trajectory] = []
         rejected: list[Trajectory] = []
         played = isinstance(example, JointPair)
@@ -85,6 +94,17 @@ class JointPreferenceDataModule(PreferenceDataModule):
             ]
         better, worse = ([dataclasses.replace(row, agent=agent) for row in rows if row.num_actions] for rows in sides)
         return better, worse
+
+
+def team_pair(example: JointPair | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pair of joint actions as a row of chats, in which the team is one assistant."""
+    if isinstance(example, JointPair):
+        sides = zip(JointPair._fields, example, strict=True)
+        return {side: [message.to_chat() for message in joint_conversation(episode)] for side, episode in sides}
+    agents = {agent: chat_parts(part) for agent, part in _parts(example).items()}
+    sides = [{agent: parts[place] for agent, parts in agents.items()} for place in range(3)]
+    texts = [team_message("assistant" if place else "user", side) for place, side in enumerate(sides)]
+    return dict(zip(("prompt", "chosen", "rejected"), ([text.to_chat()] for text in texts), strict=True))
 
 
 def _tokens(rows: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:

@@ -191,12 +191,20 @@ def pair_rows(
 def scored_pair(
     example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
 ) -> tuple[Trajectory, Trajectory]:
-    """Return the rows of both answers for a reward model; plain text becomes a user's message and its answer."""
-    prompt, *answers = _parts(example)
-    if isinstance(prompt, str):
-        prompt, answers = [Message("user", prompt)], [[Message("assistant", answer)] for answer in answers]
+    """Return the rows of both answers for a reward model; see :func:`chat_parts`."""
+    prompt, *answers = chat_parts(example)
     chosen, rejected = (scored_row(prompt, answer, chat, policy) for answer in answers)
     return chosen, rejected
+
+
+def chat_parts(
+    example: Mapping[str, Any] | PlayedPair,
+) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+    """Return prompt, chosen and rejected answer; plain text becomes a user's message and its answers."""
+    prompt, chosen, rejected = _parts(example)
+    if isinstance(prompt, str):
+        return [Message("user", prompt)], [Message("assistant", chosen)], [Message("assistant", rejected)]
+    return prompt, chosen, rejected
 
 
 def _parts(example: Mapping[str, Any] | PlayedPair) -> tuple[Any, Any, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mrlm_pl.episode import Episode, Message, Turn
 from mrlm_pl.errors import DataError
+from mrlm_pl.reward_models.scorer import agent_line, team_message
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +110,33 @@ def joint_history(episode: Episode) -> list[str]:
     Raises:
         DataError: the record lacks the agents' messages.
     """
+    said, shown = _messages_by_step(episode)
+    return [
+        "\n".join(
+            agent_line(agent, message) for part in parts for agent, messages in part.items() for message in messages
+        )
+        for parts in zip(said, shown, strict=True)
+    ]
+
+
+def joint_conversation(episode: Episode) -> list[Message]:
+    """Return the conversation of the team: for each step a user's message with the observations, and the joint action.
+
+    Raises:
+        DataError: the record lacks the agents' messages.
+    """
+    said, shown = _messages_by_step(episode)
+    steps = zip(shown[:-1], said[1:], strict=True)
+    return [
+        message for seen, acts in steps for message in (team_message("user", seen), team_message("assistant", acts))
+    ]
+
+
+def _messages_by_step(episode: Episode) -> tuple[list[dict[str, list[Message]]], list[dict[str, list[Message]]]]:
+    """Return by agent the replies of the step before, and the other messages before each step and after the last."""
     steps = decision_steps(episode)
-    said: list[list[str]] = [[] for _ in range(steps + 1)]
-    shown: list[list[str]] = [[] for _ in range(steps + 1)]
+    said: list[dict[str, list[Message]]] = [{} for _ in range(steps + 1)]
+    shown: list[dict[str, list[Message]]] = [{} for _ in range(steps + 1)]
     for agent, rows in episode.trajectories.items():
         indices = [turn.index for row in rows for turn in row.turns]
         messages = rows[-1].messages  # where a template rewrote history, the last row has all of it
@@ -119,21 +144,16 @@ def joint_history(episode: Episode) -> list[str]:
         if len(replies) < len(indices):
             raise DataError(
                 f"episode {episode.id!r}: agent {agent!r} decided {len(indices)} times, but its record holds "
-                f"{len(replies)} replies; a centralized critic reads the messages, so keep them in the record"
+                f"{len(replies)} replies; the joint conversation is made of the messages, so keep them in the record"
             )
         # Replies beyond its own are examples in the first prompt.
         own = dict(zip(replies[len(replies) - len(indices) :], indices, strict=True))
         step = indices[0]
         for place, message in enumerate(messages):
-            line = _line(agent, message)
             if place in own:
-                said[own[place] + 1].append(line)
+                said[own[place] + 1].setdefault(agent, []).append(message)
                 later = [index for index in indices if index > own[place]]
                 step = later[0] if later else steps
             else:
-                shown[step].append(line)
-    return ["\n".join(lines) for lines in (before + after for before, after in zip(said, shown, strict=True))]
-
-
-def _line(agent: str, message: Message) -> str:
-    return f"[{agent}] {message.role}: {message.content}"
+                shown[step].setdefault(agent, []).append(message)
+    return said, shown

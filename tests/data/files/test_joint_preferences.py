@@ -154,10 +154,10 @@ def test_long_pairs_are_left_out_together(tmp_path: Path, model_folder: Path, qu
         set_up(module(tmp_path, rows, max_tokens=3), quiet_trainer(), model_folder)
 
 
-def test_only_madpo_learns_from_joint_pairs_and_agents_need_a_seat(
+def test_dpo_does_not_learn_from_joint_pairs_and_agents_need_a_seat(
     tmp_path: Path, model_folder: Path, quiet_trainer: Any
 ) -> None:
-    with pytest.raises(ConfigurationError, match="JointPreferenceDataModule is for MADPO, not for DPO"):
+    with pytest.raises(ConfigurationError, match="is for MADPO and PairwiseRewardModel, not for DPO"):
         quiet_trainer().fit(DPO({"main": Policy(str(model_folder))}), module(tmp_path, [{"agents": {"a": GOOD}}]))
     with pytest.raises(ConfigurationError, match="agent 'judge' has no seat"):
         set_up(module(tmp_path, [{"agents": {"judge": GOOD}}]), quiet_trainer(), model_folder)

@@ -1,0 +1,1 @@
+"""An environment whose rewards are a reward model's scores."""
