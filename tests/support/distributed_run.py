@@ -34,6 +34,7 @@ from mrlm_pl.algorithms import (
     CorrectnessModel,
     DrMAS,
     MAPoRL,
+    OnPolicyDistillation,
     TreeGRPO,
 )
 from mrlm_pl.algorithms import PairwiseRewardModel as Pairwise
@@ -132,7 +133,7 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS, MAPoRL, C3, TreeGRPO)
-    classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
+    classes = {cls.__name__.lower(): cls for cls in (*known, OnPolicyDistillation)} | {"dr_mas": DrMAS}
     classes |= {"pairwise": Pairwise, "correctness": CorrectnessModel}
     policies = {
         name: Policy(

@@ -133,6 +133,21 @@ def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "form"), [("ddp", "full"), ("ddp", "sampled"), ("fsdp", "sampled"), ("fsdp", "full")]
+)
+def test_teachers_score_the_trajectories_of_all_ranks(strategy: str, form: str, launch: Any) -> None:
+    distillation = {"teachers": [{"reprompt": "feedback"}], "form": form}
+    options = {"algorithm": "onpolicydistillation", "model": {"distillation": distillation}, "strategy": strategy}
+    if (strategy, form) == ("fsdp", "full"):  # whole output heads, which no rank has
+        launch("two", fails=True, devices=2, **options)
+        return
+    assert_same(
+        gradients(launch("two", devices=2, **options)), gradients(launch("one", **{**options, "strategy": "auto"}))
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: Any) -> None:
     """Normalize advantages and measure success over all ranks."""
