@@ -24,6 +24,7 @@ COMMANDS = {
     "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
     "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
     "whatif": ("mrlm_pl.cli.commands.replay:whatif_run", "replace a recorded decision and play the rest"),
+    "view": ("mrlm_pl.cli.commands.view:run", "look at runs in a browser or a terminal"),
     "balance": (
         "mrlm_pl.cli.commands.balance:run",
         "balance right and wrong answers to each question, for a verifier",

@@ -260,10 +260,10 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     if "policies" in found:
         known = played and "config.yaml" in found
         commands.append(f"mrlm eval --model {folder}" + ("" if known else " --environment NAME"))
+    commands.append(f"mrlm view {folder}  # runs, curves and episodes in a browser")
     if "tensorboard" in found:
         commands.append(f"tensorboard --logdir {folder / 'tensorboard'}  # curves")
-    if commands:
-        lines += ["next:", *(f"  {command}" for command in commands)]
+    lines += ["next:", *(f"  {command}" for command in commands)]
     return "\n".join(lines)
 
 

@@ -38,6 +38,7 @@ FLOORS = [
     {"algorithms"},
     {"data"},
     {"runs"},
+    {"viewer"},
     {"cli"},
 ]
 """From the ground up: a package imports only packages above it in this list."""

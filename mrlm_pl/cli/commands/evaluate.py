@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         if output is not None:
             write_json(output, {**written, "comparison": asdict(comparison)})
     if output is not None:
-        print(f"report in {output}")
+        print(f"report in {output}; look at its episodes with `mrlm view {output}`")
     return 0 if report.episodes else 1
 
 

@@ -1,0 +1,88 @@
+"""``mrlm view RUN ...``: look at runs in a browser or a terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+from rich.console import Console
+
+from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.serving.transport.security import is_loopback, read_token
+from mrlm_pl.viewer.runs import Run, find_runs
+from mrlm_pl.viewer.server import application
+from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs
+
+PORT = 8010
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serve or print the runs until the end; return exit status 0.
+
+    Raises:
+        ConfigurationError: a path holds no run, or the options do not fit together.
+        RemoteError: the port is taken.
+    """
+    parser = argparse.ArgumentParser(prog="mrlm view", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, folder of runs, or file of episodes")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")
+    parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
+    parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
+    parser.add_argument("--episode", metavar="ID", help="with --text: print this episode")
+    options = parser.parse_args(arguments)
+    if options.episode is not None and not options.text:
+        raise ConfigurationError("episode: `--episode ID` goes with `--text`; in a browser choose it in the table")
+    runs = find_runs(options.runs)
+    if options.text:
+        print_text(runs, options.episode)
+        return 0
+    token = read_token(options.token_file)
+    if token is None and not is_loopback(options.host):
+        raise ConfigurationError(
+            f"host: {options.host!r} can be reached from other machines; set a token with `--token-file FILE` or "
+            "MRLM_TOKEN, or leave out `--host`"
+        )
+    serve(application(runs, token), options.host, options.port, token is not None)
+    return 0
+
+
+def print_text(runs: Mapping[str, Run], episode: str | None) -> None:
+    """Print the runs; of a single run its episodes, or one of them.
+
+    Raises:
+        ConfigurationError: an episode is named, and there are several runs.
+    """
+    console = Console()
+    if len(runs) == 1:
+        only = next(iter(runs.values()))
+        if episode is None:
+            print_episodes(only, console)
+        else:
+            print_episode(only.record(episode), console)
+    elif episode is not None:
+        raise ConfigurationError(f"episode: name one run; these are {', '.join(runs)}")
+    else:
+        print_runs(runs, console)
+
+
+def serve(app: web.Application, host: str, port: int, guarded: bool) -> None:
+    """Serve the pages until Ctrl-C or SIGTERM.
+
+    Raises:
+        RemoteError: the port is taken.
+    """
+    try:
+        web.run_app(app, host=host, port=port, print=lambda text: _tell(text, guarded), access_log=None)
+    except OSError as error:
+        raise RemoteError(
+            f"port {port} of {host} cannot be used: {error.strerror or error}; choose another `--port`"
+        ) from error
+
+
+def _tell(text: str, guarded: bool) -> None:
+    """Print the address out of the library's own message."""
+    for word in text.split():
+        if word.startswith("http"):
+            print(f"mrlm: the viewer is at {word}{'?token=TOKEN' if guarded else ''}  (Ctrl-C ends it)", flush=True)

@@ -1,0 +1,1 @@
+"""The viewer of runs: reads run folders, never writes into them, never imports torch."""

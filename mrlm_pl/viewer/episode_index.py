@@ -1,0 +1,176 @@
+"""The episodes of a run by id, read lazily from the newest file back, and never held in memory whole."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mrlm_pl.errors import DataError
+from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
+from mrlm_pl.viewer.records import COLUMNS, heads, report_records, report_summary, summary, whole
+
+NEWEST = 20_000
+"""Episodes in a table; older ones are named by their iteration."""
+
+_ID = COLUMNS.index("id")
+_ITERATION = COLUMNS.index("iteration")
+_GROUP, _REWARD = COLUMNS.index("group"), COLUMNS.index("reward")
+
+
+class EpisodeFile:
+    """A file of episodes: a summary of each and its place; follows a file that grows.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        rows: the summaries.
+        faults: lines that are no episode record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lines = LineFile(path)
+        self.rows: list[list[Any]] = []
+        self.faults = 0
+        self._offsets: dict[str, int] = {}
+
+    def update(self) -> None:
+        """Read the lines that were added."""
+        for item in self.lines.new_lines():
+            if item is None:
+                self.rows, self._offsets, self.faults = [], {}, 0
+                continue
+            offset, line = item
+            try:
+                found = heads(line)
+            except (ValueError, RecursionError):
+                self.faults += 1
+                continue
+            for head in found:
+                self.rows.append(summary(head, len(found) > 1))
+                self._offsets[head.id] = offset
+
+    def record(self, episode: str) -> dict[str, Any] | None:
+        """Return the whole record of an episode; None if the file has no such one.
+
+        Raises:
+            DataError: its fields have other types.
+        """
+        if episode not in self._offsets:
+            return None
+        try:
+            return whole(self.lines.line(self._offsets[episode]), episode)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"episode {episode!r} of {self.lines.path.name} cannot be read: {error}") from error
+
+    def notes(self) -> Iterator[str]:
+        """Yield what could not be read."""
+        name, lines = self.lines.path.name, self.lines
+        if lines.fault is not None:
+            yield f"{name} is damaged ({lines.fault}); the episodes before the damage are shown"
+        elif lines.truncated:
+            yield f"{name} ends within an episode, as after a kill or while it is written"
+        if lines.skipped:
+            yield f"{name}: {lines.skipped} lines are too long to show"
+        if self.faults:
+            yield f"{name}: {self.faults} lines are not episode records"
+
+
+class ReportFile:
+    """The transcripts in a report of ``mrlm eval --output``, with the interface of :class:`EpisodeFile`.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[list[Any]] = []
+        self._records: dict[str, dict[str, Any]] = {}
+        self._changed = -1
+
+    def update(self) -> None:
+        """Read the file if it was replaced."""
+        with self.path.open("rb") as file:
+            if (changed := os.fstat(file.fileno()).st_mtime_ns) == self._changed:
+                return
+            text = file.read(LONGEST_LINE)
+        self.rows, self._records, self._changed = [], {}, changed
+        try:
+            for record in report_records(text):
+                self._records[record["id"]] = record
+                self.rows.append(report_summary(record))
+        except (ValueError, RecursionError):
+            self.rows, self._records = [], {}
+
+    def record(self, episode: str) -> dict[str, Any] | None:
+        """Return a transcript as a record without turns and tokens; None if there is no such one."""
+        return copy.deepcopy(self._records.get(episode))
+
+    def notes(self) -> Iterator[str]:
+        """Yield the reason for which there are no transcripts."""
+        if not self.rows:
+            yield f"{self.path.name} holds no transcripts"
+
+
+class EpisodeIndex:
+    """The episodes of a run's files.
+
+    Args:
+        files: returns the present files, in order.
+    """
+
+    def __init__(self, files: Callable[[], Sequence[Path]]) -> None:
+        self._files = files
+        self._read: dict[Path, EpisodeFile | ReportFile] = {}
+
+    def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
+        """Yield the files, up to date, from the last back."""
+        for path in reversed(self._files()):
+            if path not in self._read:
+                self._read[path] = ReportFile(path) if path.suffix == ".json" else EpisodeFile(path)
+            file = self._read[path]
+            try:
+                file.update()
+            except OSError:  # replaced or removed meanwhile
+                continue
+            yield file
+
+    def table(self, last: int | None = None) -> dict[str, Any]:
+        """Return the summaries of the newest episodes: columns, rows, and what could not be read.
+
+        Args:
+            last: the newest iteration to show; None starts at the run's last one.
+        """
+        rows: list[list[Any]] = []
+        notes: list[str] = []
+        older: int | None = None
+        for file in self.newest_first():
+            if len(rows) >= NEWEST:
+                older = max((row[_ITERATION] for row in file.rows), default=older)
+                break
+            rows += [row for row in reversed(file.rows) if last is None or row[_ITERATION] <= last]
+            notes += file.notes()
+        return {"columns": COLUMNS, "rows": rows[:NEWEST], "older": older, "notes": notes}
+
+    def record(self, episode: str) -> dict[str, Any]:
+        """Return the whole record of an episode.
+
+        Raises:
+            DataError: there is no such episode, or it cannot be read.
+        """
+        for file in self.newest_first():
+            if (found := file.record(episode)) is not None:
+                return found
+        raise DataError(f"there is no episode {episode!r} in this run; `mrlm view RUN` lists them")
+
+    def last_rewards(self) -> list[list[float]]:
+        """Return the rewards of the newest file's episodes that did not fail, by group."""
+        groups: dict[str, list[float]] = {}
+        for row in next((file.rows for file in self.newest_first() if file.rows), []):
+            if row[COLUMNS.index("error")] is None:
+                groups.setdefault(row[_GROUP], []).append(row[_REWARD])
+        return list(groups.values())

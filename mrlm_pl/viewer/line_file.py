@@ -1,0 +1,142 @@
+"""Lines of a file that may still grow, plain or gzipped, each reachable by its offset in the text."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+CHUNK = 1 << 16
+"""Bytes that are read at a time."""
+
+PIECE = 1 << 18
+"""Bytes that are decompressed at a time: a small chunk may expand a thousandfold."""
+
+POINTS_APART = 8 << 20
+"""Bytes of text between the points at which reading may start."""
+
+LONGEST_LINE = 64 << 20
+"""Bytes of a line that is kept; a longer one is skipped and counted."""
+
+
+class _Decoder(Protocol):
+    def feed(self, data: bytes) -> Iterator[bytes]: ...
+
+    def copy(self) -> _Decoder: ...
+
+
+class _Plain:
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        yield data
+
+    def copy(self) -> _Plain:
+        return self
+
+
+class _Gzip:
+    """A decoder of concatenated gzip members, whose state can be copied at any byte."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(31)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        while True:
+            piece = self._member.decompress(data, PIECE)
+            yield piece
+            data = self._member.unconsumed_tail
+            if self._member.eof:
+                data, self._member = self._member.unused_data.lstrip(b"\0"), zlib.decompressobj(31)
+            if not data and len(piece) < PIECE:
+                return
+
+    def copy(self) -> _Gzip:
+        other = _Gzip()
+        other._member = self._member.copy()
+        return other
+
+
+class LineFile:
+    """Read the complete lines of a file, and any of them again by its offset.
+
+    Memory is bounded: a chunk, the longest line, and one decoder state of about 50 kB per 8 MB of text.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        skipped: lines above :data:`LONGEST_LINE`.
+        fault: the reason for which the rest of the file cannot be read, or None.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = -1
+        self._restart()
+
+    def _restart(self) -> None:
+        self._decoder: _Decoder = _Gzip() if self.path.suffix == ".gz" else _Plain()
+        self._read = self._text = 0
+        self._start = self._length = 0
+        self._line, self._too_long = bytearray(), False
+        self._points: list[tuple[int, int, _Decoder]] = [(0, 0, self._decoder.copy())]
+        self.skipped = 0
+        self.fault: str | None = None
+
+    @property
+    def truncated(self) -> bool:
+        """Return True if the file ends within a line."""
+        return bool(self._line) or self._too_long
+
+    def new_lines(self) -> Iterator[tuple[int, bytes] | None]:
+        """Yield (offset, line) of each line that was completed since the last call; None first for a replaced file."""
+        with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._read:
+                self._inode = status.st_ino
+                self._restart()
+                yield None
+            file.seek(self._read)
+            while self.fault is None and (data := file.read(CHUNK)):
+                if self._text - self._points[-1][0] >= POINTS_APART:
+                    self._points.append((self._text, self._read, self._decoder.copy()))
+                self._read += len(data)
+                try:
+                    for piece in self._decoder.feed(data):
+                        self._text += len(piece)
+                        yield from self._split(piece)
+                except zlib.error as error:
+                    self.fault = str(error)
+
+    def _split(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
+        *ended, rest = piece.split(b"\n")
+        for part in ended:
+            if self._too_long:
+                self.skipped += 1
+            elif line := bytes(self._line + part):
+                yield self._start, line
+            self._start += self._length + len(part) + 1
+            self._line, self._too_long, self._length = bytearray(), False, 0
+        self._length += len(rest)
+        if not self._too_long:
+            self._line += rest
+            if len(self._line) > LONGEST_LINE:
+                self._line, self._too_long = bytearray(), True
+
+    def line(self, offset: int) -> bytes:
+        """Return the line at an offset that :meth:`new_lines` gave."""
+        text, position, decoder = self._points[bisect.bisect(self._points, offset, key=lambda point: point[0]) - 1]
+        decoder, found = decoder.copy(), bytearray()
+        with self.path.open("rb") as file:
+            file.seek(position)
+            while data := file.read(CHUNK):
+                for piece in decoder.feed(data):
+                    part = piece[max(0, offset - text) :]
+                    text += len(piece)
+                    head, end, _ = part.partition(b"\n")
+                    found += head
+                    if end:
+                        return bytes(found)
+        return bytes(found)

@@ -1,0 +1,88 @@
+// Logged numbers over iterations, episodes, tokens or seconds; seeds of one configuration as a band.
+import { chart } from "./chart.js";
+import { choice, el, get, remember, told } from "./dom.js";
+
+const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episodes"],
+  ["progress/generated_tokens", "tokens"], ["progress/seconds", "seconds"], ["step", "steps"]];
+const FIRST = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
+const MOST = 24;
+
+function points(columns, axis, name) {
+  const xs = columns[axis] ?? [], ys = columns[name] ?? [];
+  return ys.map((y, row) => [xs[row] ?? row, y]).filter(([x, y]) => x !== null && y !== null);
+}
+
+// Return mean and 95 % interval over seeds, row by row, where two or more have a value.
+export function band(seeds, quantiles) {
+  const found = { mean: [], interval: [] };
+  for (let row = 0; row < Math.max(...seeds.map((seed) => seed.length)); row += 1) {
+    const present = seeds.filter((seed) => row < seed.length).map((seed) => seed[row]);
+    const count = present.length;
+    const x = present.reduce((sum, point) => sum + point[0], 0) / count;
+    const y = present.reduce((sum, point) => sum + point[1], 0) / count;
+    found.mean.push([x, y]);
+    if (count > 1) {
+      const spread = Math.sqrt(present.reduce((sum, point) => sum + (point[1] - y) ** 2, 0) / (count - 1) / count);
+      const half = quantiles[Math.min(count - 2, quantiles.length - 1)] * spread;
+      found.interval.push([x, y - half, y + half]);
+    }
+  }
+  return found;
+}
+
+export async function curvesView(parameters) {
+  const { runs, t } = await get("runs");
+  const chosen = new Set(parameters.runs ? JSON.parse(parameters.runs) : parameters.run ? [parameters.run] : runs.map((run) => run.key));
+  const axis = parameters.axis || AXES[0][0];
+  const data = Object.fromEntries(await Promise.all(runs.filter((run) => chosen.has(run.key))
+    .map(async (run) => [run.key, await get("metrics", { run: run.key })])));
+  const families = new Map();
+  for (const run of runs.filter((item) => item.key in data)) families.set(run.family, [...(families.get(run.family) ?? []), run]);
+  const names = [...new Set(Object.values(data).flatMap((run) => Object.keys(run.columns)))].filter((name) => !name.startsWith("progress/")).sort();
+  const box = el("div", { class: "charts" });
+
+  function draw(pattern) {
+    const words = pattern.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = names.filter((name) => (words.length ? words.every((word) => name.toLowerCase().includes(word)) : FIRST.test(name)));
+    box.replaceChildren(...shown.slice(0, MOST).map((name) => {
+      const lines = [], bands = [], marks = [];
+      [...families.values()].forEach((family, color) => {
+        const seeds = family.map((run) => points(data[run.key].columns, axis, name));
+        const several = seeds.filter((seed) => seed.length).length > 1;
+        family.forEach((run, index) => {
+          if (seeds[index].length) lines.push({ name: several ? `seed ${run.seed ?? run.key}` : run.key, points: seeds[index], color: color % 6, thin: several });
+          for (const iteration of data[run.key].resumed) {
+            const row = (data[run.key].columns["progress/iteration"] ?? []).findIndex((value) => value > iteration);
+            const x = data[run.key].columns[axis]?.[row];
+            if (row >= 0 && x !== null && x !== undefined) marks.push({ x, name: `${run.key} resumed at iteration ${iteration}` });
+          }
+        });
+        if (several) {
+          const found = band(seeds.filter((seed) => seed.length), t);
+          lines.push({ name: "mean", points: found.mean, color: color % 6 });
+          bands.push({ points: found.interval, color: color % 6 });
+        }
+      });
+      return chart(name, lines, { bands, marks, unit: AXES.find(([key]) => key === axis)?.[1] });
+    }), el("p", {}, shown.length > MOST ? `${MOST} of ${shown.length} shown; filter by name` : shown.length ? "" : "No number has this name."));
+  }
+
+  const filter = el("input", { type: "search", value: parameters.filter ?? "", placeholder: "filter by name, as in agent reward",
+    "aria-label": "filter by name", on: { input: () => { remember({ filter: filter.value }); draw(filter.value); } } });
+  draw(filter.value);
+  const every = Math.max(1, ...Object.values(data).map((run) => run.every));
+  return [
+    el("h1", {}, "Curves"),
+    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, filter,
+      choice("over", AXES, axis, (value) => { remember({ axis: value }); dispatchEvent(new Event("hashchange")); }),
+      el("fieldset", {}, el("legend", {}, "runs"), runs.map((run) => el("label", {},
+        el("input", { type: "checkbox", checked: chosen.has(run.key), on: { change: (event) => {
+          if (event.target.checked) chosen.add(run.key); else chosen.delete(run.key);
+          remember({ runs: JSON.stringify([...chosen]) });
+          dispatchEvent(new Event("hashchange"));
+        } } }), told(run.key))))),
+    el("p", { class: "note" }, "Runs that differ in their seed alone share a color: thin lines, with mean and 95 % interval. Dashed: a resumption.",
+      every > 1 ? ` Every ${every}th row is shown.` : ""),
+    box,
+  ];
+}

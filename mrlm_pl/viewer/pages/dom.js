@@ -1,0 +1,114 @@
+// Elements, addresses and numbers. What models write reaches the page as text nodes only.
+
+const HIDDEN = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+const ATTRIBUTES = new Set(["class", "id", "type", "value", "placeholder", "title", "for", "name", "min", "max", "step",
+  "checked", "selected", "open", "tabindex", "scope", "role", "colspan", "disabled", "aria-label", "aria-current",
+  "aria-sort", "aria-live"]);
+
+// Return a text with control characters and direction marks made visible.
+export function visible(text) {
+  return String(text).replace(HIDDEN, (letter) => {
+    const code = letter.codePointAt(0);
+    return code < 32 ? String.fromCodePoint(0x2400 + code) : `<U+${code.toString(16).toUpperCase().padStart(4, "0")}>`;
+  });
+}
+
+// Return an element; `on` holds listeners, `href` must be an address of the viewer itself.
+export function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "on") {
+      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    } else if (name === "href") {
+      if (!value.startsWith("#")) throw new Error(`the address ${value} leads out of the viewer`);
+      element.setAttribute("href", value);
+    } else if (!ATTRIBUTES.has(name)) {
+      throw new Error(`the attribute ${name} is not allowed`);
+    } else if (value !== false && value !== null && value !== undefined) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined)
+    .map((child) => (child instanceof Node ? child : visible(child))));
+  return element;
+}
+
+// Return text of others in its own direction.
+export const told = (text, attributes = {}) => el("bdi", attributes, text);
+
+const LONG = 4000;
+
+// Return a text, the rest of a long one behind a button.
+export function longText(text) {
+  const box = el("div", { class: "text" }, told(text.slice(0, LONG)));
+  if (text.length > LONG) {
+    const more = el("button", { type: "button", on: { click: () => box.replaceChildren(told(text)) } },
+      `show all ${text.length} characters`);
+    box.append(" ", more);
+  }
+  return box;
+}
+
+export const number = (value) => (value === null || value === undefined ? "" : String(Number(Number(value).toPrecision(4))));
+export const interval = (bounds) => (bounds ? ` [${number(bounds[0])}, ${number(bounds[1])}]` : "");
+
+// Return the address of a view.
+export function address(view, parameters = {}) {
+  const kept = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return `#${view}?${new URLSearchParams(kept)}`;
+}
+
+export const link = (text, view, parameters) => el("a", { href: address(view, parameters) }, told(text));
+
+// Return the current view and its parameters.
+export function place() {
+  const [view, query] = location.hash.slice(1).split("?");
+  return { view: view || "runs", parameters: Object.fromEntries(new URLSearchParams(query || "")) };
+}
+
+// Change parameters of the address without a new entry in the history.
+export function remember(changes) {
+  const { view, parameters } = place();
+  history.replaceState(null, "", address(view, { ...parameters, ...changes }));
+}
+
+const stored = document.getElementById("data");
+const EXPORTED = stored ? JSON.parse(stored.textContent) : null;
+export const isExported = EXPORTED !== null;
+
+// Return the data of an address below /api/; an exported page holds its own.
+export async function get(path, parameters = {}) {
+  const query = new URLSearchParams(parameters).toString();
+  const key = query ? `${path}?${query}` : path;
+  if (EXPORTED) {
+    if (key in EXPORTED) return EXPORTED[key];
+    throw new Error("the exported page does not hold this; open the run with `mrlm view`");
+  }
+  const reply = await fetch(`api/${key}`);
+  const found = await reply.json();
+  if (!reply.ok) throw new Error(found.error || reply.statusText);
+  return found;
+}
+
+export function table(heads, rows, attributes = {}) {
+  return el("div", { class: "scroll" }, el("table", attributes,
+    el("thead", {}, el("tr", {}, heads.map((head) => (head instanceof Node ? head : el("th", { scope: "col" }, head))))),
+    el("tbody", {}, rows)));
+}
+
+export function choice(label, options, value, change) {
+  const select = el("select", { on: { change: () => change(select.value) } },
+    options.map(([key, text]) => el("option", { value: key, selected: key === value }, text)));
+  return el("label", {}, label, " ", select);
+}
+
+// Return a command with a button that copies it.
+export function command(words) {
+  const quoted = words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`));
+  const text = quoted.join(" ");
+  const button = el("button", { type: "button", on: { click: async () => {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "copied";
+  } } }, "copy");
+  return el("p", { class: "command" }, el("code", {}, text), " ", button);
+}

@@ -1,0 +1,103 @@
+// An episode: a lane for each agent, a column for each step; observations folded, tool calls beside their results.
+import { command, el, get, link, longText, number, table, told } from "./dom.js";
+
+// Return the cells of a trajectory: what the agent saw, its message, the results of its calls.
+export function cells(row) {
+  const found = [];
+  let before = [];
+  for (const message of row.messages) {
+    const last = found.at(-1);
+    if (message.turn !== undefined) {
+      found.push({ turn: row.turns[message.turn], message, before, results: [] });
+      before = [];
+    } else if (message.role === "tool" && last && !before.length) {
+      last.results.push(message);
+    } else {
+      before.push(message);
+    }
+  }
+  return { found, after: before };
+}
+
+function seen(messages, text, open = false) {
+  if (!messages.length) return null;
+  return el("details", { open }, el("summary", {}, text, ` (${messages.reduce((sum, message) => sum + message.content.length, 0)} characters)`),
+    messages.map((message) => el("div", { class: `message ${message.role}` }, el("b", {}, message.role), longText(message.content))));
+}
+
+function calls(cell) {
+  return (cell.message.tool_calls ?? []).map((call) => {
+    const result = cell.results.find((message) => message.tool_call_id === call.id);
+    return el("div", { class: "call" }, el("b", {}, "call "), told(call.name), longText(JSON.stringify(call.arguments)),
+      result ? el("div", { class: "message tool" }, el("b", {}, "result"), longText(result.content)) : el("p", {}, "no result"));
+  });
+}
+
+export function facts(turn) {
+  const parts = Object.entries(turn.components).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+  const credit = ["return", "baseline", "advantage"].filter((name) => typeof turn[name] === "number");
+  return el("p", { class: "facts" },
+    el("span", { class: turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : "" }, `reward ${number(turn.reward)}`),
+    parts ? el("span", {}, "(", told(parts), ")") : null,
+    credit.map((name) => el("span", {}, `${name} ${number(turn[name])}`)),
+    el("span", {}, `${turn.stop - turn.start} tokens`), el("span", {}, `version ${turn.version}`),
+    el("span", { class: turn.finish_reason === "length" ? "bad" : "" }, told(turn.finish_reason)));
+}
+
+function card(cell) {
+  const paired = new Set((cell.message.tool_calls ?? []).map((call) => call.id));
+  return el("div", { class: "card" }, seen(cell.before, "observation"),
+    el("div", { class: "message assistant" }, longText(cell.message.content)), calls(cell),
+    cell.results.filter((message) => !paired.has(message.tool_call_id)).map((message) =>
+      el("div", { class: "message tool" }, el("b", {}, "tool "), longText(message.content))),
+    facts(cell.turn));
+}
+
+export function lanes(record) {
+  const rows = Object.values(record.trajectories).flat();
+  const steps = [...new Set(rows.flatMap((row) => row.turns.map((turn) => turn.index)))].sort((one, other) => one - other);
+  const grid = el("div", { class: "lanes" });
+  grid.style.gridTemplateColumns = `minmax(6rem, max-content) repeat(${steps.length + 1}, minmax(15rem, 24rem))`;
+  const put = (element, line, column) => {
+    element.style.gridRow = line;
+    element.style.gridColumn = column;
+    grid.append(element);
+  };
+  steps.forEach((step, column) => put(el("div", { class: "step" }, `step ${step}`), 1, column + 2));
+  rows.forEach((row, line) => {
+    const again = line > 0 && rows[line - 1].agent === row.agent;
+    put(el("div", { class: "agent" }, told(row.agent), el("small", {}, "policy ", told(row.policy)),
+      again ? el("small", { class: "warning" }, "the chat template rewrote history: a new trajectory") : null), line + 2, 1);
+    const { found, after } = cells(row);
+    for (const cell of found) put(card(cell), line + 2, steps.indexOf(cell.turn.index) + 2);
+    const rest = row.turns.length ? seen(after, "after the last turn") : seen(after, "conversation", true);
+    if (rest) put(rest, line + 2, steps.length + 2);
+  });
+  return grid;
+}
+
+export function title(record) {
+  const { task } = record;
+  return [
+    el("p", {}, "task ", told(`${task.environment}/${task.split}/${task.index}`), `, seed ${record.seed}, iteration ${record.iteration}, group `, told(record.group)),
+    el("p", {}, "ended: ", told(record.stop_reason), record.truncated ? ", truncated" : "",
+      record.success === null || record.success === undefined ? "" : record.success ? ", solved" : ", not solved",
+      record.attempts > 1 ? `, started ${record.attempts} times` : ""),
+    record.error ? el("p", { class: "warning" }, "error: ", told(record.error)) : null,
+  ];
+}
+
+export async function episodeView({ run, id }) {
+  const record = await get("episode", { run, id });
+  const numbers = Object.entries(record.metrics ?? {}).map(([name, value]) => el("tr", {}, el("td", {}, told(name)), el("td", { class: "number" }, number(value))));
+  return [
+    el("h1", {}, "Episode ", told(id), " of ", link(run, "run", { run })),
+    title(record),
+    el("p", {}, link("Siblings in its group", "episodes", { run, group: record.group })),
+    lanes(record),
+    el("details", {}, el("summary", {}, "the task's data"), el("pre", {}, told(JSON.stringify(record.task.data, null, 1)))),
+    numbers.length ? el("details", {}, el("summary", {}, "metrics of the environment"), table(["metric", "value"], numbers)) : null,
+    el("h2", {}, "Commands"),
+    command(["mrlm", "view", run, "--text", "--episode", id]),
+  ];
+}

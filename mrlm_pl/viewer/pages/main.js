@@ -1,0 +1,50 @@
+// The views by their address, and the live refresh.
+import { curvesView } from "./curves.js";
+import { el, get, isExported, link, place } from "./dom.js";
+import { episodeView } from "./episode.js";
+import { episodesView } from "./episodes.js";
+import { runsView, runView } from "./runs.js";
+
+const VIEWS = { runs: runsView, run: runView, curves: curvesView, episodes: episodesView, episode: episodeView };
+const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"]];
+const LIVE = new Set(["runs", "run", "curves", "episodes"]);
+const SECONDS = 5;
+const nav = document.getElementById("nav"), main = document.getElementById("main");
+let drawing = 0, known = "";
+
+async function draw() {
+  const { view, parameters } = place();
+  const own = (drawing += 1);
+  nav.replaceChildren(...TABS.map(([name, text]) => {
+    const tab = link(text, name, name === "runs" ? {} : { run: parameters.run });
+    if (name === view) tab.setAttribute("aria-current", "page");
+    return tab;
+  }));
+  let parts;
+  try {
+    if (!(view in VIEWS)) throw new Error(`there is no view ${view}`);
+    parts = await VIEWS[view](parameters);
+  } catch (error) {
+    parts = [el("p", { class: "warning", role: "alert" }, error.message)];
+  }
+  if (own !== drawing) return;
+  main.replaceChildren(...parts.flat(Infinity).filter(Boolean));
+  document.title = `${main.querySelector("h1")?.textContent ?? view} · mrlm view`;
+  main.dataset.ready = location.hash;
+}
+
+async function refresh() {
+  try {
+    const { runs } = await get("runs");
+    const now = JSON.stringify(runs.map((run) => [run.key, run.changed, run.state]));
+    const typing = main.contains(document.activeElement) && document.activeElement !== main;
+    if (known && now !== known && LIVE.has(place().view) && !typing) await draw();
+    known = now;
+  } catch {
+    known = "";  // the server has ended or starts again; the page keeps what it shows
+  }
+}
+
+addEventListener("hashchange", draw);
+await draw();
+if (!isExported) setInterval(refresh, SECONDS * 1000);

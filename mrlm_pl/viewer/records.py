@@ -1,0 +1,197 @@
+"""Stored episodes as the viewer shows them: a summary of each for the table, the whole record for its page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mrlm_pl.episode import TurnTree, episodes_of
+
+
+class TurnHead(msgspec.Struct):
+    """The parts of a stored turn that the summary reads."""
+
+    agent: str = ""
+    index: int = 0
+    start: int = 0
+    stop: int = 0
+    reward: float = 0.0
+    finish_reason: str = ""
+    version: int = 0
+    advantage: float | None = None
+
+
+class _RowHead(msgspec.Struct):
+    policy: str = ""
+    turns: list[TurnHead] = []
+
+
+class _TaskHead(msgspec.Struct):
+    environment: str = ""
+    split: str = ""
+    index: int = 0
+    seed: int = 0
+
+
+class EpisodeHead(msgspec.Struct):
+    """The parts of a stored episode that the summary reads; tokens and messages are skipped."""
+
+    id: str = ""
+    task: _TaskHead = msgspec.field(default_factory=_TaskHead)
+    group: str = ""
+    seed: int = 0
+    iteration: int = -1
+    trajectories: dict[str, list[_RowHead]] = {}
+    stop_reason: str = ""
+    truncated: bool = False
+    success: bool | None = None
+    metrics: dict[str, float] = {}
+    agents: list[str] = []
+    error: str | None = None
+    attempts: int = 1
+    row_restarts: int = 0
+
+    def turns(self) -> list[TurnHead]:
+        """Return all turns, in order."""
+        turns = [turn for rows in self.trajectories.values() for row in rows for turn in row.turns]
+        return sorted(turns, key=lambda turn: turn.index)
+
+
+class _RecordHead(EpisodeHead):
+    paths: list[EpisodeHead] | None = None
+
+
+_HEAD = msgspec.json.Decoder(_RecordHead)
+
+COLUMNS = (
+    "id", "iteration", "task", "group", "agents", "policies", "reward", "rewards", "turns", "tokens", "advantage",
+    "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "tree",
+)  # fmt: skip
+"""Columns of the table of episodes. ``advantage`` is the largest absolute one of a turn; None where none is stored."""
+
+
+def heads(line: bytes) -> list[EpisodeHead]:
+    """Return the episodes in a line of a file: one, or the paths of a turn tree.
+
+    Raises:
+        ValueError: the line is not an episode record.
+    """
+    record = _HEAD.decode(line)
+    if record.paths is None and not record.id:
+        raise ValueError("a record without an id")
+    return [record] if record.paths is None else record.paths
+
+
+def summary(head: EpisodeHead, tree: bool) -> list[Any]:
+    """Return the values of :data:`COLUMNS`."""
+    turns = head.turns()
+    rewards = {
+        agent: math.fsum(turn.reward for row in rows for turn in row.turns) for agent, rows in head.trajectories.items()
+    }
+    team = len(head.agents) or len(rewards)
+    advantages = [abs(turn.advantage) for turn in turns if turn.advantage is not None]
+    task = head.task
+    return [
+        head.id, head.iteration, f"{task.environment}/{task.split}/{task.index}", head.group, list(rewards),
+        sorted({row.policy for rows in head.trajectories.values() for row in rows}),
+        math.fsum(rewards.values()) / team if team else 0.0, list(rewards.values()), len(turns),
+        sum(turn.stop - turn.start for turn in turns), max(advantages, default=None), head.success, head.truncated,
+        any(turn.finish_reason == "length" for turn in turns),
+        any(value > 0 for name, value in head.metrics.items() if name.rpartition("/")[2] == "tool_errors"),
+        head.error, head.stop_reason, f"{task.seed}/{head.seed}", tree,
+    ]  # fmt: skip
+
+
+def whole(line: bytes, episode: str) -> dict[str, Any]:
+    """Return the record of an episode in a line with every stored field, of newer versions too.
+
+    The messages that the agent sampled have the number of their ``turn``.
+
+    Raises:
+        ValueError: the line is not an episode record, or holds no such episode.
+    """
+    record = msgspec.json.decode(line)
+    stored = record.get("paths", [record])
+    number = next((number for number, path in enumerate(stored) if path.get("id") == episode), None)
+    if number is None:
+        raise ValueError(f"the record has no episode {episode!r}")
+    found = {**stored[number], "tree": "paths" in record}
+    if found["tree"]:
+        expanded = TurnTree.from_dict(record).paths[number].to_dict()
+        for agent, rows in expanded["trajectories"].items():
+            for row, own in zip(rows, stored[number]["trajectories"][agent], strict=True):
+                row["turns"] = own["turns"]
+        found["trajectories"] = expanded["trajectories"]
+    else:
+        episodes_of(record)  # validates
+    for row in stored_rows(found):
+        said = [message for message in row.setdefault("messages", []) if message["role"] == "assistant"]
+        # A trajectory may begin with messages that it did not sample: its turns are the last ones.
+        for turn, message in zip(reversed(range(len(row["turns"]))), reversed(said), strict=False):
+            message["turn"] = turn
+    return found
+
+
+def report_records(text: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the transcripts of an evaluation as records; they have no turns and no tokens.
+
+    Raises:
+        ValueError: the text is no such report.
+    """
+    data = msgspec.json.decode(text)
+    try:
+        for report in [data] if "transcripts" in data else data.values():
+            for number, transcript in enumerate(report["transcripts"]):
+                environment, split, index = [*transcript["task"].split("/"), "", ""][:3]
+                rows = {
+                    agent: [{"agent": agent, "policy": report["seats"].get(agent, ""), "turns": [], "token_ids": [],
+                             "messages": [*map(dict, messages)]}]
+                    for agent, messages in transcript["messages"].items()
+                }  # fmt: skip
+                yield {
+                    **transcript,
+                    "id": f"{environment}-{number}",
+                    "task": {"environment": environment, "split": split, "index": index, "seed": "", "data": {}},
+                    "group": transcript["task"],
+                    "seed": report["seed"],
+                    "iteration": -1,
+                    "trajectories": rows,
+                    "tree": False,
+                }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no report of an evaluation: {type(error).__name__}: {error}") from error
+
+
+def report_summary(record: Mapping[str, Any]) -> list[Any]:
+    """Return the values of :data:`COLUMNS` of a transcript."""
+    agents = list(record["trajectories"])
+    known = {
+        **{name: record[name] for name in ("id", "iteration", "group", "reward", "success", "error")},
+        "task": record["group"], "agents": agents, "policies": sorted({row["policy"] for row in stored_rows(record)}),
+        "rewards": [None] * len(agents), "turns": 0, "tokens": 0, "truncated": False, "length": False,
+        "tool_failure": False, "stop": record["stop_reason"], "seed": "", "tree": False,
+    }  # fmt: skip
+    return [known.get(name) for name in COLUMNS]
+
+
+def stored_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the trajectories of a whole record."""
+    for rows in record["trajectories"].values():
+        yield from rows
+
+
+def token_values(row: Mapping[str, Any]) -> Sequence[str]:
+    """Return the names of a trajectory's numbers per token; newer records may hold more of them."""
+    length = len(row["token_ids"])
+    return [name for name, values in row.items() if name != "token_ids" and _is_vector(values, length)]
+
+
+def _is_vector(values: Any, length: int) -> bool:
+    return (
+        isinstance(values, (list, tuple))
+        and len(values) == length > 0
+        and all(isinstance(value, (int, float, type(None))) for value in values)
+    )

@@ -1,0 +1,303 @@
+"""Runs on disk as the viewer reads them: configuration, state, metrics, evaluations, episodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tokenizers import Tokenizer
+
+from mrlm_pl.errors import ConfigurationError, nearest_path
+from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.runs.recorded_run import latest_configuration
+from mrlm_pl.viewer.episode_index import EpisodeIndex
+from mrlm_pl.viewer.records import token_values
+
+QUIET_SECONDS = 600.0
+"""A run that has written nothing for longer is not running."""
+
+LARGEST_TEXT = 64 << 20
+"""Bytes of a configuration, a metrics file or a report that are read."""
+
+MOST_POINTS = 2000
+"""Points of a curve; of more rows every n-th is shown."""
+
+SETTINGS = 20_000
+DEPTH = 3
+"""Folders below a given one in which runs are looked for."""
+
+_EPISODES = (".jsonl", ".jsonl.gz", ".json")
+_NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
+
+
+class Run:
+    """A run folder, or a file of episodes, that the viewer may read.
+
+    Args:
+        path: the folder or file.
+        key: its name in the viewer.
+        root: the given folder; links that lead out of it are not followed.
+    """
+
+    def __init__(self, path: Path, key: str, root: Path) -> None:
+        self.path, self.key, self._root = path, key, root.resolve()
+        self.index = EpisodeIndex(self._episode_files)
+        self.lock = threading.RLock()
+        self._tokenizers: dict[str, Tokenizer | None] = {}
+
+    def head(self) -> dict[str, Any]:
+        """Return the line of the table of runs."""
+        settings = dict(self.settings())
+        rewards = self.index.last_rewards()
+        values = [value for group in rewards for value in group]
+        curve = self._read_metrics()
+        return {
+            "key": self.key,
+            "state": self.state(),
+            "changed": self._changed(),
+            "algorithm": str(settings.get("model.class_path", "")).rpartition(".")[2],
+            "environments": sorted(
+                {
+                    str(value).rpartition(".")[2]
+                    for name, value in settings.items()
+                    if re.fullmatch(r"data\.environment(\.\d+)?(\.class_path)?", name)
+                }
+            ),
+            "policies": {
+                found[1]: value
+                for name, value in settings.items()
+                if (found := re.fullmatch(r"model\.policies\.([^.]+)\.model", name))
+            },
+            "seed": settings.get("seed_everything"),
+            "family": json.dumps(
+                sorted((name, str(value)) for name, value in settings.items() if not _NOT_COMPARED.match(name))
+            )
+            if settings
+            else self.key,
+            "iterations": _last(curve, "progress/iteration"),
+            "episodes": _last(curve, "progress/episodes"),
+            "reward": math.fsum(values) / len(values) if values else None,
+            "ci95": mean_interval(rewards) if values else None,
+        }
+
+    def detail(self) -> dict[str, Any]:
+        """Return the configuration, its versions, the resumptions and the evaluations."""
+        path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
+        text = _text(path) if path else ""
+        return {
+            "key": self.key,
+            "path": str(self.path),
+            "configuration": text,
+            "versions": [line[1:].strip() for line in text.splitlines() if re.match(r"#\s*[\w.-]+==", line)],
+            "resumed": self._resumed(),
+            "evaluations": list(self._evaluations()),
+        }
+
+    def state(self) -> str:
+        """Return ``finished``, ``running``, ``stopped`` (killed, or without news for ten minutes) or ``file``."""
+        if not self.path.is_dir():
+            return "file"
+        exported = [path.stat().st_mtime for path in (self.path / "policies").glob("*/config.json")]
+        metrics = self.path / "metrics.csv"
+        if exported and (not metrics.is_file() or max(exported) >= metrics.stat().st_mtime):
+            return "finished"
+        return "running" if time.time() - self._changed() < QUIET_SECONDS else "stopped"
+
+    def settings(self) -> Iterator[tuple[str, Any]]:
+        """Yield the values of the latest configuration by name, as in ``model.gamma``."""
+        path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
+        try:
+            value = yaml.load(_text(path), yaml.CSafeLoader) if path else None
+            yield from itertools.islice(_leaves(value or {}), SETTINGS)
+        except (yaml.YAMLError, RecursionError, ValueError):
+            return
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the logged numbers: columns by name with None where a row lacks one, and the marks of resumptions."""
+        columns = self._read_metrics()
+        rows = max((len(values) for values in columns.values()), default=0)
+        every = -(-rows // MOST_POINTS) or 1
+        return {
+            "columns": {name: values[every - 1 :: every] for name, values in columns.items()},
+            "every": every,
+            "resumed": self._resumed(),
+        }
+
+    def record(self, episode: str) -> dict[str, Any]:
+        """Return an episode's whole record, with the text of its tokens.
+
+        Raises:
+            DataError: there is no such episode.
+        """
+        record = self.index.record(episode)
+        # The numbers of JavaScript have 53 bits.
+        record["seed"], record["task"] = str(record["seed"]), {**record["task"], "seed": str(record["task"]["seed"])}
+        for rows in record["trajectories"].values():
+            for row in rows:
+                row["per_token"] = token_values(row)
+                row["tokens"] = self._token_texts(str(row["policy"]), row["token_ids"])
+        return record
+
+    def _read_metrics(self) -> dict[str, list[float | None]]:
+        path = self._inside(self.path / "metrics.csv")
+        if path is None:
+            return {}
+        rows = list(csv.reader(io.StringIO(_text(path))))
+        header = rows[0] if rows else []
+        whole = [row for row in rows[1:] if len(row) == len(header)]  # a kill may have truncated the last one
+        return {name: [_number(row[column]) for row in whole] for column, name in enumerate(header)}
+
+    def _episode_files(self) -> list[Path]:
+        if not self.path.is_dir():
+            return [self.path]
+        found = (self._inside(path) for path in sorted((self.path / "episodes").glob("*.jsonl*")))
+        return [path for path in found if path is not None and path.name.endswith(_EPISODES)]
+
+    def _evaluations(self) -> Iterator[dict[str, Any]]:
+        if not self.path.is_dir():
+            return
+        for path in filter(None, map(self._inside, sorted(self.path.glob("evaluation_*.json")))):
+            try:
+                report = json.loads(_text(path))
+                for part in [report] if "mean_reward" in report else report.values():
+                    names = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
+                    yield {"file": path.name, **{name: part.get(name) for name in names}}
+            except (ValueError, AttributeError, RecursionError):
+                yield {"file": path.name}
+
+    def _resumed(self) -> list[int]:
+        """Return the iterations at which the run was resumed, by the times of its files."""
+        if not self.path.is_dir():
+            return []
+        times = [(path.stat().st_mtime, path.name) for path in self._episode_files()]
+        found = []
+        for config in self.path.glob("config-*.yaml"):
+            later = [name for at, name in times if at > config.stat().st_mtime]
+            if later and (number := re.search(r"\d+", min(later))):
+                found.append(int(number[0]))
+        return sorted(set(found))
+
+    def _changed(self) -> float:
+        """Return the time of the last change."""
+        paths = [self.path, *(self.path / name for name in ("metrics.csv", "episodes", "checkpoints", "config.yaml"))]
+        return max(path.stat().st_mtime for path in paths if path.exists())
+
+    def _inside(self, path: Path | None) -> Path | None:
+        """Return a regular file that lies in the given folder; None for any other, such as a link that leads out."""
+        if path is None or not path.exists() or not stat.S_ISREG(path.stat().st_mode):
+            return None
+        return path if path.resolve().is_relative_to(self._root) else None
+
+    def _token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
+        if policy not in self._tokenizers:
+            self._tokenizers[policy] = self._tokenizer(policy)
+        tokenizer = self._tokenizers[policy]
+        if tokenizer is None:
+            return None
+        texts = {number: _token_text(tokenizer, number) for number in set(ids)}
+        return [texts[number] for number in ids]
+
+    def _tokenizer(self, policy: str) -> Tokenizer | None:
+        """Return a policy's tokenizer: exported by the run, else of the built-in model, else from the hub's cache."""
+        if Path(policy).name == policy and (path := self._inside(self.path / "policies" / policy / "tokenizer.json")):
+            return Tokenizer.from_file(str(path))
+        model = dict(self.settings()).get(f"model.policies.{policy}.model")
+        if model == "builtin:tiny":
+            return Tokenizer.from_str((resources.files("mrlm_pl") / "policy/tiny_model/tokenizer.json").read_text())
+        if isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model):
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache(model, "tokenizer.json")
+            return Tokenizer.from_file(cached) if isinstance(cached, str) else None
+        return None
+
+
+def find_runs(given: Sequence[str]) -> dict[str, Run]:
+    """Return the runs in the given run folders, folders of runs and files of episodes, by their names.
+
+    Raises:
+        ConfigurationError: a path does not exist or holds no run.
+    """
+    runs: dict[str, Run] = {}
+    for name in given:
+        path = Path(name).expanduser()
+        if not path.exists():
+            near = nearest_path(path, folders=True) or nearest_path(path)
+            hint = f"did you mean {str(near)!r}?" if near else "check the path"
+            raise ConfigurationError(f"there is no run {name!r}; {hint}")
+        found = list(_runs_below(path, DEPTH))
+        if not found:
+            raise ConfigurationError(
+                f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "
+                "a file of episodes (.jsonl, .jsonl.gz) or a report of `mrlm eval --output`"
+            )
+        for place in found:
+            key = name.rstrip("/") if place == path else os.path.join(name, place.relative_to(path))
+            runs.setdefault(key, Run(place, key, path if path.is_dir() else path.parent))
+    return runs
+
+
+def _runs_below(path: Path, depth: int) -> Iterator[Path]:
+    if path.is_file():
+        if path.name.endswith(_EPISODES):
+            yield path
+        return
+    if any((path / name).exists() for name in ("config.yaml", "metrics.csv", "episodes")):
+        yield path
+    elif depth:
+        for folder in sorted(path.iterdir()):
+            if folder.is_dir() and not folder.is_symlink():
+                yield from _runs_below(folder, depth - 1)
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values in a configuration by name, without the words that only name a class's arguments."""
+    items: Iterator[tuple[Any, Any]] = iter(())
+    if isinstance(value, Mapping):
+        items = iter(value.items())
+    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        items = iter(enumerate(value))
+    elif not isinstance(value, list) or len(value) <= SETTINGS:
+        yield name, value
+    if not value and isinstance(value, (Mapping, list)):
+        yield name, None
+    for key, item in items:
+        yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+
+
+def _text(path: Path) -> str:
+    """Return the beginning of a file, up to :data:`LARGEST_TEXT` bytes."""
+    with path.open("rb") as file:
+        return file.read(LARGEST_TEXT).decode(errors="replace")
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def _last(columns: Mapping[str, Sequence[float | None]], name: str) -> float | None:
+    return next((value for value in reversed(columns.get(name, ())) if value is not None), None)
+
+
+def _token_text(tokenizer: Tokenizer, number: int) -> str:
+    piece = tokenizer.id_to_token(number)
+    if piece is None:
+        return f"<{number}>"
+    return piece.replace("▁", " ") if "▁" in piece else tokenizer.decode([number], skip_special_tokens=False)

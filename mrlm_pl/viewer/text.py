@@ -1,0 +1,101 @@
+"""Runs and episodes in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.runs import Run
+
+ROWS = 50
+"""Episodes in a list."""
+
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def visible(text: str) -> Text:
+    """Return a text that models or others wrote, with control characters and direction marks made visible.
+
+    >>> visible("a\\x1b[31mb\\u202ec").plain
+    'a␛[31mb<U+202E>c'
+    """
+    return Text(_HIDDEN.sub(_name, text))
+
+
+def _name(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 32 else f"<U+{code:04X}>"
+
+
+def print_runs(runs: Mapping[str, Run], console: Console) -> None:
+    """Print a line for each run."""
+    table = Table("run", "state", "algorithm", "environment", "iterations", "episodes", "last reward [95 %]")
+    for run in runs.values():
+        head = run.head()
+        low, high = head["ci95"] or (None, None)
+        shown = f"{_number(head['reward'])} [{_number(low)}, {_number(high)}]" if head["ci95"] else ""
+        values = (head["key"], head["state"], head["algorithm"], ", ".join(head["environments"]))
+        table.add_row(*map(visible, values), _number(head["iterations"]), _number(head["episodes"]), Text(shown))
+    console.print(table)
+
+
+def print_episodes(run: Run, console: Console) -> None:
+    """Print a line for each of the newest episodes."""
+    found = run.index.table()
+    table = Table("episode", "iteration", "task", "group", "reward", "turns", "tokens", "|advantage|", "stop")
+    for values in found["rows"][:ROWS]:
+        row = dict(zip(COLUMNS, values, strict=True))
+        texts = (row["id"], str(row["iteration"]), row["task"], row["group"])
+        numbers = (row["reward"], row["turns"], row["tokens"], row["advantage"])
+        table.add_row(*map(visible, texts), *map(_number, numbers), visible(row["error"] or row["stop"]))
+    console.print(table)
+    if len(found["rows"]) > ROWS:
+        console.print(f"the newest {ROWS} of {len(found['rows'])}", highlight=False)
+    for note in found["notes"]:
+        console.print(visible(note), style="yellow")
+
+
+def print_episode(record: Mapping[str, Any], console: Console) -> None:
+    """Print an episode by agent and turn, with rewards and advantages."""
+    task = record["task"]
+    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {record['iteration']}"))
+    console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
+    console.print(visible(f"ended: {record['error'] or record['stop_reason']}"))
+    for rows in record["trajectories"].values():
+        for number, row in enumerate(rows, 1):
+            part = f"  (trajectory {number} of {len(rows)})" if len(rows) > 1 else ""
+            console.rule(visible(f"{row['agent']}  policy {row['policy']}{part}"), align="left")
+            for message in row["messages"]:
+                body = Text()
+                if "turn" in message:
+                    body.append(_turn(row["turns"][message["turn"]]) + "\n", style="bold")
+                calls = "".join(f"\n{call['name']}({call['arguments']})" for call in message.get("tool_calls", ()))
+                body.append(visible(message["content"] + calls))
+                title = visible(f"{message['role']} {message.get('name') or ''}".strip())
+                style = _STYLES.get(message["role"], "")
+                console.print(Panel(body, title=title, title_align="left", border_style=style))
+
+
+def _turn(turn: Mapping[str, Any]) -> str:
+    """Return the numbers of a turn."""
+    credit = "".join(
+        f"  {name} {_number(turn[name])}" for name in ("return", "baseline", "advantage") if turn.get(name) is not None
+    )
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())
+    parts = str(visible(parts))
+    return (
+        f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({parts})' if parts else ''}{credit}"
+        f"  {turn['stop'] - turn['start']} tokens  version {turn['version']}  {visible(turn['finish_reason'])}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,262 @@
+"""What the viewer reads of a run folder."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.runs import QUIET_SECONDS, Run, find_runs
+from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    first = [episode("0-0", rewards=(0.0, 1.0)), episode("0-1", rewards=(1.0, 1.0)), episode("1-0", task=1)]
+    second = [episode("2-0", iteration=1, rewards=(0.5, 1.0)), episode("3-0", iteration=1, rewards=(-0.5, 0.0))]
+    return write_run(tmp_path / "runs" / "a", [first, second], rewards=[0.5, 0.25])
+
+
+def run_of(folder: Path) -> Run:
+    return next(iter(find_runs([str(folder)]).values()))
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    return [dict(zip(COLUMNS, row, strict=True)) for row in run.index.table()["rows"]]
+
+
+def test_the_table_has_the_newest_episode_first(folder: Path) -> None:
+    found = rows(run_of(folder))
+    assert [row["id"] for row in found] == ["3-0", "2-0", "1-0", "0-1", "0-0"]
+    row = found[1]
+    assert row["reward"] == 0.75  # the mean of the agents' rewards
+    assert row["rewards"] == [0.5, 1.0]
+    assert (row["turns"], row["tokens"]) == (2, 4)
+    assert (row["task"], row["group"], row["policies"]) == ("math/train/0", "2", ["main"])
+    assert row["advantage"] is None
+
+
+def test_the_head_has_the_last_reward_with_its_interval(folder: Path) -> None:
+    head = run_of(folder).head()
+    assert head["reward"] == 0.25  # of 0.75 and -0.25
+    # Student's t with one degree of freedom: 12.706 times the standard error sqrt(0.5) / sqrt(2) = 0.5.
+    assert head["ci95"] == pytest.approx((0.25 - 12.706 * 0.5, 0.25 + 12.706 * 0.5), abs=1e-3)
+    assert (head["algorithm"], head["environments"]) == ("GRPO", ["MathEnvironment"])
+    assert head["policies"] == {"main": "builtin:tiny"}
+    assert (head["iterations"], head["episodes"]) == (2.0, 8.0)
+
+
+def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(
+            tmp_path / "runs" / f"seed{seed}", [], {**CONFIGURATION, "seed_everything": seed, "output": f"s{seed}"}
+        )
+    write_run(tmp_path / "runs" / "other", [], {**CONFIGURATION, "trainer": {"max_epochs": 2}})
+    families = [run.head()["family"] for run in find_runs([str(tmp_path / "runs")]).values()]
+    assert families[1] == families[2] != families[0]
+
+
+def test_a_record_has_the_text_of_tokens_and_the_turn_of_each_message(folder: Path) -> None:
+    record = run_of(folder).record("0-1")
+    row = record["trajectories"]["first"][0]
+    assert row["tokens"] == ["<|user|>", "2", "<|end|>", ".", "<|end|>"]  # the built-in model's tokenizer
+    assert [message.get("turn") for message in row["messages"]] == [None, 0]
+    assert record["seed"] == str(2**60)  # JavaScript has no integer of this size
+
+
+def test_numbers_of_newer_records_are_shown(folder: Path) -> None:
+    with_credit(
+        folder / "episodes" / "iteration-000001.jsonl.gz", **{"return": 1.5, "baseline": 2.0, "advantage": -0.5}
+    )
+    run = run_of(folder)
+    assert rows(run)[0]["advantage"] == 0.5
+    turn = run.record("3-0")["trajectories"]["second"][0]["turns"][0]
+    assert (turn["return"], turn["baseline"], turn["advantage"]) == (1.5, 2.0, -0.5)
+
+
+def test_a_path_of_a_turn_tree_has_all_its_tokens_and_numbers(tmp_path: Path) -> None:
+    from mrlm_pl.episode import Episode
+
+    def path(name: str, number: int) -> Episode:
+        whole = episode(name)
+        (row,) = whole.trajectories["first"]
+        turns = (replace(row.turns[0], node="0", sample=number),)
+        tokens = (*row.token_ids[:3], 23 + number, 2)
+        return replace(whole, trajectories={"first": (replace(row, turns=turns, token_ids=tokens),)}, agents=("first",))
+
+    run = run_of(write_run(tmp_path / "run", [[path("0-0", 0), path("0-1", 1)]]))
+    assert [row["tree"] for row in rows(run)] == [True, True]
+    record = run.record("0-1")
+    assert record["trajectories"]["first"][0]["token_ids"] == (4, 27, 2, 24, 2)
+    assert record["tree"] is True
+
+
+def test_an_unknown_episode_is_an_error(folder: Path) -> None:
+    with pytest.raises(DataError, match="no episode 'x'"):
+        run_of(folder).record("x")
+
+
+def test_a_run_is_finished_running_or_stopped(folder: Path) -> None:
+    run = run_of(folder)
+    assert run.state() == "running"
+    old = time.time() - 2 * QUIET_SECONDS
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (old, old))
+    assert run.state() == "stopped"
+    (folder / "policies" / "main").mkdir(parents=True)
+    (folder / "policies" / "main" / "config.json").write_text("{}")
+    assert run.state() == "finished"
+
+
+def test_a_resumption_is_marked_at_the_next_iteration(folder: Path) -> None:
+    (folder / "config-2.yaml").write_text("")
+    files = sorted((folder / "episodes").iterdir())
+    for at, path in enumerate([files[0], folder / "config-2.yaml", files[1]]):
+        os.utime(path, (1000 + at, 1000 + at))
+    assert run_of(folder).metrics()["resumed"] == [1]
+
+
+def test_a_killed_run_opens(folder: Path) -> None:
+    last = folder / "episodes" / "iteration-000001.jsonl.gz"
+    last.write_bytes(last.read_bytes()[:-40])
+    (folder / "episodes" / "iteration-000002.jsonl.gz.part").write_bytes(b"draft")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("2,3.0,1")
+    run = run_of(folder)
+    found = run.index.table()
+    assert len(found["rows"]) >= 3
+    assert "ends within an episode" in found["notes"][0]
+    assert run.metrics()["columns"]["rollout/reward"] == [0.5, 0.25]
+
+
+def test_lines_that_are_no_episodes_are_counted(folder: Path) -> None:
+    good = episode("9-0").to_json()
+    other = '{"id": "7-0", "trajectories": 5}', "no json", "[" * 100_000, "{}", '{"id": "8", "unknown": {"newer": [1]}}'
+    text = "\n".join([good, *other]) + "\n"
+    (folder / "episodes" / "iteration-000002.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    run = run_of(folder)
+    assert [row["id"] for row in rows(run)[:2]] == ["8", "9-0"]
+    assert run.index.table()["notes"] == ["iteration-000002.jsonl.gz: 4 lines are not episode records"]
+    with pytest.raises(DataError, match="episode '8'"):
+        run.record("8")
+
+
+def test_a_running_run_is_followed(folder: Path) -> None:
+    run = run_of(folder)
+    assert len(rows(run)) == 5
+    write_run(folder.parent / "b", [[], [], [episode("4-0", iteration=2)]])
+    new = "episodes/iteration-000002.jsonl.gz"
+    (folder.parent / "b" / new).rename(folder / new)
+    assert [row["id"] for row in rows(run)][:2] == ["4-0", "3-0"]
+
+
+def test_a_file_of_episodes_opens(tmp_path: Path) -> None:
+    path = tmp_path / "collected.jsonl"
+    path.write_text(episode("0-0").to_json() + "\n")
+    run = run_of(path)
+    assert run.state() == "file"
+    assert [row["id"] for row in rows(run)] == ["0-0"]
+    assert run.record("0-0")["id"] == "0-0"
+
+
+def test_links_that_lead_out_and_pipes_are_not_read(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl.gz"
+    secret.write_bytes(gzip.compress(episode("secret").to_json().encode() + b"\n"))
+    (folder / "episodes" / "iteration-000005.jsonl.gz").symlink_to(secret)
+    os.mkfifo(folder / "episodes" / "iteration-000006.jsonl.gz")
+    for name in ("config.yaml", "metrics.csv"):
+        (folder / name).unlink()
+        (folder / name).symlink_to(secret)
+    run = run_of(folder)
+    assert len(rows(run)) == 5
+    assert run.detail()["configuration"] == ""
+    assert run.metrics()["columns"] == {}
+
+
+def test_a_configuration_that_expands_is_bounded(folder: Path) -> None:
+    names = "abcdefghijklmnop"
+    levels = [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise(names)]
+    (folder / "config.yaml").write_text("\n".join(["a: &a [[], []]", *levels, "z: &z [*z]"]))
+    began = time.monotonic()
+    assert len(list(run_of(folder).settings())) <= 20_000
+    assert time.monotonic() - began < 60
+
+
+def test_what_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "debate").mkdir()
+    with pytest.raises(ConfigurationError, match=r"did you mean '.*debate'"):
+        find_runs([str(tmp_path / "debatte")])
+    with pytest.raises(ConfigurationError, match="holds no run"):
+        find_runs([str(tmp_path / "debate")])
+
+
+def test_metrics_lack_what_is_not_finite(folder: Path) -> None:
+    (folder / "metrics.csv").write_text("step,a,b\n0,nan,1\n1,,inf\n2,0.5,x\n")
+    assert run_of(folder).metrics()["columns"] == {
+        "step": [0.0, 1.0, 2.0],
+        "a": [None, None, 0.5],
+        "b": [1.0, None, None],
+    }
+
+
+def test_a_long_run_shows_every_nth_row(folder: Path) -> None:
+    text = "step\n" + "".join(f"{step}\n" for step in range(5001))
+    (folder / "metrics.csv").write_text(text)
+    found = run_of(folder).metrics()
+    assert found["every"] == math.ceil(5001 / 2000)
+    assert found["columns"]["step"][:2] == [2.0, 5.0]
+
+
+def test_the_viewer_imports_no_torch(folder: Path) -> None:
+    code = """if True:
+        import sys, mrlm_pl.cli.commands.view
+        run = next(iter(mrlm_pl.cli.commands.view.find_runs(sys.argv[1:]).values()))
+        run.head(), run.record("0-0")
+        print(sorted({"torch", "transformers", "lightning"} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_viewer_writes_nothing(folder: Path) -> None:
+    def state() -> list[Any]:
+        return sorted((str(path), path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")])
+
+    before = state()
+    run = run_of(folder)
+    run.head(), run.detail(), run.metrics(), rows(run), run.record("0-0")
+    assert state() == before
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == CONFIGURATION
+
+
+def test_a_report_of_an_evaluation_opens(tmp_path: Path, mrlm: Any, model_folder: Path) -> None:
+    path = tmp_path / "report.json"
+    options = ("--environment", "math", "-n", "2", "--max-tokens", "2", "--output", str(path))
+    status, out, error = mrlm("eval", "--model", str(model_folder), *options)
+    assert status == 0, error
+    assert f"`mrlm view {path}`" in out
+    run = run_of(path)
+    found = rows(run)
+    assert len(found) == 2
+    record = run.record(found[0]["id"])
+    (row,) = next(iter(record["trajectories"].values()))
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
+    assert found[0]["reward"] == record["reward"]
+
+
+def test_a_broken_report_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text('{"a": 5}')
+    assert run_of(path).index.table()["notes"] == ["report.json holds no transcripts"]

@@ -1,0 +1,119 @@
+"""The pages, their data, and requests that must not get any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.viewer.server import pages
+from tests.support.recorded_runs import HOSTILE, episode, write_run
+from tests.viewer.conftest import Asking
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "secret.txt").write_text("SECRET")
+    texts = [episode(f"{number}-0", text) for number, text in enumerate(HOSTILE[:-1])]
+    return write_run(tmp_path / "runs" / "a", [texts], rewards=[0.5])
+
+
+def run_name(folder: Path) -> str:
+    return str(folder).replace("/", "%2F")
+
+
+def test_the_pages_have_a_strict_policy(ask: Asking, folder: Path) -> None:
+    for address in ("/", "/main.js", "/api/runs", "/none", "/api/none"):
+        reply = ask(folder, address)
+        assert reply.headers["Content-Security-Policy"].startswith("default-src 'self'; base-uri 'none'")
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
+    page = ask(folder, "/").body.decode()
+    assert "<script" in page
+    for part in ("style=", "onclick", "<style", "http:", "https:"):
+        assert part not in page
+
+
+def test_the_pages_weigh_little_and_hold_no_way_to_write_html() -> None:
+    found = pages()
+    assert sum(map(len, found.values())) < 250_000
+    for name, body in found.items():
+        for word in (b"innerHTML", b"outerHTML", b"insertAdjacentHTML", b"document.write", b"eval(", b"Function("):
+            assert word not in body, name
+
+
+def test_the_data_of_a_run(ask: Asking, folder: Path) -> None:
+    (run,) = ask(folder, "/api/runs").json()["runs"]
+    assert run["key"] == str(folder)
+    assert ask(folder, f"/api/metrics?run={run_name(folder)}").json()["columns"]["rollout/reward"] == [0.5]
+    table = ask(folder, f"/api/episodes?run={run_name(folder)}").json()
+    assert len(table["rows"]) == len(HOSTILE) - 1
+    assert "lightning.pytorch==2.6.6" in ask(folder, f"/api/run?run={run_name(folder)}").json()["versions"]
+    assert ask(folder, f"/api/episode?run={run_name(folder)}&id=none").status == 422
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE) - 1))
+def test_hostile_text_comes_as_json(number: int, ask: Asking, folder: Path) -> None:
+    reply = ask(folder, f"/api/episode?run={run_name(folder)}&id={number}-0")
+    assert reply.headers["Content-Type"].startswith("application/json")
+    assert reply.json()["trajectories"]["first"][0]["messages"][1]["content"] == HOSTILE[number]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/../secret.txt",
+        "/..%2fsecret.txt",
+        "/%2e%2e/%2e%2e/secret.txt",
+        "/....//secret.txt",
+        "/..%5csecret.txt",
+        "/%2Fetc%2Fpasswd",
+        "//etc/passwd",
+        "/api/../secret.txt",
+        "/api/run?run=../secret.txt",
+        "/api/run?run={folder}/../../secret.txt",
+        "/api/episode?run={folder}&id=../../../secret.txt",
+        "/api/episodes?run=/etc",
+        "/api/metrics?run=%00",
+        "/main.js%00.html",
+    ],
+)
+def test_no_path_leads_out(address: str, ask: Asking, folder: Path) -> None:
+    reply = ask(folder, address.replace("{folder}", str(folder)))
+    assert reply.status in (400, 404, 422)
+    assert b"SECRET" not in reply.body
+    assert b"root:" not in reply.body
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "", "8.8.8.8"]
+)
+def test_a_foreign_host_is_refused(host: str, ask: Asking, folder: Path) -> None:
+    reply = ask(folder, "/api/runs", Host=host)
+    assert reply.status in (400, 421)
+    assert b"runs" not in reply.body
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8010"])
+def test_names_of_this_machine_are_answered(host: str, ask: Asking, folder: Path) -> None:
+    assert ask(folder, "/api/runs", Host=host).status == 200
+
+
+def test_a_token_guards_every_address(ask: Asking, folder: Path) -> None:
+    for address in ("/", "/main.js", "/api/runs"):
+        assert ask(folder, address, "s3cret").status == 401
+        assert ask(folder, f"{address}?token=wrong", "s3cret").status == 401
+        assert ask(folder, address, "s3cret", Cookie="mrlm_token=wrong").status == 401
+        assert ask(folder, address, "s3cret", Cookie="mrlm_token=s3cret", Host="gpu7.lab:8010").status == 200
+    entered = ask(folder, "/?token=s3cret", "s3cret")
+    assert (entered.status, entered.headers["Location"]) == (303, "/")
+    assert "HttpOnly" in entered.headers["Set-Cookie"]
+    assert "SameSite=Strict" in entered.headers["Set-Cookie"]
+
+
+def test_a_damaged_episode_is_an_answer(ask: Asking, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"id": "a", "trajectories": {}}) + "\n")
+    reply = ask(path, f"/api/episode?run={run_name(path)}&id=a")
+    assert reply.status == 422
+    assert "episode 'a' of x.jsonl cannot be read" in reply.json()["error"]

@@ -1,0 +1,67 @@
+"""Runs and episodes in a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mrlm_pl.viewer.runs import find_runs
+from mrlm_pl.viewer.text import print_episode, visible
+from tests.support.recorded_runs import HOSTILE, episode, with_credit, write_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COLUMNS", "140")
+    return write_run(tmp_path / "runs" / "a", [[episode("0-0", "it is 4", rewards=(0.25, 1.0))]], rewards=[0.5])
+
+
+def test_an_episode_by_agent_and_turn(folder: Path, mrlm) -> None:
+    with_credit(folder / "episodes" / "iteration-000000.jsonl.gz", advantage=-0.125, **{"return": 0.5})
+    status, out, error = mrlm("view", "--text", str(folder), "--episode", "0-0")
+    assert (status, error) == (0, "")
+    first, second = out.index("first  policy main"), out.index("second  policy main")
+    assert first < second
+    assert (
+        "turn 0  reward 0.25 (score 0.25)  return 0.5  advantage -0.125  2 tokens  version 0  stop" in out[first:second]
+    )
+    assert "it is 4" in out[second:]
+
+
+def test_the_runs_and_the_episodes_of_one(folder: Path, mrlm) -> None:
+    out = mrlm("view", "--text", str(folder))[1]
+    assert "0-0" in out
+    assert "0.625" in out
+    write_run(folder.parent / "b", [])
+    out = mrlm("view", "--text", str(folder.parent))[1]
+    assert out.count("GRPO") == 2
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_cannot_steer_a_terminal(text: str) -> None:
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system=None, width=100, legacy_windows=False).print(visible(text))
+    written = out.getvalue()
+    assert not {"\x1b", "\x07", "\u202e", "\u2066", "\u200b"} & set(written)
+    assert written.encode()
+
+
+def test_markup_stays_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [[episode("0-0", "[bold]x[/bold] [/nothing]")]])
+    out = io.StringIO()
+    print_episode(next(iter(find_runs([str(run)]).values())).record("0-0"), Console(file=out, width=100))
+    assert "[bold]x[/bold] [/nothing]" in out.getvalue()
+
+
+def test_mistakes(folder: Path, mrlm) -> None:
+    assert "goes with `--text`" in mrlm("view", str(folder), "--episode", "0-0")[2]
+    assert "check the path" in mrlm("view", str(folder)[:-1] + "c")[2]
+    status, _, error = mrlm("view", str(folder), "--text", "--episode", "none")
+    assert status == 2
+    assert "no episode 'none'" in error
+    assert "set a token" in mrlm("view", str(folder), "--host", "0.0.0.0")[2]
+    write_run(folder.parent / "b", [])
+    assert "name one run" in mrlm("view", str(folder.parent), "--text", "--episode", "0-0")[2]
