@@ -10,7 +10,16 @@ from typing import Any
 
 from mrlm_pl.errors import DataError
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
-from mrlm_pl.viewer.records import COLUMNS, heads, report_records, report_summary, summary, whole
+from mrlm_pl.viewer.records import (
+    COLUMNS,
+    EpisodeHead,
+    branches_of,
+    heads,
+    report_records,
+    report_summary,
+    summary,
+    whole,
+)
 
 NEWEST = 20_000
 """Episodes in a table; older ones are named by their iteration."""
@@ -53,16 +62,21 @@ class EpisodeFile:
                 self.rows.append(summary(head, len(found) > 1))
                 self._offsets[head.id] = offset
 
+    def line(self, episode: str) -> bytes | None:
+        """Return the line that holds an episode; None if the file has no such one."""
+        return self.lines.line(self._offsets[episode]) if episode in self._offsets else None
+
     def record(self, episode: str) -> dict[str, Any] | None:
         """Return the whole record of an episode; None if the file has no such one.
 
         Raises:
             DataError: its fields have other types.
         """
-        if episode not in self._offsets:
+        line = self.line(episode)
+        if line is None:
             return None
         try:
-            return whole(self.lines.line(self._offsets[episode]), episode)
+            return whole(line, episode)
         except (ValueError, RecursionError) as error:
             raise DataError(f"episode {episode!r} of {self.lines.path.name} cannot be read: {error}") from error
 
@@ -166,6 +180,34 @@ class EpisodeIndex:
             if (found := file.record(episode)) is not None:
                 return found
         raise DataError(f"there is no episode {episode!r} in this run; `mrlm view RUN` lists them")
+
+    def branches(self, episode: str) -> dict[str, Any]:
+        """Return the turn tree that an episode is a path of; see :func:`mrlm_pl.viewer.records.branches_of`.
+
+        Raises:
+            DataError: there is no such episode, or it is no path of a tree.
+        """
+        for file in self.newest_first():
+            if isinstance(file, EpisodeFile) and (line := file.line(episode)) is not None:
+                try:
+                    return branches_of(line)
+                except (ValueError, RecursionError, KeyError) as error:
+                    raise DataError(f"episode {episode!r} is no path of a turn tree: {error}") from error
+        raise DataError(f"there is no episode {episode!r} in this run")
+
+    def newest_heads(self, count: int) -> Iterator[EpisodeHead]:
+        """Yield the newest episodes, file by file, up to a number."""
+        left = count
+        for file in self.newest_first():
+            for item in LineFile(file.lines.path).new_lines() if isinstance(file, EpisodeFile) else ():
+                try:
+                    found = heads(item[1]) if item and left > 0 else []
+                except (ValueError, RecursionError):
+                    continue
+                left -= len(found)
+                yield from found
+            if left <= 0:
+                return
 
     def last_rewards(self) -> list[list[float]]:
         """Return the rewards of the newest file's episodes that did not fail, by group."""

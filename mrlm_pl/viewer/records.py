@@ -22,6 +22,8 @@ class TurnHead(msgspec.Struct):
     finish_reason: str = ""
     version: int = 0
     advantage: float | None = None
+    node: str = ""
+    sample: int = 0
 
 
 class _RowHead(msgspec.Struct):
@@ -53,6 +55,12 @@ class EpisodeHead(msgspec.Struct):
     error: str | None = None
     attempts: int = 1
     row_restarts: int = 0
+    timings: dict[str, float] = {}
+
+    @property
+    def tool_failure(self) -> bool:
+        """Return True if the environment counted a tool error."""
+        return any(value > 0 for name, value in self.metrics.items() if name.rpartition("/")[2] == "tool_errors")
 
     def turns(self) -> list[TurnHead]:
         """Return all turns, in order."""
@@ -63,6 +71,9 @@ class EpisodeHead(msgspec.Struct):
 class _RecordHead(EpisodeHead):
     paths: list[EpisodeHead] | None = None
 
+
+TEXT = 200
+"""Characters of a decision in a turn tree."""
 
 _HEAD = msgspec.json.Decoder(_RecordHead)
 
@@ -100,7 +111,7 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
         math.fsum(rewards.values()) / team if team else 0.0, list(rewards.values()), len(turns),
         sum(turn.stop - turn.start for turn in turns), max(advantages, default=None), head.success, head.truncated,
         any(turn.finish_reason == "length" for turn in turns),
-        any(value > 0 for name, value in head.metrics.items() if name.rpartition("/")[2] == "tool_errors"),
+        head.tool_failure,
         head.error, head.stop_reason, f"{task.seed}/{head.seed}", tree,
     ]  # fmt: skip
 
@@ -127,12 +138,48 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
         found["trajectories"] = expanded["trajectories"]
     else:
         episodes_of(record)  # validates
-    for row in stored_rows(found):
+    _number_messages(found)
+    return found
+
+
+def branches_of(line: bytes) -> dict[str, Any]:
+    """Return the joint actions of a turn tree, parents first, and its decisions with the beginning of their text.
+
+    Raises:
+        ValueError: the line is not a turn tree.
+    """
+    record = msgspec.json.decode(line)
+    tree = TurnTree.from_dict(record)
+    actions = [
+        {
+            "name": name,
+            "node": action.node,
+            "decisions": action.decisions,
+            "rewards": action.rewards,
+            "path": action.path.id,
+            "failed": action.failed,
+        }
+        for name, action in tree.actions.items()
+    ]
+    decisions: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for path in record["paths"]:
+        _number_messages(path)
+        for row in stored_rows(path):
+            for message in row["messages"]:
+                if "turn" in message:
+                    turn = row["turns"][message["turn"]]
+                    key = (turn["node"], turn["agent"], turn["sample"])
+                    decisions.setdefault(key, {**turn, "text": message["content"][:TEXT]})
+    return {"actions": actions, "decisions": list(decisions.values())}
+
+
+def _number_messages(record: Mapping[str, Any]) -> None:
+    """Give each message that an agent sampled the number of its turn."""
+    for row in stored_rows(record):
         said = [message for message in row.setdefault("messages", []) if message["role"] == "assistant"]
         # A trajectory may begin with messages that it did not sample: its turns are the last ones.
         for turn, message in zip(reversed(range(len(row["turns"]))), reversed(said), strict=False):
             message["turn"] = turn
-    return found
 
 
 def report_records(text: bytes) -> Iterator[dict[str, Any]]:

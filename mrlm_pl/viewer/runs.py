@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from tokenizers import Tokenizer
 
@@ -40,6 +41,7 @@ DEPTH = 3
 """Folders below a given one in which runs are looked for."""
 
 _EPISODES = (".jsonl", ".jsonl.gz", ".json")
+_REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
 _NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
 
 
@@ -103,7 +105,9 @@ class Run:
             "configuration": text,
             "versions": [line[1:].strip() for line in text.splitlines() if re.match(r"#\s*[\w.-]+==", line)],
             "resumed": self._resumed(),
-            "evaluations": list(self._evaluations()),
+            "evaluations": [
+                {"file": name, **{key: report.get(key) for key in _REPORTED}} for name, report in self._reports()
+            ],
         }
 
     def state(self) -> str:
@@ -166,17 +170,22 @@ class Run:
         found = (self._inside(path) for path in sorted((self.path / "episodes").glob("*.jsonl*")))
         return [path for path in found if path is not None and path.name.endswith(_EPISODES)]
 
-    def _evaluations(self) -> Iterator[dict[str, Any]]:
-        if not self.path.is_dir():
-            return
-        for path in filter(None, map(self._inside, sorted(self.path.glob("evaluation_*.json")))):
+    def reports(self) -> dict[str, Mapping[str, Any]]:
+        """Return the last evaluation of each environment."""
+        return {str(report["environment"]): report for _, report in self._reports() if "environment" in report}
+
+    def _reports(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the evaluations with the names of their files, those of the end of training last."""
+        files = (
+            [self.path] if self.path.suffix == ".json" else sorted(self.path.glob("evaluation_*.json"), reverse=True)
+        )
+        for path in filter(None, map(self._inside, files)):
             try:
-                report = json.loads(_text(path))
-                for part in [report] if "mean_reward" in report else report.values():
-                    names = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
-                    yield {"file": path.name, **{name: part.get(name) for name in names}}
-            except (ValueError, AttributeError, RecursionError):
-                yield {"file": path.name}
+                report = msgspec.json.decode(_text(path))
+                parts = [report] if "mean_reward" in report else report.values()
+                yield from ((path.name, part) for part in parts if isinstance(part, dict))
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                yield path.name, {}
 
     def _resumed(self) -> list[int]:
         """Return the iterations at which the run was resumed, by the times of its files."""

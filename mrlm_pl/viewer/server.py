@@ -14,6 +14,8 @@ from aiohttp import web
 from mrlm_pl.errors import MRLMError
 from mrlm_pl.evaluation.intervals import t_quantile
 from mrlm_pl.serving.transport.security import is_loopback
+from mrlm_pl.viewer.comparison import compare_runs
+from mrlm_pl.viewer.health import health
 from mrlm_pl.viewer.runs import Run
 
 SECURITY = {
@@ -54,7 +56,12 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
         "metrics": run.metrics,
         "episodes": lambda: run.index.table(last),
         "episode": lambda: run.record(query["id"]),
+        "tree": lambda: run.index.branches(query["id"]),
+        "health": lambda: health(run.index),
     }
+    if path == "compare":
+        with runs[query["other"]].lock:
+            return _locked(run, lambda: compare_runs(run, runs[query["other"]]))
     return _locked(run, found[path])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
@@ -77,7 +78,7 @@ def serve(app: web.Application, host: str, port: int, guarded: bool) -> None:
         web.run_app(app, host=host, port=port, print=lambda text: _tell(text, guarded), access_log=None)
     except OSError as error:
         raise RemoteError(
-            f"port {port} of {host} cannot be used: {error.strerror or error}; choose another `--port`"
+            f"port {port} of {host} cannot be used: {os.strerror(error.errno or 0)}; choose another `--port`"
         ) from error
 
 

@@ -7,7 +7,7 @@ const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episo
 const FIRST = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
 const MOST = 24;
 
-function points(columns, axis, name) {
+export function points(columns, axis, name) {
   const xs = columns[axis] ?? [], ys = columns[name] ?? [];
   return ys.map((y, row) => [xs[row] ?? row, y]).filter(([x, y]) => x !== null && y !== null);
 }

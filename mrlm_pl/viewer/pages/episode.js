@@ -93,7 +93,8 @@ export async function episodeView({ run, id }) {
   return [
     el("h1", {}, "Episode ", told(id), " of ", link(run, "run", { run })),
     title(record),
-    el("p", {}, link("Siblings in its group", "episodes", { run, group: record.group })),
+    el("p", {}, link("Tokens", "tokens", { run, id }), " · ", link(record.tree ? "Credit and branches" : "Credit", "credit", { run, id }), " · ",
+      link("Its group side by side", "group", { run, group: record.group, iteration: record.iteration })),
     lanes(record),
     el("details", {}, el("summary", {}, "the task's data"), el("pre", {}, told(JSON.stringify(record.task.data, null, 1)))),
     numbers.length ? el("details", {}, el("summary", {}, "metrics of the environment"), table(["metric", "value"], numbers)) : null,

@@ -1,13 +1,19 @@
 // The views by their address, and the live refresh.
+import { compareView, pairView } from "./compare.js";
+import { creditView } from "./credit.js";
 import { curvesView } from "./curves.js";
 import { el, get, isExported, link, place } from "./dom.js";
 import { episodeView } from "./episode.js";
 import { episodesView } from "./episodes.js";
+import { groupView } from "./group.js";
+import { healthView } from "./health.js";
 import { runsView, runView } from "./runs.js";
+import { tokensView } from "./tokens.js";
 
-const VIEWS = { runs: runsView, run: runView, curves: curvesView, episodes: episodesView, episode: episodeView };
-const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"]];
-const LIVE = new Set(["runs", "run", "curves", "episodes"]);
+const VIEWS = { runs: runsView, run: runView, curves: curvesView, episodes: episodesView, episode: episodeView,
+  tokens: tokensView, group: groupView, credit: creditView, compare: compareView, pair: pairView, health: healthView };
+const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"], ["compare", "Two runs"], ["health", "Health"]];
+const LIVE = new Set(["runs", "run", "curves", "episodes", "health"]);
 const SECONDS = 5;
 const nav = document.getElementById("nav"), main = document.getElementById("main");
 let drawing = 0, known = "";

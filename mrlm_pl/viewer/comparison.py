@@ -1,0 +1,81 @@
+"""Two runs: which settings differ, and how much their rewards differ task by task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.comparison import compare
+from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.runs import Run
+
+MOST = 500
+"""Rows of a table."""
+
+
+def compare_runs(one: Run, other: Run) -> dict[str, Any]:
+    """Return the settings, evaluations, tasks, and episodes of the same task and seed in which two runs differ."""
+    own, theirs = _episodes(one), _episodes(other)
+    rewards = [_by_task(own), _by_task(theirs)]
+    common = [task for task in rewards[0] if task in rewards[1]]
+    rows = [[task, rewards[0][task], rewards[1][task]] for task in common]
+    differences = [[first - second] for _, first, second in rows]
+    played = {(row["task"], row["seed"]): row for row in theirs}
+    pairs = [
+        {"task": row["task"], "ids": [row["id"], found["id"]], "rewards": [row["reward"], found["reward"]]}
+        for row in own
+        if (found := played.get((row["task"], row["seed"]))) is not None
+    ]
+    count = len(common) or 1
+    return {
+        "settings": _differing(dict(one.settings()), dict(other.settings())),
+        "evaluations": _evaluations(one.reports(), other.reports()),
+        "tasks": len(common),
+        "own": math.fsum(row[1] for row in rows) / count,
+        "theirs": math.fsum(row[2] for row in rows) / count,
+        "difference": math.fsum(group[0] for group in differences) / count,
+        "ci95": mean_interval(differences) if differences else None,
+        "rows": rows[:MOST],
+        "pairs": pairs[:MOST],
+    }
+
+
+def _episodes(run: Run) -> list[dict[str, Any]]:
+    """Return the summaries of the newest episodes that did not fail."""
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in run.index.table()["rows"])
+    return [row for row in rows if row["error"] is None]
+
+
+def _by_task(episodes: list[dict[str, Any]]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for row in episodes:
+        rewards.setdefault(row["task"], []).append(row["reward"])
+    return {task: math.fsum(values) / len(values) for task, values in sorted(rewards.items())}
+
+
+def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[list[Any]]:
+    names = sorted({*own, *theirs})
+    return [
+        [name, _plain(own.get(name)), _plain(theirs.get(name))]
+        for name in names
+        if str(own.get(name)) != str(theirs.get(name))
+    ][:MOST]
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)[:200]
+
+
+def _evaluations(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for name in own:
+        if name in theirs:
+            try:
+                found.append({"environment": name, **asdict(compare(own[name], theirs[name]))})
+            except (ConfigurationError, KeyError, TypeError) as error:
+                found.append({"environment": name, "reason": str(error)})
+    return found

@@ -1,0 +1,34 @@
+// Two runs: their configurations, their rewards by task, and one task and seed side by side.
+import { choice, el, get, interval, link, number, remember, table, told } from "./dom.js";
+import { lanes, title } from "./episode.js";
+
+const shownValue = (value) => (value === undefined ? "—" : typeof value === "string" ? value : JSON.stringify(value));
+
+export async function compareView({ run, other }) {
+  const { runs } = await get("runs");
+  const keys = runs.map((item) => [item.key, item.key]);
+  const one = run ?? keys[0]?.[0], two = other ?? keys.find(([key]) => key !== one)?.[0];
+  if (!two) return [el("h1", {}, "Two runs"), el("p", {}, "Open two or more runs: `mrlm view RUN RUN`.")];
+  const again = (changes) => { remember({ run: one, other: two, ...changes }); dispatchEvent(new Event("hashchange")); };
+  const found = await get("compare", { run: one, other: two });
+  return [
+    el("h1", {}, "Two runs"),
+    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, choice("run", keys, one, (value) => again({ run: value })), choice("against", keys, two, (value) => again({ other: value }))),
+    el("h2", {}, "Difference by task"),
+    found.evaluations.map((part) => el("p", {}, "Evaluation of ", told(part.environment), ": ",
+      part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${number(part.gain)}${interval(part.ci95)} over ${part.tasks} tasks`)),
+    found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${found.tasks} common tasks: difference ${number(found.difference)}${interval(found.ci95)}, paired by task, 95 % confidence interval.`)
+      : el("p", {}, "The stored episodes have no task in common."),
+    found.rows.length ? table(["task", "reward", "against", "difference"], found.rows.map(([task, own, theirs]) => el("tr", {}, el("td", {}, told(task)), ...[own, theirs, own - theirs].map((value) => el("td", { class: "number" }, number(value)))))) : null,
+    el("h2", {}, "Same task and seed"),
+    found.pairs.length ? el("ul", {}, found.pairs.map((pair) => el("li", {}, link(`${pair.task}: ${number(pair.rewards[0])} against ${number(pair.rewards[1])}`, "pair", { run: one, id: pair.ids[0], other: two, second: pair.ids[1] })))) : el("p", {}, "No task was played with the same seed in both."),
+    el("h2", {}, "Difference of the configurations"),
+    found.settings.length ? table(["setting", "run", "against"], found.settings.map(([name, own, theirs]) => el("tr", {}, el("td", {}, el("code", {}, told(name))), el("td", {}, told(shownValue(own))), el("td", {}, told(shownValue(theirs)))))) : el("p", {}, "None."),
+  ];
+}
+
+export async function pairView({ run, id, other, second }) {
+  const records = await Promise.all([get("episode", { run, id }), get("episode", { run: other, id: second })]);
+  return [el("h1", {}, "The same task and seed in two runs"),
+    records.map((record, index) => el("section", {}, el("h2", {}, link(record.id, "episode", { run: [run, other][index], id: record.id }), " of ", told([run, other][index])), title(record), lanes(record)))];
+}

@@ -1,0 +1,62 @@
+// The credit of each turn, by agent; and the branches of a turn tree.
+import { el, get, link, number, table, told } from "./dom.js";
+
+const CREDIT = ["return", "baseline", "advantage"];
+
+// Return how the stored numbers of the turns are related, in words.
+export function formula(turns) {
+  const whole = turns.filter((turn) => CREDIT.every((name) => typeof turn[name] === "number"));
+  if (!whole.length) return "The record holds no return, baseline and advantage: it was written without them, or the algorithm assigns no credit to turns.";
+  const close = (one, other) => Math.abs(one - other) <= 1e-5 * Math.max(1, Math.abs(one), Math.abs(other));
+  if (whole.every((turn) => close(turn.advantage, turn.return - turn.baseline))) return "advantage = return − baseline";
+  const ratios = whole.filter((turn) => !close(turn.return, turn.baseline)).map((turn) => turn.advantage / (turn.return - turn.baseline));
+  if (ratios.length && ratios.every((ratio) => Math.abs(ratio - ratios[0]) <= 1e-3 * Math.abs(ratios[0]))) {
+    return `advantage = (return − baseline) × ${number(ratios[0])}, the same factor for all turns of the episode`;
+  }
+  return "advantage = return − baseline, then normalized or weighted by the algorithm; the factor differs from turn to turn";
+}
+
+function branches(tree, run, id) {
+  const said = new Map(tree.decisions.map((turn) => [`${turn.node}/${turn.agent}/${turn.sample}`, turn]));
+  const children = new Map();
+  for (const action of tree.actions) children.set(action.node, [...(children.get(action.node) ?? []), action]);
+  const states = new Set(tree.actions.map((action) => action.name));
+  const onPath = new Set();
+  for (let action = tree.actions.find((item) => item.name === id); action; action = tree.actions.find((item) => item.name === action.node)) onPath.add(action.name);
+  const branch = (action) => {
+    const line = [Object.entries(action.decisions).map(([agent, sample]) => {
+      const turn = said.get(`${action.node}/${agent}/${sample}`);
+      return el("span", { class: "decision" }, el("b", {}, told(agent), ` ${sample}: `), told(turn?.text ?? ""),
+        CREDIT.filter((name) => typeof turn?.[name] === "number").map((name) => ` ${name} ${number(turn[name])}`));
+    }), action.rewards && Object.keys(action.rewards).length ? el("span", {}, `rewards ${Object.entries(action.rewards).map(([agent, value]) => `${agent} ${number(value)}`).join(", ")}`) : null,
+    action.failed ? el("span", { class: "bad" }, "failed") : null];
+    const below = children.get(action.name);
+    if (!below) return el("li", { class: onPath.has(action.name) ? "own" : "" }, line, " ", link(action.path, "episode", { run, id: action.path }));
+    const list = el("ul", {});
+    const details = el("details", { open: onPath.has(action.name) }, el("summary", { class: onPath.has(action.name) ? "own" : "" }, line, ` (${below.length} branches)`), list);
+    const fill = () => { if (details.open && !list.childNodes.length) list.append(...below.map(branch)); };
+    details.addEventListener("toggle", fill);
+    fill();
+    return el("li", {}, details);
+  };
+  const roots = tree.actions.filter((action) => !states.has(action.node));
+  return el("ul", { class: "tree" }, roots.map(branch));
+}
+
+export async function creditView({ run, id }) {
+  const record = await get("episode", { run, id });
+  const rows = Object.values(record.trajectories).flat();
+  const turns = rows.flatMap((row) => row.turns);
+  const names = CREDIT.filter((name) => turns.some((turn) => typeof turn[name] === "number"));
+  const lines = rows.flatMap((row) => row.turns.map((turn) => el("tr", {}, el("td", {}, told(turn.agent)), el("td", { class: "number" }, number(turn.index)),
+    el("td", { class: "number" }, number(turn.reward)), names.map((name) => el("td", { class: "number" }, number(turn[name]))),
+    el("td", {}, told(turn.policy)), el("td", { class: "number" }, number(turn.version)),
+    el("td", {}, told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120))))));
+  const tree = record.tree ? await get("tree", { run, id }) : null;
+  return [
+    el("h1", {}, "Credit of ", link(id, "episode", { run, id })),
+    el("p", {}, formula(turns)),
+    table(["agent", "turn", "reward", ...names, "policy", "version", "message"], lines),
+    tree ? [el("h2", {}, "Branches of the turn tree"), el("p", { class: "note" }, `${new Set(tree.actions.map((action) => action.path)).size} paths; bold: this episode.`), branches(tree, run, id)] : null,
+  ];
+}

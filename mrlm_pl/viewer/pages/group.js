@@ -1,0 +1,44 @@
+// The episodes of a group side by side: the common prefix grey, the first token that differs marked.
+import { choice, el, get, link, number, remember, told } from "./dom.js";
+import { unpack } from "./episodes.js";
+
+const BESIDE = 4;
+
+// Return the number of tokens that all sequences begin with.
+export function commonPrefix(sequences) {
+  const shortest = Math.min(...sequences.map((ids) => ids.length));
+  let length = 0;
+  while (length < shortest && sequences.every((ids) => ids[length] === sequences[0][length])) length += 1;
+  return length;
+}
+
+const piece = (row, start, stop) => (row.tokens ?? row.token_ids.map((id) => `${id} `)).slice(start, stop).join("");
+
+export async function groupView({ run, group, iteration, agent, start }) {
+  const siblings = unpack(await get("episodes", { run })).filter((episode) => episode.group === group && (iteration === undefined || String(episode.iteration) === iteration))
+    .sort((one, other) => other.reward - one.reward);
+  if (!siblings.length) return [el("p", { class: "warning" }, "The group is not among the newest episodes.")];
+  const first = Math.min(Number(start ?? 0), siblings.length - 1);
+  const records = await Promise.all(siblings.slice(first, first + BESIDE).map((episode) => get("episode", { run, id: episode.id })));
+  const agents = [...new Set(records.flatMap((record) => Object.keys(record.trajectories)))];
+  const own = agents.includes(agent) ? agent : agents[0];
+  const rows = records.map((record) => record.trajectories[own]?.[0]);
+  const present = rows.filter((row) => row?.token_ids.length);
+  const common = present.length > 1 ? commonPrefix(present.map((row) => row.token_ids)) : 0;
+  const again = (changes) => { remember(changes); dispatchEvent(new Event("hashchange")); };
+  const move = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= siblings.length, on: { click: () => again({ start: to }) } }, text);
+  return [
+    el("h1", {}, "Group ", told(group), " of ", link(run, "run", { run })),
+    el("p", {}, "Compared are the episodes with the key ", el("code", {}, told(`iteration ${siblings[0].iteration}, group ${group}`)), ", task ", told(siblings[0].task),
+      `: ${siblings.length} episodes, rewards ${number(siblings.at(-1).reward)} to ${number(siblings[0].reward)}${siblings[0].flat ? ", no variance" : ""}.`),
+    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, choice("agent", agents.map((name) => [name, name]), own, (value) => again({ agent: value })),
+      siblings.length > BESIDE ? [move("previous", first - BESIDE), `${first + 1} to ${Math.min(first + BESIDE, siblings.length)}`, move("next", first + BESIDE)] : null),
+    el("p", { class: "note" }, `Grey: the first ${common} tokens, which all of them share. Marked: the first token that differs.`),
+    el("div", { class: "beside" }, records.map((record, index) => el("section", {},
+      el("h2", {}, link(record.id, "episode", { run, id: record.id })),
+      el("p", {}, `reward ${number(siblings[first + index].reward)}`, siblings[first + index].advantage === null ? "" : `, |advantage| ${number(siblings[first + index].advantage)}`),
+      rows[index]?.token_ids.length
+        ? el("div", { class: "text" }, el("span", { class: "given" }, piece(rows[index], 0, common)), el("mark", {}, piece(rows[index], common, common + 1)), piece(rows[index], common + 1))
+        : el("p", {}, "no tokens")))),
+  ];
+}

@@ -1,0 +1,134 @@
+// The tokens of a trajectory as a heat map; only the lines in sight are in the page.
+import { choice, el, get, link, number, remember, told, visible } from "./dom.js";
+
+const LINE = 22, CHARACTER = 8.2, AROUND = 10;
+const OF_TURN = ["advantage", "return", "baseline", "reward", "version"];
+
+// Return the index of each token's turn; -1 for a token that was not sampled.
+export function turnOfTokens(row) {
+  const found = new Int32Array(row.token_ids.length).fill(-1);
+  row.turns.forEach((turn, index) => found.fill(index, turn.start, turn.stop));
+  return found;
+}
+
+// Return the values of each measure that the record holds, one per token; null where there is none.
+export function measures(row) {
+  const turns = turnOfTokens(row), found = {};
+  for (const name of row.per_token) {
+    const values = row[name];
+    if (name === "action_mask") found.mask = values.map((value) => (value ? 1 : 0));
+    else found[name] = values.map((value, index) => (turns[index] < 0 ? null : value));
+  }
+  for (const name of OF_TURN) {
+    if (row.turns.some((turn) => typeof turn[name] === "number")) {
+      found[name] = Array.from(turns, (turn) => (turn < 0 ? null : row.turns[turn][name] ?? null));
+    }
+  }
+  return found;
+}
+
+const shown = (row, index) => visible(row.tokens ? row.tokens[index] : `${row.token_ids[index]} `);
+
+// Return [start, stop] of each line: a line ends at its width, after a line break, and where a turn begins or ends.
+export function layout(row, width) {
+  const turns = turnOfTokens(row), lines = [];
+  let start = 0, used = 0;
+  for (let index = 0; index < row.token_ids.length; index += 1) {
+    const text = shown(row, index), length = Math.min(text.length, width);
+    const border = index > start && turns[index] !== turns[index - 1];
+    if (index > start && (used + length > width || border)) {
+      lines.push([start, index]);
+      [start, used] = [index, 0];
+    }
+    used += length;
+    if (text.includes("\n")) {
+      lines.push([start, index + 1]);
+      [start, used] = [index + 1, 0];
+    }
+  }
+  if (start < row.token_ids.length) lines.push([start, row.token_ids.length]);
+  return lines;
+}
+
+function color(value, low, high) {
+  if (value === null) return "";
+  if (low < 0 && high > 0) {
+    const share = value < 0 ? value / low : value / high;
+    return `hsl(${value < 0 ? 5 : 145} 65% 50% / ${0.08 + 0.6 * share})`;
+  }
+  return `hsl(28 85% 50% / ${0.08 + 0.62 * (high === low ? 0.5 : (value - low) / (high - low))})`;
+}
+
+export async function tokensView({ run, id, agent, row: part, by }) {
+  const record = await get("episode", { run, id });
+  const all = Object.values(record.trajectories).flat().filter((row) => row.token_ids.length);
+  if (!all.length) return [el("h1", {}, "Tokens of ", link(id, "episode", { run, id })), el("p", {}, "The record holds no tokens.")];
+  const own = all.filter((row) => row.agent === (agent ?? all[0].agent));
+  const row = own[Number(part ?? 0)] ?? own[0] ?? all[0];
+  const values = measures(row), names = Object.keys(values);
+  const name = names.includes(by) ? by : names.includes("advantage") ? "advantage" : names.includes("logprobs") ? "logprobs" : names[0];
+  const present = values[name].filter((value) => value !== null);
+  const low = present.reduce((one, other) => Math.min(one, other), Infinity), high = present.reduce((one, other) => Math.max(one, other), -Infinity);
+  const turns = turnOfTokens(row);
+  const facts = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token, or move with the arrow keys.");
+  const space = el("div", { class: "space" });
+  const scroller = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "tokens" }, space);
+  let lines = [], chosen = -1;
+
+  function choose(index) {
+    chosen = Math.max(0, Math.min(row.token_ids.length - 1, index));
+    const turn = row.turns[turns[chosen]];
+    facts.replaceChildren(visible(`token ${chosen}, id ${row.token_ids[chosen]}, ${JSON.stringify(row.tokens?.[chosen] ?? "")}: `
+      + `${names.filter((key) => values[key][chosen] !== null).map((key) => `${key} ${number(values[key][chosen])}`).join(", ")}`
+      + `${turn ? `; turn ${turn.index} of ${turn.policy}` : "; not sampled"}`));
+    paint();
+  }
+
+  function paint() {
+    const first = Math.max(0, Math.floor(scroller.scrollTop / LINE) - AROUND);
+    const last = Math.min(lines.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / LINE) + AROUND);
+    space.replaceChildren(...lines.slice(first, last).map(([start, stop], offset) => {
+      const line = el("div", { class: "line" }, Array.from({ length: stop - start }, (_, shift) => {
+        const index = start + shift;
+        const token = el("span", { class: `${turns[index] < 0 ? "given" : ""}${index === chosen ? " chosen" : ""}` }, shown(row, index).replaceAll("\n", "⏎"));
+        token.style.background = color(values[name][index], low, high);
+        token.dataset.index = index;
+        return token;
+      }));
+      line.style.top = `${(first + offset) * LINE}px`;
+      return line;
+    }));
+  }
+
+  function arrange() {
+    lines = layout(row, Math.max(20, Math.floor((scroller.clientWidth - 20) / CHARACTER)));
+    space.style.height = `${lines.length * LINE}px`;
+    paint();
+  }
+
+  scroller.addEventListener("scroll", paint);
+  scroller.addEventListener("pointerover", (event) => { if (event.target.dataset.index) choose(Number(event.target.dataset.index)); });
+  scroller.addEventListener("keydown", (event) => {
+    const line = lines.findIndex(([start, stop]) => chosen >= start && chosen < stop);
+    const to = { ArrowLeft: chosen - 1, ArrowRight: chosen + 1, ArrowUp: lines[line - 1]?.[0], ArrowDown: lines[line + 1]?.[0] ?? (line < 0 ? 0 : undefined) }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    const at = lines.findIndex(([start, stop]) => to >= start && to < stop);
+    if (at * LINE < scroller.scrollTop || (at + 1) * LINE > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = at * LINE - scroller.clientHeight / 2;
+    choose(to);
+  });
+  new ResizeObserver(arrange).observe(scroller);
+  const again = (changes) => { remember(changes); dispatchEvent(new Event("hashchange")); };
+  const agents = [...new Set(all.map((item) => item.agent))].map((item) => [item, item]);
+  return [
+    el("h1", {}, "Tokens of ", link(id, "episode", { run, id })),
+    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } },
+      choice("agent", agents, row.agent, (value) => again({ agent: value, row: "" })),
+      own.length > 1 ? choice("trajectory", own.map((_, index) => [String(index), `${index + 1} of ${own.length}`]), String(own.indexOf(row)), (value) => again({ row: value })) : null,
+      choice("color by", names.map((item) => [item, item]), name, (value) => again({ by: value }))),
+    own.length > 1 ? el("p", { class: "warning" }, "The chat template rewrote history, so that this agent has several trajectories.") : null,
+    row.tokens ? null : el("p", { class: "note" }, "The run holds no tokenizer yet: tokens are shown by their ids."),
+    el("p", { class: "note" }, present.length ? `${name} from ${number(low)} to ${number(high)}; ${row.token_ids.length} tokens, grey ones were not sampled.` : ""),
+    facts, scroller,
+  ];
+}
