@@ -22,7 +22,7 @@ def compare_runs(one: Run, other: Run) -> dict[str, Any]:
     own, theirs = _episodes(one), _episodes(other)
     rewards = [_by_task(own), _by_task(theirs)]
     common = [task for task in rewards[0] if task in rewards[1]]
-    rows = [[task, rewards[0][task], rewards[1][task]] for task in common]
+    rows = [(task, rewards[0][task], rewards[1][task]) for task in common]
     differences = [[first - second] for _, first, second in rows]
     played = {(row["task"], row["seed"]): row for row in theirs}
     pairs = [

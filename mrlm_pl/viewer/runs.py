@@ -52,10 +52,11 @@ class Run:
         path: the folder or file.
         key: its name in the viewer.
         root: the given folder; links that lead out of it are not followed.
+        named: its name in commands; None for a run of the demonstration.
     """
 
-    def __init__(self, path: Path, key: str, root: Path) -> None:
-        self.path, self.key, self._root = path, key, root.resolve()
+    def __init__(self, path: Path, key: str, root: Path, named: str | None) -> None:
+        self.path, self.key, self.named, self._root = path, key, named, root.resolve()
         self.index = EpisodeIndex(self._episode_files)
         self.lock = threading.RLock()
         self._tokenizers: dict[str, Tokenizer | None] = {}
@@ -100,7 +101,7 @@ class Run:
         path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
         text = _text(path) if path else ""
         return {
-            "key": self.key,
+            "named": self.named,
             "path": str(self.path),
             "configuration": text,
             "versions": [line[1:].strip() for line in text.splitlines() if re.match(r"#\s*[\w.-]+==", line)],
@@ -116,7 +117,7 @@ class Run:
             return "file"
         exported = [path.stat().st_mtime for path in (self.path / "policies").glob("*/config.json")]
         metrics = self.path / "metrics.csv"
-        if exported and (not metrics.is_file() or max(exported) >= metrics.stat().st_mtime):
+        if exported and (not metrics.is_file() or max(exported) >= metrics.stat().st_mtime - QUIET_SECONDS / 10):
             return "finished"
         return "running" if time.time() - self._changed() < QUIET_SECONDS else "stopped"
 
@@ -146,7 +147,7 @@ class Run:
         Raises:
             DataError: there is no such episode.
         """
-        record = self.index.record(episode)
+        record = {**self.index.record(episode), "named": self.named}
         # The numbers of JavaScript have 53 bits.
         record["seed"], record["task"] = str(record["seed"]), {**record["task"], "seed": str(record["task"]["seed"])}
         for rows in record["trajectories"].values():
@@ -234,6 +235,12 @@ class Run:
         return None
 
 
+def demonstration() -> dict[str, Run]:
+    """Return the recorded runs of this package; ``examples/record_viewer_demo.py`` records them."""
+    folder = Path(__file__).parent / "demo"
+    return {path.name: Run(path, path.name, folder, None) for path in sorted(folder.iterdir())}
+
+
 def find_runs(given: Sequence[str]) -> dict[str, Run]:
     """Return the runs in the given run folders, folders of runs and files of episodes, by their names.
 
@@ -255,7 +262,7 @@ def find_runs(given: Sequence[str]) -> dict[str, Run]:
             )
         for place in found:
             key = name.rstrip("/") if place == path else os.path.join(name, place.relative_to(path))
-            runs.setdefault(key, Run(place, key, path if path.is_dir() else path.parent))
+            runs.setdefault(key, Run(place, key, path if path.is_dir() else path.parent, key))
     return runs
 
 

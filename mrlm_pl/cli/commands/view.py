@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from aiohttp import web
 from rich.console import Console
 
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.transport.security import is_loopback, read_token
-from mrlm_pl.viewer.runs import Run, find_runs
+from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
 from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs
 
@@ -26,18 +28,26 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: the port is taken.
     """
     parser = argparse.ArgumentParser(prog="mrlm view", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, folder of runs, or file of episodes")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")
     parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
     parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
     parser.add_argument("--episode", metavar="ID", help="with --text: print this episode")
+    parser.add_argument("--export", metavar="PAGE.html", help="write one page that opens without a server")
+    parser.add_argument("--demo", action="store_true", help="look at recorded runs that come with mrlm")
     options = parser.parse_args(arguments)
+    if bool(options.runs) == options.demo:
+        raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
     if options.episode is not None and not options.text:
         raise ConfigurationError("episode: `--episode ID` goes with `--text`; in a browser choose it in the table")
-    runs = find_runs(options.runs)
+    runs = demonstration() if options.demo else find_runs(options.runs)
     if options.text:
         print_text(runs, options.episode)
+        return 0
+    if options.export is not None:
+        Path(options.export).write_text(exported(runs), encoding="utf-8")
+        print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0
     token = read_token(options.token_file)
     if token is None and not is_loopback(options.host):

@@ -78,13 +78,13 @@ export const isExported = EXPORTED !== null;
 
 // Return the data of an address below /api/; an exported page holds its own.
 export async function get(path, parameters = {}) {
-  const query = new URLSearchParams(parameters).toString();
-  const key = query ? `${path}?${query}` : path;
+  const query = Object.entries(parameters);
   if (EXPORTED) {
-    if (key in EXPORTED) return EXPORTED[key];
+    const key = query.length ? `${path}?${query.map((pair) => pair.join("=")).join("&")}` : path;
+    if (Object.hasOwn(EXPORTED, key)) return EXPORTED[key];
     throw new Error("the exported page does not hold this; open the run with `mrlm view`");
   }
-  const reply = await fetch(`api/${key}`);
+  const reply = await fetch(`api/${path}?${new URLSearchParams(query)}`);
   const found = await reply.json();
   if (!reply.ok) throw new Error(found.error || reply.statusText);
   return found;
@@ -104,6 +104,7 @@ export function choice(label, options, value, change) {
 
 // Return a command with a button that copies it.
 export function command(words) {
+  if (words.some((word) => word === null)) return null;
   const quoted = words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`));
   const text = quoted.join(" ");
   const button = el("button", { type: "button", on: { click: async () => {

@@ -98,7 +98,7 @@ export async function episodeView({ run, id }) {
     lanes(record),
     el("details", {}, el("summary", {}, "the task's data"), el("pre", {}, told(JSON.stringify(record.task.data, null, 1)))),
     numbers.length ? el("details", {}, el("summary", {}, "metrics of the environment"), table(["metric", "value"], numbers)) : null,
-    el("h2", {}, "Commands"),
-    command(["mrlm", "view", run, "--text", "--episode", id]),
+    command(["mrlm", "view", record.named, "--text", "--episode", id]),
+    command(["mrlm", "replay", record.named, "--episode", id]),
   ];
 }

@@ -31,9 +31,7 @@ export async function runView({ run }) {
     found.versions.length ? el("p", {}, "Versions: ", told(found.versions.join(", "))) : null,
     evaluations.length ? el("h2", {}, "Evaluations") : null,
     evaluations.length ? table(["file", "environment", "episodes", "reward [95 %]", "accuracy [95 %]"], evaluations) : null,
-    el("h2", {}, "Commands"),
-    command(["mrlm", "view", run]),
-    command(["mrlm", "eval", "--model", run]),
+    command(["mrlm", "eval", "--model", found.named]),
     el("h2", {}, "Configuration"),
     el("pre", {}, told(found.configuration || "The run holds no config.yaml.")),
   ];

@@ -1,7 +1,7 @@
 // The tokens of a trajectory as a heat map; only the lines in sight are in the page.
 import { choice, el, get, link, number, remember, told, visible } from "./dom.js";
 
-const LINE = 22, CHARACTER = 8.2, AROUND = 10;
+const LINE = 22, CHARACTER = 8.2, AROUND = 3;
 const OF_TURN = ["advantage", "return", "baseline", "reward", "version"];
 
 // Return the index of each token's turn; -1 for a token that was not sampled.
@@ -52,8 +52,8 @@ export function layout(row, width) {
 
 function color(value, low, high) {
   if (value === null) return "";
-  if (low < 0 && high > 0) {
-    const share = value < 0 ? value / low : value / high;
+  if (low < 0) {  // the larger, the deeper: red below zero, green above
+    const share = value < 0 ? value / low : value / (high || 1);
     return `hsl(${value < 0 ? 5 : 145} 65% 50% / ${0.08 + 0.6 * share})`;
   }
   return `hsl(28 85% 50% / ${0.08 + 0.62 * (high === low ? 0.5 : (value - low) / (high - low))})`;
@@ -73,6 +73,7 @@ export async function tokensView({ run, id, agent, row: part, by }) {
   const facts = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token, or move with the arrow keys.");
   const space = el("div", { class: "space" });
   const scroller = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "tokens" }, space);
+  const inSight = new Map();
   let lines = [], chosen = -1;
 
   function choose(index) {
@@ -81,28 +82,45 @@ export async function tokensView({ run, id, agent, row: part, by }) {
     facts.replaceChildren(visible(`token ${chosen}, id ${row.token_ids[chosen]}, ${JSON.stringify(row.tokens?.[chosen] ?? "")}: `
       + `${names.filter((key) => values[key][chosen] !== null).map((key) => `${key} ${number(values[key][chosen])}`).join(", ")}`
       + `${turn ? `; turn ${turn.index} of ${turn.policy}` : "; not sampled"}`));
-    paint();
+    space.querySelector(".chosen")?.classList.remove("chosen");
+    space.querySelector(`[data-index="${chosen}"]`)?.classList.add("chosen");
+  }
+
+  function drawn(number) {
+    const [start, stop] = lines[number];
+    const line = el("div", { class: "line" }, Array.from({ length: stop - start }, (_, shift) => {
+      const index = start + shift;
+      const token = el("span", { class: `${turns[index] < 0 ? "given" : ""}${index === chosen ? " chosen" : ""}` }, shown(row, index).replaceAll("\n", "⏎"));
+      token.style.background = color(values[name][index], low, high);
+      token.dataset.index = index;
+      return token;
+    }));
+    line.style.top = `${number * LINE}px`;
+    return line;
   }
 
   function paint() {
     const first = Math.max(0, Math.floor(scroller.scrollTop / LINE) - AROUND);
     const last = Math.min(lines.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / LINE) + AROUND);
-    space.replaceChildren(...lines.slice(first, last).map(([start, stop], offset) => {
-      const line = el("div", { class: "line" }, Array.from({ length: stop - start }, (_, shift) => {
-        const index = start + shift;
-        const token = el("span", { class: `${turns[index] < 0 ? "given" : ""}${index === chosen ? " chosen" : ""}` }, shown(row, index).replaceAll("\n", "⏎"));
-        token.style.background = color(values[name][index], low, high);
-        token.dataset.index = index;
-        return token;
-      }));
-      line.style.top = `${(first + offset) * LINE}px`;
-      return line;
-    }));
+    for (const [number, line] of inSight) {
+      if (number < first || number >= last) {
+        line.remove();
+        inSight.delete(number);
+      }
+    }
+    for (let number = first; number < last; number += 1) {
+      if (!inSight.has(number)) {
+        inSight.set(number, drawn(number));
+        space.append(inSight.get(number));
+      }
+    }
   }
 
   function arrange() {
     lines = layout(row, Math.max(20, Math.floor((scroller.clientWidth - 20) / CHARACTER)));
     space.style.height = `${lines.length * LINE}px`;
+    space.replaceChildren();
+    inSight.clear();
     paint();
   }
 

@@ -1,0 +1,317 @@
+"""The pages in a browser: headless Chromium and its driver from the system's packages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.runs import Run, demonstration, find_runs
+from mrlm_pl.viewer.server import application
+from tests.support.recorded_runs import HOSTILE, episode, with_credit, write_run
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="there is no chromedriver; .ci/run installs it"),
+]
+
+SCREENSHOTS = os.environ.get("MRLM_SCREENSHOTS")
+"""Folder for the pictures of the documents; unset takes none."""
+
+READY = "return document.getElementById('main').dataset.ready === location.hash"
+A, B, TREE = "debate-seed0", "debate-seed1", "debate-turn-tree"
+VIEWS = {
+    "runs": "#runs",
+    "run": f"#run?run={A}",
+    "curves": '#curves?runs=["debate-seed0","debate-seed1"]',
+    "episodes": f"#episodes?run={A}",
+    "episode": f"#episode?run={A}&id=3-1-0",
+    "tokens": f"#tokens?run={A}&id=3-1-0&agent=con",
+    "group": f"#group?run={A}&group=3-1&iteration=3",
+    "credit": f"#credit?run={TREE}&id=2-1-1-1-1-1",
+    "compare": f"#compare?run={A}&other={B}",
+    "pair": f"#pair?run={A}&id=3-1-0&other={B}&second=3-1-0",
+    "health": f"#health?run={A}",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return a headless browser."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    arguments = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --window-size=1360,860"
+    for argument in arguments.split():
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Callable[[dict[str, Run]], str]]:
+    """Return a function that serves runs from a thread and returns their address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    runners: list[web.AppRunner] = []
+
+    async def start(runs: dict[str, Run]) -> int:
+        runner = web.AppRunner(application(runs))
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return int(runner.addresses[0][1])
+
+    def serve(runs: dict[str, Run]) -> str:
+        return f"http://127.0.0.1:{asyncio.run_coroutine_threadsafe(start(runs), loop).result(30)}/"
+
+    yield serve
+    for runner in runners:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def demo(served: Any) -> str:
+    """Return the address of the demonstration."""
+    return served(demonstration())
+
+
+def wait(browser: Any, script: str, *arguments: Any) -> Any:
+    """Return the value of a script as soon as it is true."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 30, 0.05).until(lambda driver: driver.execute_script(script, *arguments))
+
+
+def show(browser: Any, address: str) -> str:
+    """Open an address in a new document, and return the text of the page without errors in the console."""
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(address)
+    wait(browser, READY)
+    assert browser.get_log("browser") == []
+    return str(browser.execute_script("return document.body.textContent"))
+
+
+def rows(browser: Any) -> int:
+    return int(browser.execute_script("return document.querySelectorAll('tbody tr').length"))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_opens_without_an_error(view: str, browser: Any, demo: str) -> None:
+    text = show(browser, demo + VIEWS[view])
+    assert browser.execute_script("return document.querySelector('.warning')") is None, text
+    assert browser.execute_script("return document.querySelector('h1').textContent")
+    if SCREENSHOTS:
+        browser.save_screenshot(str(Path(SCREENSHOTS) / f"{view}.png"))
+
+
+def test_curves_of_two_seeds_have_a_band(browser: Any, demo: str) -> None:
+    show(browser, demo + VIEWS["curves"] + "&filter=rollout/reward")
+    count = "return document.querySelectorAll('{}').length"
+    assert browser.execute_script(count.format("figure")) == 1
+    assert browser.execute_script(count.format("polyline.thin")) == 2
+    assert browser.execute_script(count.format("polygon.band")) == 1
+
+
+def test_a_band_is_the_interval_of_student(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = """const done = arguments[arguments.length - 1];
+    import('/curves.js').then((module) => done(module.band([[[1, 1.0]], [[1, 2.0]], [[1, 3.0]]], [12.706, 4.303])))"""
+    found = browser.execute_async_script(script)
+    assert found["mean"] == [[1, 2]]
+    # 4.303 times the standard error sqrt(1 / 3) with two degrees of freedom
+    assert found["interval"][0] == pytest.approx([1, 2 - 2.48434, 2 + 2.48434], abs=1e-4)
+
+
+def test_filters_filter_and_the_address_keeps_them(browser: Any, demo: str) -> None:
+    show(browser, f"{demo}#episodes?run={A}")
+    assert rows(browser) == 32
+    show(browser, f"{demo}#episodes?run={A}&from=1&to=2&group=1-0")
+    assert rows(browser) == 4
+    browser.execute_script(
+        "const field = document.querySelector('input[name=group]'); field.value = '2-1';"
+        "field.dispatchEvent(new Event('input'));"
+    )
+    assert rows(browser) == 4
+    assert "group=2-1" in browser.current_url
+    browser.execute_script("document.querySelector('input[name=error]').click()")
+    assert rows(browser) == 0
+
+
+def test_sorting_by_a_column(browser: Any, demo: str) -> None:
+    show(browser, f"{demo}#episodes?run={A}&sort=reward")
+    script = "return [...document.querySelectorAll('tbody tr')].map((row) => Number(row.children[4].textContent))"
+    found = browser.execute_script(script)
+    assert found == sorted(found)
+    assert len(set(found)) > 3
+
+
+@pytest.mark.parametrize("view", ["episode", "tokens", "group", "credit", "episodes", "health"])
+def test_hostile_transcripts_stay_text(view: str, browser: Any, served: Any, tmp_path: Path) -> None:
+    texts = [text.replace("\ud800", "") for text in HOSTILE]
+    episodes = [
+        episode(f"0-{n}", text, stop_reason=text[:200], metrics={text[:100]: 1.0}) for n, text in enumerate(texts)
+    ]
+    configuration = {"seed_everything": HOSTILE[0], "model": {"class_path": HOSTILE[1]}}
+    address = served(find_runs([str(write_run(tmp_path / "run", [episodes], configuration))]))
+    for number, text in enumerate(texts):
+        query = f"run={tmp_path / 'run'}&id=0-{number}&group=0&iteration=0"
+        shown = show(browser, f"{address}#{view}?{query}")
+        assert "pwned" not in browser.title
+        assert browser.execute_script("return document.title.endsWith('mrlm view')")
+        foreign = (
+            "img, iframe, form[action], base, object, a:not([href^='#']), main script, main style, main link, main meta"
+        )
+        assert browser.execute_script(f'return document.querySelectorAll("{foreign}").length') == 0
+        assert not {"\x1b", "\u202e", "\u2066"} & set(shown)
+        if view == "episode" and text.isprintable():
+            assert text[:3000] in shown
+        if view in ("episodes", "health"):
+            break
+    show(browser, f"{address}#run?run={tmp_path / 'run'}")
+    assert HOSTILE[1] in show(browser, f"{address}#run?run={tmp_path / 'run'}")
+
+
+def test_ten_thousand_episodes_and_thousand_iterations(browser: Any, served: Any, tmp_path: Path, capsys: Any) -> None:
+    iterations = [[episode(f"{n}-{m}", iteration=n, task=m) for m in range(10)] for n in range(1000)]
+    folder = write_run(tmp_path / "run", iterations, rewards=[n / 1000 for n in range(1000)])
+    address = served(find_runs([str(folder)]))
+    seconds = {}
+    for view in ("runs", "curves", "episodes"):
+        show(browser, f"{address}#{view}?run={folder}")
+        show(browser, f"{address}#{view}?run={folder}")
+        seconds[view] = browser.execute_script("return performance.now()") / 1000
+    with capsys.disabled():
+        print(f"\nseconds until a view of 10,000 episodes and 1,000 iterations is complete: {seconds}")
+    assert rows(browser) == 100
+    assert "10000 of 10000 episodes" in browser.execute_script("return document.getElementById('count').textContent")
+    weight = "return performance.getEntriesByType('resource').filter((item) => !item.name.includes('/api/'))"
+    assert browser.execute_script(f"{weight}.reduce((sum, item) => sum + item.decodedBodySize, 0)") < 250_000
+
+
+def test_an_episode_of_thirty_thousand_tokens_scrolls(browser: Any, served: Any, tmp_path: Path) -> None:
+    whole = episode("0-0")
+    (row,) = whole.trajectories["first"]
+    count = 30_000
+    sampled = replace(
+        row,
+        token_ids=(4, *[40] * (count - 1)),
+        action_mask=(False, *[True] * (count - 1)),
+        logprobs=(0.0, *[-0.001 * (n % 100) for n in range(count - 1)]),
+        turns=(replace(row.turns[0], start=1, stop=count),),
+    )
+    folder = write_run(tmp_path / "run", [[replace(whole, trajectories={"first": (sampled,)})]])
+    show(browser, f"{served(find_runs([str(folder)]))}#tokens?run={folder}&id=0-0")
+    wait(browser, "return document.querySelectorAll('.tokens span').length > 0")
+    assert browser.execute_script("return document.querySelectorAll('.tokens span').length") < 15_000
+    for step in range(1, 6):
+        scroll = "const box = document.querySelector('.tokens'); box.scrollTop = box.scrollHeight * arguments[0] / 5"
+        browser.execute_script(scroll, step)
+        first = f"return Number(document.querySelector('.tokens span').dataset.index) > {count} * {step - 1} / 8"
+        wait(browser, first)
+        assert browser.execute_script("return document.querySelectorAll('.tokens span').length") < 15_000
+    last = "return [...document.querySelectorAll('.tokens span')].at(-1).dataset.index"
+    assert wait(browser, last) == str(count - 1)
+
+
+def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]])
+    with_credit(folder / "episodes/iteration-000000.jsonl.gz", **{"return": 1.5, "baseline": 2.0, "advantage": -0.5})
+    address = served(find_runs([str(folder)]))
+    assert "advantage = return − baseline" in show(browser, f"{address}#credit?run={folder}&id=0-0")
+    assert "color by" in show(browser, f"{address}#tokens?run={folder}&id=0-0")
+    assert browser.execute_script("return document.querySelector('option[value=advantage]').selected")
+
+
+def test_the_keyboard_alone_suffices(browser: Any, demo: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, demo)
+
+    def press_until(text: str) -> Any:
+        for _ in range(60):
+            browser.switch_to.active_element.send_keys(Keys.TAB)
+            if browser.switch_to.active_element.text == text:
+                return browser.switch_to.active_element
+        raise AssertionError(f"{text!r} cannot be reached by the tabulator")
+
+    press_until(A).send_keys(Keys.ENTER)
+    wait(browser, READY + " && location.hash.startsWith('#run?')")
+    browser.execute_script("document.activeElement.blur()")
+    press_until("Episodes").send_keys(Keys.ENTER)
+    wait(browser, READY + " && location.hash.startsWith('#episodes')")
+    press_until("3-1-3").send_keys(Keys.ENTER)
+    wait(browser, READY + " && location.hash.startsWith('#episode?')")
+    press_until("Tokens").send_keys(Keys.ENTER)
+    wait(browser, READY + " && location.hash.startsWith('#tokens')")
+    box = browser.find_element("css selector", ".tokens")
+    box.send_keys(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    assert "token 1, id" in browser.find_element("css selector", ".readout").text
+
+
+def test_light_and_dark(browser: Any, demo: str) -> None:
+    colors = []
+    for scheme in ("light", "dark"):
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        show(browser, demo)
+        colors.append(
+            browser.execute_script("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
+        )
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert colors[0][0] == "rgb(255, 255, 255)"
+    assert colors[0] != colors[1]
+
+
+def test_a_running_run_is_followed(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.5])
+    show(browser, f"{served(find_runs([str(folder)]))}#episodes?run={folder}")
+    assert rows(browser) == 1
+    browser.execute_script("window.dispatchEvent(new Event('focus'))")
+    write_run(tmp_path / "other", [[], [episode("1-0", iteration=1)]])
+    wait(
+        browser,
+        "return performance.getEntriesByType('resource').filter((item) => item.name.includes('api/runs')).length > 1",
+    )
+    name = "episodes/iteration-000001.jsonl.gz"
+    (tmp_path / "other" / name).rename(folder / name)
+    wait(browser, "return document.querySelectorAll('tbody tr').length === 2")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_exported_page_opens_without_a_server(view: str, browser: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(exported(demonstration()))
+    text = show(browser, page.as_uri() + VIEWS[view])
+    assert browser.execute_script("return document.querySelector('[role=alert]')") is None, text
+
+
+def test_an_exported_page_keeps_hostile_text(browser: Any, tmp_path: Path) -> None:
+    texts = [text.replace("\ud800", "") for text in HOSTILE]
+    folder = write_run(tmp_path / "run", [[episode(f"0-{n}", text) for n, text in enumerate(texts)]])
+    page = tmp_path / "page.html"
+    page.write_text(exported(find_runs([str(folder)])))
+    for number, text in enumerate(texts):
+        shown = show(browser, f"{page.as_uri()}#episode?run={folder}&id=0-{number}")
+        assert "pwned" not in browser.title
+        if text.isprintable():
+            assert text[:3000] in shown
