@@ -99,8 +99,10 @@ class JointPreferenceDataModule(PreferenceDataModule):
 def team_pair(example: JointPair | Mapping[str, Any]) -> dict[str, Any]:
     """Return a pair of joint actions as a row of chats, in which the team is one assistant."""
     if isinstance(example, JointPair):
-        sides = zip(JointPair._fields, example, strict=True)
-        return {side: [message.to_chat() for message in joint_conversation(episode)] for side, episode in sides}
+        return {
+            side: [message.to_chat() for message in joint_conversation(episode)]
+            for side, episode in zip(JointPair._fields, example, strict=True)
+        }
     agents = {agent: chat_parts(part) for agent, part in _parts(example).items()}
     sides = [{agent: parts[place] for agent, parts in agents.items()} for place in range(3)]
     texts = [team_message("assistant" if place else "user", side) for place, side in enumerate(sides)]
