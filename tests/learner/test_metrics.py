@@ -20,6 +20,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.logprobs import TokenOutputs
 
 TOTALS = BatchTotals(10.0, 4.0, 4.0)
 
@@ -55,14 +56,12 @@ def rank(cls: type[Algorithm], model_folder: Path, moved: float) -> Any:
     def forward(action_mask: Tensor, **_: Any) -> Tensor:
         return ((-1.0 + moved) * action_mask).requires_grad_()
 
-    class Outputs:
-        entropy = None
-
-        def __init__(self, logp: Tensor) -> None:
-            self.logp, self.values = logp, 0.0 * logp
+    def outputs(**given: Any) -> TokenOutputs:
+        logp = forward(**given)
+        return TokenOutputs(logp, None, 0.0 * logp)
 
     algorithm.policies["main"].forward = forward
-    algorithm.policies["main"].outputs = lambda with_entropy, **given: Outputs(forward(**given))
+    algorithm.policies["main"].outputs = outputs
     return algorithm
 
 
