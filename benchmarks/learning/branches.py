@@ -1,7 +1,7 @@
 """Measure algorithms that branch episodes: C3 and credit from replays against MAGRPO, Tree-GRPO against GRPO.
 
     python benchmarks/learning/branches.py [--experiments cost halves debate] [--arms MAGRPO C3 ...] [--seeds 0 1 ... 9]
-        [--json FILE]
+        [--tokens N] [--json FILE]
 
     cost    generated tokens of a rollout of the tiny model, by compared decision and by credited episode
     halves  two agents must say different halves, both at once
@@ -95,8 +95,8 @@ def fit(algorithm: Any, data: RolloutDataModule, seed: int, callback: Callback) 
         )
 
 
-def learn(task: str, arm: str, seed: int) -> dict[str, float]:
-    """Return the held-out reward after a run of the task's budget, and what was generated."""
+def learn(task: str, arm: str, seed: int, tokens: int | None) -> dict[str, float]:
+    """Return the held-out reward after a run of the task's budget, and the totals of the run."""
     lightning.seed_everything(seed, verbose=False)
     cls, options, sizes = ARMS[arm]
     setting = TASKS[task]
@@ -110,7 +110,7 @@ def learn(task: str, arm: str, seed: int) -> dict[str, float]:
         save_episodes=False,
         seed=seed,
     )
-    budget = Budget(setting["budget"], task)
+    budget = Budget(tokens or setting["budget"], task)
     fit(cls(policies, SEATS[task], **options), data, seed, budget)
     names = ("progress/generated_tokens", "progress/iteration", "progress/episodes")
     return {**budget.after, **{name.split("/")[1]: budget.seen[name] for name in names}}
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--experiments", nargs="+", choices=["cost", *TASKS], default=["cost", *TASKS])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)])
+    parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the task's own")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -198,7 +199,7 @@ def main() -> None:
         rewards: dict[str, list[float]] = {arm: [] for arm in options.arms if experiment in ARMS[arm][2]}
         for seed in options.seeds:
             for arm, found in rewards.items():
-                row = learn(experiment, arm, seed)
+                row = learn(experiment, arm, seed, options.tokens)
                 found.append(row["reward"])
                 add({"experiment": experiment, "arm": arm, "seed": seed, **row})
         for arm, found in rewards.items():
