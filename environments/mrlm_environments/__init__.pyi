@@ -17,7 +17,7 @@ from .games.length_ratio import LengthRatioGame as LengthRatioGame
 from .games.tic_tac_toe import TicTacToe as TicTacToe
 from .games.word_emission import WordEmission as WordEmission
 from .math.environment import MathEnvironment as MathEnvironment
-from .scored.environment import ScoredEnvironment as ScoredEnvironment
+from .scored import ScoredEnvironment as ScoredEnvironment
 from .shell.environment import ShellEnvironment as ShellEnvironment
 from .sql.environment import SqlEnvironment as SqlEnvironment
 from .toolbox.calculator import Calculator as Calculator

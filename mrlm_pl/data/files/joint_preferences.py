@@ -104,8 +104,8 @@ def team_pair(example: JointPair | Mapping[str, Any]) -> dict[str, Any]:
             for side, episode in zip(JointPair._fields, example, strict=True)
         }
     agents = {agent: chat_parts(part) for agent, part in _parts(example).items()}
-    sides = [{agent: parts[place] for agent, parts in agents.items()} for place in range(3)]
-    texts = [team_message("assistant" if place else "user", side) for place, side in enumerate(sides)]
+    said = [{agent: parts[place] for agent, parts in agents.items()} for place in range(3)]
+    texts = [team_message("assistant" if place else "user", messages) for place, messages in enumerate(said)]
     return dict(zip(("prompt", "chosen", "rejected"), ([text.to_chat()] for text in texts), strict=True))
 
 

@@ -1,1 +1,0 @@
-"""An environment whose rewards are a reward model's scores."""
