@@ -23,8 +23,6 @@ from typing import Any
 from co_training import ALONE
 from teams import call, over_seeds
 
-EPISODES = 500
-
 
 def command_of(config: str, models: Path, seed: int, turns: int, folder: Path, *options: str) -> list[str]:
     """Return ``mrlm train`` with a configuration and the questions of the models' folder."""
@@ -41,7 +39,7 @@ def run(models: Path, team: Path, seed: int, options: argparse.Namespace) -> dic
     frozen = {name: {"model": str(team / "policies" / name), "trained": False} for name in ALONE.values()}
     policies = {**frozen, "student": {"model": "builtin:tiny", "learning_rate": 2e-3}}
     more = ["--model.policies", json.dumps(policies), "--data.iterations", str(options.iterations)]
-    more += ["--trainer.callbacks+", "HeldOutEvaluation", "--trainer.callbacks.episodes", str(EPISODES)]
+    more += ["--trainer.callbacks+", "HeldOutEvaluation", "--trainer.callbacks.episodes", str(options.episodes)]
     started = time.perf_counter()
     call(command_of("team_distillation", models, seed, options.turns, folder, *more))
     seconds = time.perf_counter() - started
@@ -63,6 +61,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=40, help="of the distillation")
     parser.add_argument("--team-iterations", type=int, default=20, help="of the team's co-training")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--episodes", type=int, default=500, help="held-out questions")
     parser.add_argument("--models", type=Path, help="folder of examples/specialists.py; default: run it")
     parser.add_argument("--team", type=Path, help="folder of the co-training run; default: run it")
     parser.add_argument("--json", type=Path)

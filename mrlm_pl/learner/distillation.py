@@ -186,7 +186,6 @@ class Distiller:
         Logged once a rollout for each policy: ``taught_rows``, the share of rows with a teacher, and for ``sampled``
         ``teacher_divergence`` and ``teacher_agreement``.
         """
-        self._check_names({agent for episode in episodes for agent in episode.agents or episode.trajectories})
         attempts = _Attempts(episodes)
         own: dict[tuple[str, str], Any] = {}
         for name, rows in tables.items():
@@ -202,16 +201,21 @@ class Distiller:
             if moments.count:
                 self.learner.metrics.rollout[self.learner.metrics.name(metric, name)] = moments.mean
 
-    def _check_names(self, agents: Collection[str]) -> None:
-        for teacher in self.settings.teachers:
-            named = {"agents": (teacher.agents or (), agents), "partner": ([teacher.partner or ""], ["", *agents])}
-            named["environments"] = (teacher.environments or (), self.learner.tasks_of_run)
-            for option, (given, known) in named.items():
-                if unknown := [one for one in given if one not in known]:
-                    raise ConfigurationError(
-                        f"distillation.teachers: {option} has {unknown[0]!r}, which this run has not; choose from "
-                        f"{sorted(known)}"
-                    )
+    def check_names(self, **known: Collection[str]) -> None:
+        """Validate the names in an option of the teachers, such as ``agents``, against those of the run.
+
+        Raises:
+            ConfigurationError: there is no such agent or environment.
+        """
+        for option, names in known.items():
+            for teacher in self.settings.teachers:
+                given = getattr(teacher, option) or ()
+                for name in (given,) if isinstance(given, str) else given:
+                    if name not in names:
+                        raise ConfigurationError(
+                            f"distillation.teachers: {option} has {name!r}, which this run has not; choose from "
+                            f"{sorted(names)}"
+                        )
 
     def _check_heads(self, student: str) -> None:
         for name in (student, *(name for name in self.names if name is not None)):

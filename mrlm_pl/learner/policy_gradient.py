@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -22,7 +22,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
@@ -392,6 +392,16 @@ class PolicyGradient(Algorithm):
         limit, buffer = sampling.max_tokens, self.overlong_buffer
         overlong_penalty(0, limit, buffer)  # a buffer that does not fit is an error now, not after a rollout
         return lambda turn: overlong_penalty(turn.stop - turn.start, limit, buffer)
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        super().check_agents(agents)
+        if self.distiller is not None:
+            self.distiller.check_names(agents=agents, partner=agents)
+
+    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
+        super().meet_rollouts(environments, engine)
+        if self.distiller is not None:
+            self.distiller.check_names(environments=environments)
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()

@@ -267,7 +267,6 @@ def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
         seats = {"solver": "student", "solvr": "student", "judge": "teacher"}
         teacher = Teacher("teacher", **option)  # type: ignore[arg-type]
         algorithm = COMA(made, seats, distillation=Distillation([teacher]))
-        algorithm.meet_rollouts(["t"], None)
         assert algorithm.distiller is not None
         with pytest.raises(ConfigurationError, match=f"{next(iter(option))} has '.*', which this run has not"):
-            algorithm.distiller.prepare({}, [episode(made["student"], 0, {"solver": ["1"]})])
+            algorithm.distiller.check_names(agents=["solver"], partner=["solver"], environments=["math"])
