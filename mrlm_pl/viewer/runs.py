@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import yaml
@@ -36,6 +36,9 @@ LARGEST_TEXT = 64 << 20
 MOST_POINTS = 2000
 """Points of a curve; of more rows every n-th is shown."""
 
+MOST_REPORTS = 1000
+"""Files of ``mrlm whatif`` that are read."""
+
 SETTINGS = 20_000
 DEPTH = 3
 """Folders below a given one in which runs are looked for."""
@@ -43,6 +46,24 @@ DEPTH = 3
 _EPISODES = (".jsonl", ".jsonl.gz", ".json")
 _REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
 _NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
+
+
+class _Outcomes(TypedDict):
+    mean: float
+    ci95: tuple[float | None, float | None]
+
+
+class _WhatIf(TypedDict):
+    episode: str
+    agent: str
+    turn: int
+    recorded: _Outcomes
+    other: _Outcomes
+    advantage: float
+    ci95: tuple[float | None, float | None]
+
+
+_WHATIF = msgspec.json.Decoder(_WhatIf)
 
 
 class Run:
@@ -147,7 +168,7 @@ class Run:
         Raises:
             DataError: there is no such episode.
         """
-        record = {**self.index.record(episode), "named": self.named}
+        record = {**self.index.record(episode), "named": self.named, "whatif": list(self._whatif(episode))}
         # The numbers of JavaScript have 53 bits.
         record["seed"], record["task"] = str(record["seed"]), {**record["task"], "seed": str(record["task"]["seed"])}
         for rows in record["trajectories"].values():
@@ -187,6 +208,14 @@ class Run:
                 yield from ((path.name, part) for part in parts if isinstance(part, dict))
             except (ValueError, TypeError, AttributeError, RecursionError):
                 yield path.name, {}
+
+    def _whatif(self, episode: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the reports of ``mrlm whatif`` on an episode, from ``RUN/whatif``."""
+        for path in filter(None, map(self._inside, sorted((self.path / "whatif").glob("*.json"))[:MOST_REPORTS])):
+            try:
+                yield from (found for found in [_WHATIF.decode(_text(path))] if found["episode"] == episode)
+            except (ValueError, RecursionError):
+                continue
 
     def _resumed(self) -> list[int]:
         """Return the iterations at which the run was resumed, by the times of its files."""

@@ -28,6 +28,7 @@ SMALL: Mapping[str, list[str]] = {
     "validate": ["--data.validation_episodes", "4", "--trainer.accelerator", "cpu", "--trainer.callbacks", "null"],
     "eval": ["--num-episodes", "4", "--device", "cpu"],
     "collect": ["--num-episodes", "4", "--device", "cpu"],
+    "view": ["--text"],
 }
 """Options that shorten a command."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from mrlm_pl.durable_files import write_json
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
@@ -235,8 +236,16 @@ def test_an_episode_of_thirty_thousand_tokens_scrolls(browser: Any, served: Any,
 def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [[episode("0-0")]])
     with_credit(folder / "episodes/iteration-000000.jsonl.gz", **{"return": 1.5, "baseline": 2.0, "advantage": -0.5})
+    side = {"mean": 0.5, "ci95": [0.25, 0.75]}
+    given = {"episode": "0-0", "agent": "first", "turn": 0, "recorded": side, "other": side}
+    write_json(folder / "whatif" / "a.json", {**given, "advantage": 0.375, "ci95": [None, 1.0]})
     address = served(find_runs([str(folder)]))
-    assert "advantage = return − baseline" in show(browser, f"{address}#credit?run={folder}&id=0-0")
+    text = show(browser, f"{address}#credit?run={folder}&id=0-0")
+    assert "advantage = return − baseline" in text
+    assert "0.375 [−∞, 1]" in text
+    assert (
+        f"mrlm whatif {folder} --episode 0-0 --agent first --turn 0 --output {folder}/whatif/0-0-first-0.json" in text
+    )
     assert "color by" in show(browser, f"{address}#tokens?run={folder}&id=0-0")
     assert browser.execute_script("return document.querySelector('option[value=advantage]').selected")
 

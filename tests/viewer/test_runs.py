@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import math
 import os
 import subprocess
@@ -101,6 +102,19 @@ def test_a_path_of_a_turn_tree_has_all_its_tokens_and_numbers(tmp_path: Path) ->
     record = run.record("0-1")
     assert record["trajectories"]["first"][0]["token_ids"] == (4, 27, 2, 24, 2)
     assert record["tree"] is True
+
+
+def test_answers_of_whatif_are_part_of_the_record(folder: Path) -> None:
+    def report(name: str) -> dict[str, Any]:
+        side = {"texts": ["4"], "returns": [1.0], "mean": 1.0, "ci95": [None, None]}
+        given = {"episode": name, "agent": "first", "turn": 0, "recorded": side, "other": {**side, "mean": 0.25}}
+        return {**given, "advantage": 0.75, "ci95": [0.5, 1.0]}
+
+    for number, text in enumerate([json.dumps(report("0-0")), json.dumps(report("0-1")), "{}", "no json"]):
+        (folder / "whatif").mkdir(exist_ok=True)
+        (folder / "whatif" / f"{number}.json").write_text(text)
+    (found,) = run_of(folder).record("0-0")["whatif"]
+    assert (found["agent"], found["advantage"], found["other"]["mean"]) == ("first", 0.75, 0.25)
 
 
 def test_an_unknown_episode_is_an_error(folder: Path) -> None:

@@ -1,7 +1,8 @@
 // The credit of each turn, by agent; and the branches of a turn tree.
-import { el, get, link, number, table, told } from "./dom.js";
+import { command, el, get, interval, link, number, table, told } from "./dom.js";
 
 const CREDIT = ["return", "baseline", "advantage"];
+const ASKED = 20;
 
 // Return how the stored numbers of the turns are related, in words.
 export function formula(turns) {
@@ -52,11 +53,19 @@ export async function creditView({ run, id }) {
     el("td", { class: "number" }, number(turn.reward)), names.map((name) => el("td", { class: "number" }, number(turn[name]))),
     el("td", {}, told(turn.policy)), el("td", { class: "number" }, number(turn.version)),
     el("td", {}, told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120))))));
+  const file = (turn) => `${record.named}/whatif/${`${id}-${turn.agent}-${turn.index}`.replace(/[^\w.-]/g, "_")}.json`;
+  const ask = (turn) => command(["mrlm", "whatif", record.named, "--episode", id, "--agent", turn.agent, "--turn", String(turn.index), "--output", file(turn)]);
+  const reports = record.whatif.map((report) => el("tr", {}, el("td", {}, told(report.agent)), el("td", { class: "number" }, number(report.turn)),
+    ...[report.recorded, report.other].map((side) => el("td", { class: "number" }, number(side.mean), interval(side.ci95))),
+    el("td", { class: "number" }, number(report.advantage), interval(report.ci95))));
   const tree = record.tree ? await get("tree", { run, id }) : null;
   return [
     el("h1", {}, "Credit of ", link(id, "episode", { run, id })),
     el("p", {}, formula(turns)),
     table(["agent", "turn", "reward", ...names, "policy", "version", "message"], lines),
+    reports.length ? [el("h2", {}, "Counterfactual values"), el("p", { class: "note" }, "Mean returns of continuations, with 95 % intervals."),
+      table(["agent", "turn", "recorded decision", "other decisions", "advantage"], reports)] : null,
+    record.named && turns.length ? el("details", {}, el("summary", {}, "commands that ask for the value of other decisions"), turns.slice(0, ASKED).map(ask)) : null,
     tree ? [el("h2", {}, "Branches of the turn tree"), el("p", { class: "note" }, `${new Set(tree.actions.map((action) => action.path)).size} paths; bold: this episode.`), branches(tree, run, id)] : null,
   ];
 }
