@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -117,3 +122,20 @@ def test_a_damaged_episode_is_an_answer(ask: Asking, tmp_path: Path) -> None:
     reply = ask(path, f"/api/episode?run={run_name(path)}&id=a")
     assert reply.status == 422
     assert "episode 'a' of x.jsonl cannot be read" in reply.json()["error"]
+
+
+def test_the_command_serves_until_it_is_ended() -> None:
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "view", "--demo", "--port"]
+    with subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            address = re.search(r"http://127\.0\.0\.1:(\d+)", server.stdout.readline())
+            assert address is not None
+            with urllib.request.urlopen(f"{address[0]}/api/runs", timeout=30) as reply:
+                assert len(json.load(reply)["runs"]) == 3
+            taken = subprocess.run([*command, address[1]], capture_output=True, text=True, timeout=60, check=False)
+            assert taken.returncode == 1
+            assert "Address already in use; choose another `--port`" in taken.stderr
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
