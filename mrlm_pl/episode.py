@@ -143,6 +143,8 @@ class Turn:
         spans: the turn's tokens by version and engine, if either changed while it was sampled; else empty.
         scripted: given rather than sampled for this episode: a turn of the episode that it branches from, or a written
             one. It generated no tokens.
+        advantage: that the learner gave it, before its loss: the mean over its tokens; None if it was not trained on.
+        baseline: the critic's estimate of the return, the mean over its tokens; None without a critic.
     """
 
     agent: str
@@ -159,6 +161,8 @@ class Turn:
     sample: int = 0
     spans: tuple[TokenSpan, ...] = ()
     scripted: bool = False
+    advantage: float | None = None
+    baseline: float | None = None
 
     def token_spans(self) -> tuple[TokenSpan, ...]:
         """Return the spans of all the turn's tokens: one if neither version nor engine changed.

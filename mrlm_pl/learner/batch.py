@@ -46,6 +46,7 @@ class PolicyBatch:
         observation_mask: [B, T] bool, True where the environment answered an action, or None.
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
+        trajectories: the records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
         joint_actions: [B] int64, number of the joint action that the row is an agent's part of, 2 i for the chosen and
             2 i + 1 for the rejected one of pair i, or None.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
@@ -69,6 +70,7 @@ class PolicyBatch:
     reference_sums: Tensor | None = None
     correct: Tensor | None = None
     joint_actions: Tensor | None = None
+    trajectories: tuple[Trajectory, ...] = ()
     teacher_prompts: Tensor | None = None
 
     def __len__(self) -> int:
@@ -91,17 +93,19 @@ class PolicyBatch:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by name: the form in which checkpoints hold a batch."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def to(self, *args: Any, **kwargs: Any) -> PolicyBatch:
         """Return a copy on another device; the arguments are those of ``Tensor.to``."""
-        return PolicyBatch(**{name: value.to(*args, **kwargs) for name, value in self.tensors().items()})
+        moved: dict[str, Any] = {name: value.to(*args, **kwargs) for name, value in self.tensors().items()}
+        return PolicyBatch(**moved, trajectories=self.trajectories)
 
     def select(self, rows: Tensor) -> PolicyBatch:
         """Return the rows [b] of the given indices, padded to the longest of them."""
         width = int(self.lengths[rows].max()) if rows.numel() else 0
         chosen = {name: value[rows] for name, value in self.tensors().items()}
-        return PolicyBatch(**{name: value[:, :width] if value.dim() == 2 else value for name, value in chosen.items()})
+        cut: dict[str, Any] = {name: value[:, :width] if value.dim() == 2 else value for name, value in chosen.items()}
+        return PolicyBatch(**cut)
 
 
 class Batch:
@@ -194,4 +198,5 @@ def collate_rows(
         episode_tokens=episode_token_counts(action_mask, torch.tensor(list(episode_ids), dtype=torch.int64)),
         temperature=torch.tensor(temperatures, dtype=torch.float32),
         advantages=action_mask * (torch.zeros(len(rows)) if advantages is None else torch.tensor(advantages))[:, None],
+        trajectories=tuple(rows),
     )

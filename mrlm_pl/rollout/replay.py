@@ -28,6 +28,9 @@ ENDED_BY_PLAYER = (TURN_STOP, CONTEXT_STOP, THRESHOLD_STOP, UNEXPANDED_STOP)
 UNCOMPARED = ("id", "group", "attempts", "timings", "schema")
 """Fields of an episode in which a replay may differ."""
 
+CREDIT = ("advantage", "baseline")
+"""Fields of a turn that the learner adds."""
+
 
 def script_of(episode: Episode) -> dict[tuple[str, int], Decision]:
     """Return the decisions of an episode by agent and step, each with its tokens as they were sampled."""
@@ -104,8 +107,12 @@ def differences(recorded: Episode, again: Episode) -> list[str]:
     Tokens, messages, rewards, components and outcomes are compared exactly.
     """
     old, new = recorded.to_dict(), again.to_dict()
-    for name in UNCOMPARED:
-        del old[name], new[name]
+    for record in (old, new):
+        for name in UNCOMPARED:
+            del record[name]
+        for turn in (turn for rows in record["trajectories"].values() for row in rows for turn in row["turns"]):
+            for name in CREDIT:
+                turn.pop(name, None)  # a record of an older version has none
     return _differing("", old, new)
 
 

@@ -35,6 +35,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeWriter
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
+from mrlm_pl.learner.credit.records import credited
 from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
@@ -150,14 +151,16 @@ class Collection:
                 self.collector = self._new_collector()
             collected = self.collector.collect(iteration, iterations, groups)
         seconds = collected.seconds or time.perf_counter() - started
-        if self.save:
-            self._writer.write(self._file(iteration), collected.played)
-        played = [*collected.episodes, *collected.replaced]
-        check_played(played, iteration, self.tasks.environments)
-        check_kept(collected.episodes, iteration)
-        # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
-        with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
-            rows = self._prepared(collected)
+        try:
+            played = [*collected.episodes, *collected.replaced]
+            check_played(played, iteration, self.tasks.environments)
+            check_kept(collected.episodes, iteration)
+            # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
+            with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
+                rows = self._prepared(collected)
+        finally:
+            if self.save:  # also what cannot be trained on
+                self._writer.write(self._file(iteration), collected.played)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
@@ -180,16 +183,22 @@ class Collection:
         return Path(self.trainer.default_root_dir) / "episodes" / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
 
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
-        """Return the rows that are trained on."""
+        """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
         learner, scales = self.learner, self.tasks.reward_scales
         episodes, greedy = worth(collected.training, scales), worth(collected.greedy, scales)
         context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
-                return learner.prepare(episodes, self.sampling, greedy)
+                tables = learner.prepare(episodes, self.sampling, greedy)
         except SIGTERMException:
             learner.load_progress(before)  # a resumed run prepares them again
             raise
+        if self.save:
+            of_policies = {name: tables[name] for name in learner.policies if name in tables}
+            collected.put_training(credited(collected.training, episodes, of_policies))
+        for rows in tables.values():
+            rows.trajectories = ()  # the rows live longer than the episodes
+        return tables
 
     def _logged(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> dict[str, float]:
         """Return the numbers to log, over all ranks, and warn of a rollout without a learning signal."""

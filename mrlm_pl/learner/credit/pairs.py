@@ -49,7 +49,7 @@ def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -
         own, of_pairs = [answers[place] for place in places], [answers[place] // 2 for place in places]
         comparisons = labels((pair, rows[place].agent) for pair, place in zip(of_pairs, places, strict=True))
         table = collate_rows([rows[place] for place in places], of_pairs, comparisons, own)
-        table.joint_actions = torch.tensor(own)
+        table.joint_actions, table.trajectories = torch.tensor(own), ()  # pairs have no advantages
         tables[policy] = table, torch.tensor(places)
     return tables
 

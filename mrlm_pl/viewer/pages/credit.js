@@ -7,7 +7,8 @@ const ASKED = 20;
 // Return how the stored numbers of the turns are related, in words.
 export function formula(turns) {
   const whole = turns.filter((turn) => CREDIT.every((name) => typeof turn[name] === "number"));
-  if (!whole.length) return "The record holds no return, baseline and advantage: it was written without them, or the algorithm assigns no credit to turns.";
+  if (!turns.some((turn) => typeof turn.advantage === "number")) return "The record holds no advantages: the episode was not trained on, or it was written by an older version.";
+  if (!whole.length) return "advantage: as the algorithm computed it from the returns that it compares; without a critic a turn has no baseline of its own";
   const close = (one, other) => Math.abs(one - other) <= 1e-5 * Math.max(1, Math.abs(one), Math.abs(other));
   if (whole.every((turn) => close(turn.advantage, turn.return - turn.baseline))) return "advantage = return − baseline";
   const ratios = whole.filter((turn) => !close(turn.return, turn.baseline)).map((turn) => turn.advantage / (turn.return - turn.baseline));

@@ -263,6 +263,12 @@ class Collected:
         groups = {episode.group for episode in self.episodes}
         return [*self.episodes, *(branch for branch in self.branches if branch.group in groups)]
 
+    def put_training(self, episodes: Sequence[Episode]) -> None:
+        """Put other records in the place of :attr:`training`, in its order."""
+        own = {episode.id: episode for episode in episodes}
+        self.episodes = [own[episode.id] for episode in self.episodes]
+        self.branches = [own.get(episode.id, episode) for episode in self.branches]
+
     def to_plain(self) -> list[Any]:
         """Return the groups as plain values for a checkpoint."""
         parts = (self.episodes, self.replaced, self.greedy, self.branches)
