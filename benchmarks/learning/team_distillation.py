@@ -3,7 +3,7 @@
     python benchmarks/learning/team_distillation.py [--seeds 0 1 2 3 4] [--iterations 40] [--json out.json]
 
 The team are the specialists of ``examples/specialists.py``, co-trained once with
-configs/algorithms/teams/co_training.yaml. With each seed, configs/algorithms/teams/team_distillation.yaml distils it
+configs/algorithms/teams/co_training.yaml. With each seed, configs/algorithms/distillation/team.yaml distils it
 into the built-in tiny model, which answers alone, in one turn, and sees no reward. All accuracies are on the same
 held-out questions: ``student`` before and after, ``team`` the mean of the solvers in the last turn, ``majority`` their
 vote. Intervals are 95 % over the seeds (Student's t), for the differences to the student paired by seed.
@@ -28,7 +28,7 @@ def command_of(config: str, models: Path, seed: int, turns: int, folder: Path, *
     """Return ``mrlm train`` with a configuration and the questions of the models' folder."""
     mrlm = str(Path(sys.executable).with_name("mrlm"))
     data = {split: str(models / f"{split}.jsonl") for split in ("train", "validation", "test")}
-    command = [mrlm, "train", "--config", f"configs/algorithms/teams/{config}.yaml", "--output", str(folder)]
+    command = [mrlm, "train", "--config", f"configs/algorithms/{config}.yaml", "--output", str(folder)]
     command += ["--seed_everything", str(seed), "--data.environment.data", json.dumps(data)]
     return [*command, "--data.environment.max_turns", str(turns), "--trainer.limit_val_batches", "0", *options]
 
@@ -41,7 +41,7 @@ def run(models: Path, team: Path, seed: int, options: argparse.Namespace) -> dic
     more = ["--model.policies", json.dumps(policies), "--data.iterations", str(options.iterations)]
     more += ["--trainer.callbacks+", "HeldOutEvaluation", "--trainer.callbacks.episodes", str(options.episodes)]
     started = time.perf_counter()
-    call(command_of("team_distillation", models, seed, options.turns, folder, *more))
+    call(command_of("distillation/team", models, seed, options.turns, folder, *more))
     seconds = time.perf_counter() - started
     reports = {}
     for moment in ("before", "after"):
@@ -74,7 +74,7 @@ def main() -> None:
         team = Path(tempfile.mkdtemp())
         policies = {policy: {"model": str(models / name), "learning_rate": 3e-4} for name, policy in ALONE.items()}
         more = ["--model.policies", json.dumps(policies), "--data.iterations", str(options.team_iterations)]
-        call(command_of("co_training", models, 0, options.turns, team, *more))
+        call(command_of("teams/co_training", models, 0, options.turns, team, *more))
         print(f"trained the team in {team}", flush=True)
     rows: list[dict[str, Any]] = []
     values: dict[str, list[float]] = {}

@@ -114,7 +114,7 @@ UNTRIED = {
     "debate_verified": "needs a verifier; tests/serving/verifiers starts one",
     "marlhf": "needs a reward model; tests/environments/test_scored.py trains one",
     "two_families": "needs the model of examples/other_family.py; tests/shown runs it",
-    "team_distillation": "needs a co-trained team; benchmarks/learning/team_distillation.py runs it",
+    "team": "needs a co-trained team; benchmarks/learning/team_distillation.py runs it",
     "co_training": "needs the models of examples/specialists.py; tests/shown runs it",
 }
 FROM_FILES = ("recipes", "sft", "dpo", "simpo", "orpo", "kto", "madpo", "correctness_model")
