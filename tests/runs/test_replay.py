@@ -27,6 +27,7 @@ SHIPPED = [
     "coordination",
     "debate",
     "halves",
+    "helpers",
     "kuhn_poker",
     "length_ratio",
     "math",
@@ -47,7 +48,7 @@ def written(folder: Path, episodes: Sequence[Episode]) -> Path:
 def test_all_environments_are_here() -> None:
     import_environment("math")
     shipped = {name for name, cls in environments_by_name().items() if "mrlm_environments" in cls.__module__}
-    assert shipped == {*SHIPPED, "centralized"}, "`centralized` plays another environment"
+    assert shipped == {*SHIPPED, "centralized", "scored"}, "`centralized` and `scored` play another environment"
 
 
 @pytest.mark.parametrize("name", SHIPPED)

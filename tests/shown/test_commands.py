@@ -69,7 +69,7 @@ def there(
     """Return a parser of shown commands in a suitable folder."""
 
     def parse_there(words: Sequence[str]) -> None:
-        monkeypatch.chdir(workplaces[words[1] in ("eval", "collect", "replay", "rescore", "whatif")])
+        monkeypatch.chdir(workplaces[words[0] in ("eval", "collect", "replay", "rescore", "whatif")])
         parse(words)
 
     monkeypatch.setenv("MRLM_RUN_FOLDER", "")  # so that the test restores it
