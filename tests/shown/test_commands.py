@@ -27,6 +27,9 @@ UNSHOWN = [
 RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/teams/collaborative_reasoning.yaml"}
 """Run folders that commands read, with their configurations."""
 
+OF_RUNS = {"eval", "collect", "replay", "rescore", "whatif"}
+"""Commands that read a run."""
+
 RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}
 OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironment(MathEnvironment):\n    pass\n"
 """The reader's own files: configurations, each with a stand-in, and a module."""
@@ -69,7 +72,7 @@ def there(
     """Return a parser of shown commands in a suitable folder."""
 
     def parse_there(words: Sequence[str]) -> None:
-        monkeypatch.chdir(workplaces[words[0] in ("eval", "collect", "replay", "rescore", "whatif")])
+        monkeypatch.chdir(workplaces[bool(OF_RUNS & {*words[:2]})])
         parse(words)
 
     monkeypatch.setenv("MRLM_RUN_FOLDER", "")  # so that the test restores it

@@ -54,7 +54,7 @@ class CollaborativeReasoningEnvironment(Environment):
     is shown to them and is the team's, unless it gives none. A ``summarizer`` turns the answers of each turn but the
     last into a summary, which the solvers read in place of the answers; its reward is the mean of their scores in the
     next turn, as a component ``summary``. A ``student`` answers once, in the first turn, for the distillation of the
-    team; nobody reads its answer, and it has no vote.
+    team; no agent reads its answer, and it has no vote.
 
     Args:
         solvers: how many there are.
