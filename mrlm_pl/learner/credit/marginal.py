@@ -24,7 +24,7 @@ from mrlm_pl.settings import at_least, one_of
 logger = logging.getLogger(__name__)
 
 Contribution = Literal["marginal", "shapley"]
-"""What an agent contributes to the team's return.
+"""An agent's contribution to the team's return.
 
 - ``marginal``: the return less the return without the agent; one replay for each agent.
 - ``shapley``: its Shapley value over all coalitions, exact or from sampled orders.
@@ -48,7 +48,7 @@ Key = frozenset[tuple[str, int, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Coalitions(FurtherEpisodes):
-    """Replays of every episode without some of its agents, and what they say about the others.
+    """Replays of every episode without some of its agents, and the values of the others from them.
 
     The value of a coalition is the team's return when its members decide as in the episode and the others are absent.
     A group replays each set of decisions once; those that the group has played anyway are not replayed.
