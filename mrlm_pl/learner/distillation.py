@@ -37,7 +37,7 @@ class Teacher:
         agents: names of those that it teaches; None: all that a trained policy plays.
         reprompt: the conversation in which it reads the student's answer. None: the student's own. ``sibling`` adds the
             answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
-            ``feedback`` the later messages of the environment, ``team`` the last answers of the other agents, ``majority``
+            ``feedback`` the environment's later messages, ``team`` the last answers of the other agents, ``majority``
             their most frequent one in all episodes of the task; or a function, in a configuration its import path, from
             an :class:`~mrlm_pl.learner.reprompts.Attempt` to messages or None.
         partner: an agent of the same episode: the teacher reads its conversation up to its last turn.

@@ -75,7 +75,7 @@ async def first_answer(
         ask: sends one request.
         backoff: pauses between rounds over all servers.
         final: the exception for an error that a repetition does not change, else None.
-        who: what the servers are, for messages.
+        who: name of the servers, for messages.
         rotate: begin with another server than the last call, rather than with the first one.
 
     Raises:
