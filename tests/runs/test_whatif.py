@@ -25,7 +25,7 @@ ONE_TOKEN = Sampling(max_tokens=1, temperature=2.0)
 
 
 class Pair(Environment):
-    """``a`` says one token, ``b`` hears it and says another; even sums of their lengths and numbers pay 1 to ``a``."""
+    """``a`` says one token, ``b`` hears it and says another; a sum of their characters that 3 divides rewards ``a``."""
 
     name = "pair"
     agents = ("a", "b")
@@ -41,11 +41,11 @@ class Pair(Environment):
         if self.first is None:
             self.first = actions["a"].content
             return Step({"b": [Message("user", f"{self.first} and")]})
-        paid = pays(self.first, actions["b"].content)
-        return Step(rewards={"a": 2.0 * paid, "b": 0.0}, done=True, stop_reason="end")
+        reward = worth(self.first, actions["b"].content)
+        return Step(rewards={"a": 2.0 * reward, "b": 0.0}, done=True, stop_reason="end")
 
 
-def pays(first: str, second: str) -> float:
+def worth(first: str, second: str) -> float:
     return float((sum(map(ord, first)) + 3 * sum(map(ord, second))) % 3 == 0)
 
 
@@ -88,7 +88,7 @@ class Exact:
     @functools.cache  # noqa: B019
     def after(self, first: str) -> float:
         """The expected reward after ``a`` has said this."""
-        return sum(probability * pays(first, second) for second, probability in self.choices(f"{first} and").items())
+        return sum(probability * worth(first, second) for second, probability in self.choices(f"{first} and").items())
 
     @functools.cache  # noqa: B019
     def before(self, number: int) -> float:
@@ -103,7 +103,7 @@ def test_the_exact_advantage_lies_within_the_interval_in_95_of_100_cases(tmp_pat
         first, second = (episode.trajectories[agent][0].messages[-1].content for agent in ("a", "b"))
         truth = {
             ("a", 0): exact.after(first) - exact.before(episode.task.data["n"]),
-            ("b", 1): pays(first, second) - exact.after(first),
+            ("b", 1): worth(first, second) - exact.after(first),
         }
         for (agent, turn), advantage in truth.items():
             report = whatif(
@@ -138,11 +138,11 @@ def test_a_message_is_played_in_the_place_of_a_decision(tmp_path: Path) -> None:
     first, second = (episode.trajectories[agent][0].messages[-1].content for agent in ("a", "b"))
     assert report.other.texts == ("!",) * 3
     assert report.recorded.texts == (second,) * 3
-    assert set(report.other.returns) == {0.0}, "b is paid nothing"
+    assert set(report.other.returns) == {0.0}, "b has no reward of its own"
     team = whatif("builtin:tiny", Pair(), episode="e0", agent="b", turn=1, message="!", samples=3, episodes=path)
-    assert team.other.returns == (pays(first, "!"),) * 3
-    assert team.recorded.returns == (pays(first, second),) * 3
-    assert team.advantage == pays(first, second) - pays(first, "!")
+    assert team.other.returns == (worth(first, "!"),) * 3
+    assert team.recorded.returns == (worth(first, second),) * 3
+    assert team.advantage == worth(first, second) - worth(first, "!")
 
 
 def test_later_decisions_are_replayed(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_later_decisions_are_replayed(tmp_path: Path) -> None:
         sampling=ONE_TOKEN,
         device="cpu",
     )
-    assert report.other.returns == tuple(pays(first, second) for first in report.other.texts)
+    assert report.other.returns == tuple(worth(first, second) for first in report.other.texts)
     assert len(set(report.other.texts)) > 1
 
 

@@ -1,4 +1,4 @@
-"""What the viewer reads of a run folder."""
+"""The viewer's reading of run folders."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_marginal_contributions_by_arithmetic(group: list[Episode]) -> None:
 
 
 def test_shapley_values_by_arithmetic(group: list[Episode]) -> None:
-    """b and c earn nothing without each other, and halve what they earn together."""
+    """b and c earn nothing without each other; each has half of their joint reward."""
     coalitions = Coalitions("shapley")
     made, _ = play(coalitions.due(group, 0))
     assert len(made) == 3 * (2**3 - 2) + 1, "the empty coalition is that of all three episodes"
