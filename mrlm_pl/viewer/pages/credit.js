@@ -29,7 +29,7 @@ function branches(tree, run, id) {
     const line = [Object.entries(action.decisions).map(([agent, sample]) => {
       const turn = said.get(`${action.node}/${agent}/${sample}`);
       return el("span", { class: "decision" }, el("b", {}, told(agent), ` ${sample}: `), told(turn?.text ?? ""),
-        CREDIT.filter((name) => typeof turn?.[name] === "number").map((name) => ` ${name} ${number(turn[name])}`));
+        CREDIT.filter((name) => typeof turn?.[name] === "number").map((name) => ` · ${name} ${number(turn[name])}`));
     }), action.rewards && Object.keys(action.rewards).length ? el("span", {}, `rewards ${Object.entries(action.rewards).map(([agent, value]) => `${agent} ${number(value)}`).join(", ")}`) : null,
     action.failed ? el("span", { class: "bad" }, "failed") : null];
     const below = children.get(action.name);
@@ -50,10 +50,10 @@ export async function creditView({ run, id }) {
   const rows = Object.values(record.trajectories).flat();
   const turns = rows.flatMap((row) => row.turns);
   const names = CREDIT.filter((name) => turns.some((turn) => typeof turn[name] === "number"));
-  const lines = rows.flatMap((row) => row.turns.map((turn) => el("tr", {}, el("td", {}, told(turn.agent)), el("td", { class: "number" }, number(turn.index)),
+  const lines = rows.flatMap((row) => row.turns.map((turn) => [row, turn])).sort(([, one], [, other]) => one.index - other.index).map(([row, turn]) => el("tr", {}, el("td", {}, told(turn.agent)), el("td", { class: "number" }, number(turn.index)),
     el("td", { class: "number" }, number(turn.reward)), names.map((name) => el("td", { class: "number" }, number(turn[name]))),
     el("td", {}, told(turn.policy)), el("td", { class: "number" }, number(turn.version)),
-    el("td", {}, told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120))))));
+    el("td", {}, told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120)))));
   const file = (turn) => `${record.named}/whatif/${`${id}-${turn.agent}-${turn.index}`.replace(/[^\w.-]/g, "_")}.json`;
   const ask = (turn) => command(["mrlm", "whatif", record.named, "--episode", id, "--agent", turn.agent, "--turn", String(turn.index), "--output", file(turn)]);
   const reports = record.whatif.map((report) => el("tr", {}, el("td", {}, told(report.agent)), el("td", { class: "number" }, number(report.turn)),

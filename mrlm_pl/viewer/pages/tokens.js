@@ -56,7 +56,7 @@ function color(value, low, high) {
     const share = value < 0 ? value / low : value / (high || 1);
     return `hsl(${value < 0 ? 5 : 145} 65% 50% / ${0.08 + 0.6 * share})`;
   }
-  return `hsl(28 85% 50% / ${0.08 + 0.62 * (high === low ? 0.5 : (value - low) / (high - low))})`;
+  return `hsl(28 85% 50% / ${0.08 + 0.62 * (high === low ? 0 : (value - low) / (high - low))})`;
 }
 
 export async function tokensView({ run, id, agent, row: part, by }) {
