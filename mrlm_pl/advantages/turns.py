@@ -172,7 +172,8 @@ def leaf_advantages(
     heights = returns - returns.min()  # equal returns then differ by exactly 0
     means = (without * heights).sum(-1) / counts.clamp(min=1)
     advantages = torch.where(counts > 0, heights[leaves] - means, 0.0)
-    return advantages / (heights.std() + eps) if normalize else advantages
+    spread = heights.std() if len(heights) > 1 else 0.0
+    return advantages / (spread + eps) if normalize else advantages
 
 
 def _by_turn(values: Tensor, episodes: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:

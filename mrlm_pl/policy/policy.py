@@ -316,11 +316,20 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def move_reference(self, decay: float) -> None:
-        """Set each reference weight ``w`` to ``decay w + (1 - decay) v``, with the current weight ``v``."""
+        """Set each reference weight ``w`` to ``decay w + (1 - decay) v``, with the current weight ``v``.
+
+        Raises:
+            ConfigurationError: a decay would be lost in the rounding of weights of less than single precision.
+        """
         # The state holds the ranks' own shards, also where a forward pass has left weights of the model gathered.
         own, current = self.reference.state_dict(), self.network.state_dict()
         for name, _ in self.reference.named_parameters():  # names tied weights once
             if self.lora is None or is_adapter(name):
+                if decay and own[name].dtype in (torch.bfloat16, torch.float16):
+                    raise ConfigurationError(
+                        f"reference_sync.decay is {decay}, but the weights are {own[name].dtype}, whose rounding would "
+                        "keep the average where it is; set the decay to 0, or trainer.precision to bf16-mixed"
+                    )
                 own[name].mul_(decay).add_(current[name], alpha=1.0 - decay)
 
     def save_pretrained(self, folder: str | Path, *, write: bool = True) -> None:

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import TurnBaseline, group_normalized_advantages, state_advantages, turn_advantages
+from mrlm_pl.advantages import (
+    TurnBaseline,
+    group_normalized_advantages,
+    leaf_advantages,
+    state_advantages,
+    turn_advantages,
+)
 
 Episode = tuple[int, ...]
 """The actions of an episode: 1 continues, 0 stops."""
@@ -121,3 +127,9 @@ def test_a_state_visited_twice_is_not_compared_with_itself() -> None:
     assert state_advantages(returns, state, episode, baseline="paper").tolist() == [2.0, 0.0, -2.0]
     normalized = state_advantages(returns, state, episode, baseline="paper", normalize=True, eps=0.0)
     assert normalized.tolist() == pytest.approx([1.0, 0.0, -1.0]), "standard deviation 2"
+
+
+def test_one_leaf_alone_has_no_advantage() -> None:
+    one = torch.zeros(1, dtype=torch.int64)
+    found = leaf_advantages(torch.tensor([3.0]), torch.tensor([[9]]), one, one, normalize=True)
+    assert found.tolist() == [0.0]

@@ -197,6 +197,15 @@ def test_a_run_with_a_moving_reference_continues_bit_for_bit(
     assert not torch.equal(weights(whole)[name], weights(still)[name]), "the loss compares with the moved reference"
 
 
+def test_an_average_of_half_precision_is_refused(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load(reference=True)
+    policy.to(torch.bfloat16)
+    with pytest.raises(ConfigurationError, match=r"reference_sync.decay is 0.999, but the weights are torch.bfloat16"):
+        policy.move_reference(0.999)
+    policy.move_reference(0.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

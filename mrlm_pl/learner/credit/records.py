@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch
 
 Credit = tuple[float, float | None]
@@ -19,7 +19,8 @@ def credited(
 ) -> list[Episode]:
     """Return the episodes with the advantage of each turn that is trained on, and the critic's baseline if any.
 
-    Both are means over the turn's tokens. A decision that several paths of a turn tree share has them in all paths.
+    Both are means over the turn's tokens. A decision that several paths of a turn tree share has them in all paths. A
+    turn is known by itself or, where an algorithm has changed its rewards, by its trajectory's tokens.
 
     Args:
         episodes: the records.
@@ -27,13 +28,15 @@ def credited(
         tables: the rows that the algorithm made of them, by policy.
     """
     of_turns: dict[int, Credit] = {}
+    of_spans: dict[tuple[int, int], Credit] = {}
     for rows in tables.values():
         advantages, values = _running_sums(rows.advantages), _running_sums(rows.values)
         for place, trajectory in enumerate(rows.trajectories):
             for turn in trajectory.turns:
                 advantage = _mean(advantages, place, turn)
                 if advantage is not None:
-                    of_turns[id(turn)] = advantage, _mean(values, place, turn)
+                    credit = advantage, _mean(values, place, turn)
+                    of_turns[id(turn)] = of_spans[id(trajectory.token_ids), turn.start] = credit
     shared = {
         _key(episode, turn): of_turns[id(turn)]
         for episode in prepared
@@ -42,6 +45,10 @@ def credited(
         if turn.node and id(turn) in of_turns
     }
 
+    def credit_of(episode: Episode, row: Trajectory, turn: Turn) -> Credit | None:
+        own = of_turns.get(id(turn)) or of_spans.get((id(row.token_ids), turn.start))
+        return own or (shared.get(_key(episode, turn)) if turn.node else None)
+
     def with_credit(episode: Episode, read: Episode) -> Episode:
         rows = {}
         for agent, trajectories in episode.trajectories.items():
@@ -49,7 +56,7 @@ def credited(
                 replace(
                     row,
                     turns=tuple(
-                        _with(turn, of_turns.get(id(same)) or shared.get(_key(read, same)))
+                        _with(turn, credit_of(read, other, same))
                         for turn, same in zip(row.turns, other.turns, strict=True)
                     ),
                 )

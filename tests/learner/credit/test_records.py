@@ -76,6 +76,13 @@ def test_a_critic_gives_a_baseline(model_folder: Path, quiet_trainer: Any, echo:
     assert turn.advantage == pytest.approx(float(rows.advantages[0, span].mean()), abs=1e-6)
 
 
+def test_turns_whose_rewards_the_algorithm_changes_have_credit(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = collected(IPPO(policy(model_folder), reward="team"), LengthRatioGame(rounds=2), quiet_trainer)
+    turns = [turn for episode in episodes for row in episode.rows() for turn in row.turns]
+    assert len(turns) == 8 * 2 * 2
+    assert all(turn.advantage is not None and turn.baseline is not None for turn in turns)
+
+
 @pytest.mark.parametrize("algorithm", [MAGRPO, COMA])
 def test_paths_of_a_turn_tree_share_the_credit_of_their_decisions(
     algorithm: Any, model_folder: Path, quiet_trainer: Any
