@@ -128,6 +128,15 @@ def check_origin(origin: Episode, branch: Episode) -> None:
     Raises:
         EnvironmentContractError: the same actions led to other observations.
     """
+    if fault := departure(origin, branch):
+        raise EnvironmentContractError(
+            f"environment {branch.task.environment!r}: {fault} of episode {branch.id!r}; an algorithm that branches "
+            "episodes needs an environment that is deterministic in the task"
+        )
+
+
+def departure(origin: Episode, branch: Episode) -> str:
+    """Return where an episode departs from the one that it branches from before the branch; empty if nowhere."""
     assert branch.origin is not None
     before, after = decided(origin), decided(branch)
     for step in range(branch.origin.step + 1):
@@ -136,8 +145,5 @@ def check_origin(origin: Episode, branch: Episode) -> None:
             for made in (before, after)
         ]
         if contexts[0] != contexts[1]:
-            raise EnvironmentContractError(
-                f"environment {branch.task.environment!r}: the same actions led to other observations at step {step} "
-                f"of episode {branch.id!r}; an algorithm that branches episodes needs an environment that is "
-                "deterministic in the task"
-            )
+            return f"the same actions led to other observations at step {step}"
+    return ""

@@ -25,6 +25,9 @@ Rest = Literal["play", "replay"]
 ENDED_BY_PLAYER = (TURN_STOP, CONTEXT_STOP, THRESHOLD_STOP, UNEXPANDED_STOP)
 """Reasons for which an episode ends before its environment does."""
 
+NOT_RECORDED = "not_recorded"
+"""Stop reason of a replay that lacks a decision."""
+
 UNCOMPARED = ("id", "group", "attempts", "timings", "schema")
 """Fields of an episode in which a replay may differ."""
 
@@ -152,7 +155,7 @@ class RecordPlayer(EpisodePlayer):
             if record.stop_reason in ENDED_BY_PLAYER and play.steps == len(record.step_rewards):
                 play.cut(record.stop_reason, record.truncated)
             else:
-                play.cut("not_recorded")
+                play.cut(NOT_RECORDED)
         return [play for play in plays if not play.over]
 
 

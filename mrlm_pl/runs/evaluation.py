@@ -57,11 +57,7 @@ class SeatedModel:
         name: str | None,
         weights: bool = True,
     ) -> None:
-        if isinstance(model, (str, Path)):
-            self.label, run = str(model), read_run(str(model), weights=weights)
-        else:
-            run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
-            self.label = ", ".join(str(policy.name_or_path) for policy in run.policies.values())
+        self.label, run = _named(model, weights)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         unknown = sorted(set(self.run.seats.values()) - set(run.policies))
         if unknown:
@@ -78,6 +74,15 @@ class SeatedModel:
         else:
             self.environment = find_environment(str(environment))()
         self.name = name or (recorded.name if recorded else None) or self.environment.name
+
+    def play_with(self, model: Model) -> None:
+        """Put the policies and seats of another model in the place of the run's; its other settings stay.
+
+        Raises:
+            ConfigurationError: there is no such model.
+        """
+        self.label, other = _named(model, weights=True)
+        self.run = replace(self.run, policies=other.policies, seats=other.seats)
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:
         """Return the episodes to play; warn on stderr if the split has too few tasks.
@@ -170,6 +175,14 @@ class SeatedModel:
 
     def _warn(self, message: str) -> None:
         print(f"mrlm: warning: {message}", file=sys.stderr)
+
+
+def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
+    """Return the name of a model in messages, and its policies and settings."""
+    if isinstance(model, (str, Path)):
+        return str(model), read_run(str(model), weights=weights)
+    run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
+    return ", ".join(str(policy.name_or_path) for policy in run.policies.values()), run
 
 
 def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:

@@ -16,7 +16,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.rollout.replay import differences
+from mrlm_pl.rollout.replay import NOT_RECORDED, differences
 from mrlm_pl.runs.evaluation import SeatedModel
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class RescoreReport:
     """Recorded episodes under other rewards.
 
     Args:
-        episodes: how many.
+        episodes: number of episodes.
+        cut: number of those that ended where the environment asked for a decision that the record does not have.
+        failed: number of recorded failures, which are not played.
         old: mean recorded reward.
         new: mean reward now.
         ci95: paired 95 % interval of ``new - old``; episodes of one task are a cluster.
@@ -56,6 +58,8 @@ class RescoreReport:
     """
 
     episodes: int
+    cut: int
+    failed: int
     old: float
     new: float
     ci95: tuple[float, float]
@@ -113,6 +117,7 @@ def rescore(
     """Play recorded episodes again in an environment with other rewards, and compare the rewards.
 
     No model is read. Where the environment asks for a decision that the record does not have, the episode ends there.
+    Branches of other episodes, which an algorithm such as C3 plays, are left out.
 
     Args:
         run: see :func:`replay`, as the other arguments; ``environment`` has the new settings.
@@ -127,11 +132,15 @@ def rescore(
     rewards: dict[str, tuple[float, float]] = {}
     by_task: dict[str, list[float]] = defaultdict(list)
     gained, lost = [], []
+    cut = failed = 0
     for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
         if again is None:
+            failed += 1
+        if again is None or recorded.origin is not None:
             continue
         if again.error is not None:
             raise DataError(f"episode {recorded.id!r} cannot be played again: {again.error}")
+        cut += again.stop_reason == NOT_RECORDED
         rewards[recorded.id] = recorded.reward, again.reward
         by_task[recorded.task.key].append(again.reward - recorded.reward)
         if again.success and not recorded.success:
@@ -142,7 +151,7 @@ def rescore(
         raise DataError(f"all episodes of {str(run)!r} that were chosen failed when they were played; there is none")
     old, new = (math.fsum(pair[side] for pair in rewards.values()) / len(rewards) for side in (0, 1))
     ci95 = mean_interval(list(by_task.values()))
-    return RescoreReport(len(rewards), old, new, ci95, tuple(gained), tuple(lost), rewards)
+    return RescoreReport(len(rewards), cut, failed, old, new, ci95, tuple(gained), tuple(lost), rewards)
 
 
 def chosen_episodes(

@@ -13,6 +13,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
+from mrlm_pl.rollout.branches import departure
 from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
 from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
 from mrlm_pl.runs.replay import chosen_episodes
@@ -94,21 +95,23 @@ def whatif(
         samples: continuations of the recorded decision, and of the message or the sampled ones.
         rest: the later decisions: sampled (``play``), or the recorded ones (``replay``), where the record has them.
         own_reward: count the agent's own reward; by default the mean over the agents.
-        model: whose policies decide; None: the run's.
+        model: whose policies and seats replace the run's; its other settings stay. None: the run's.
         episodes: a file of episodes, or a folder of files; None is ``RUN/episodes``.
         sampling: how decisions are sampled; None is as the run trains.
         device: see :func:`mrlm_pl.runs.evaluate`; likewise ``name``.
         name: of the environment in the run where an instance has another one.
 
     Raises:
-        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; there is no such episode, or the agent did not decide
-            there.
+        ConfigurationError: as :func:`mrlm_pl.runs.evaluate`; there is no such episode, the agent did not decide there,
+            or what came before does not replay.
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
     at_least(1, "", samples=samples)
     one_of(("play", "replay"), "", rest=rest)
-    seated = SeatedModel(run if model is None else model, environment, None, name)
+    seated = SeatedModel(run, environment, None, name, weights=model is None)
+    if model is not None:
+        seated.play_with(model)
     (recorded,) = list(chosen_episodes(run, episodes, seated.name, None, episode))[:1]
     if recorded.failed:
         raise ConfigurationError(
@@ -123,6 +126,11 @@ def whatif(
     for item in played:
         if item.failed:
             raise RolloutError(f"episode {episode!r} cannot be continued: {item.error}")
+        if fault := departure(recorded, item):
+            raise ConfigurationError(
+                f"episode {episode!r} cannot be continued, as its beginning does not replay: {fault}; the environment, "
+                "its settings, its code or the tokenizer are others than when it was recorded (see `mrlm replay`)"
+            )
     return _report(recorded, agent, turn, played[:samples], played[samples:], own_reward)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
-from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.episode import Episode, Message, Origin, Task
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.runs import replay, rescore
@@ -142,6 +142,21 @@ def test_episodes_that_change_sides_are_named(tmp_path: Path) -> None:
     assert set(report.lost) == before - won
     assert won - before
     assert before - won
+
+
+def test_episodes_that_end_early_and_branches_are_told(
+    tmp_path: Path, mrlm: Callable[..., tuple[int, str, str]]
+) -> None:
+    played, _ = dice(tmp_path)
+    branch = dataclasses.replace(played[0], id="branch", origin=Origin("e0", ("agent",), 0))
+    failed = dataclasses.replace(played[1], error="broken", trajectories={}, stop_reason="error")
+    path = written(tmp_path, [branch, failed, *played[2:]])
+    report = rescore("builtin:tiny", Dice(turns=3), episodes=path)
+    assert (report.episodes, report.cut, report.failed) == (10, 10, 1)
+    named = ("builtin:tiny", "--environment", "tests.runs.test_replay.Dice", "--episodes", str(path))
+    _, _, err = mrlm("rescore", *named, "--environment.turns", "3")
+    assert "10 episodes ended early" in err
+    assert "1 episodes had failed" in err
 
 
 def test_failures_are_counted_and_not_played(tmp_path: Path) -> None:

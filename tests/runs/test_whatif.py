@@ -164,6 +164,40 @@ def test_later_decisions_are_replayed(tmp_path: Path) -> None:
     assert len(set(report.other.texts)) > 1
 
 
+class Louder(Pair):
+    """Asks with another prompt."""
+
+    def reset(self, task: Task) -> Observations:
+        return {agent: [Message("user", "Louder!")] for agent in super().reset(task)}
+
+
+class Reversed(Pair):
+    """Asks the other agent first."""
+
+    def reset(self, task: Task) -> Observations:
+        super().reset(task)
+        return {"b": [Message("user", f"{self.number}?")]}
+
+
+@pytest.mark.parametrize("environment", [Louder, Reversed])
+def test_an_episode_whose_beginning_does_not_replay_is_refused(environment: type[Pair], tmp_path: Path) -> None:
+    _, path = recorded(1, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"its beginning does not replay: .* at step 0"):
+        whatif("builtin:tiny", environment(), episode="e0", agent="b", turn=1, samples=1, episodes=path)
+
+
+def test_another_model_plays_with_the_settings_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, path = recorded(1, tmp_path)
+    seen: list[Sampling] = []
+    player = SeatedModel.player
+    monkeypatch.setattr(SeatedModel, "player", lambda self, *given: seen.append(given[0]) or player(self, *given))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("data: {init_args: {sampling: {max_tokens: 1, temperature: 0.7}}}\n")
+    whatif(run, Pair(), episode="e0", agent="b", turn=1, samples=1, episodes=path, model="builtin:tiny", device="cpu")
+    assert seen == [Sampling(max_tokens=1, temperature=0.7)]
+
+
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     _, path = recorded(1, tmp_path)
     with pytest.raises(ConfigurationError, match=r"agent 'a' did not decide at step 1 of episode 'e0'; it did at 0"):

@@ -64,6 +64,12 @@ def rescore_run(arguments: Sequence[str]) -> int:
     report = rescore(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
     gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {report.episodes} episodes")
+    for count, what in (
+        (report.cut, "ended early: the environment asks for decisions that the record does not have"),
+        (report.failed, "had failed and were left out"),
+    ):
+        if count:
+            print(f"mrlm: warning: {count} episodes {what}", file=sys.stderr)
     for what, ids in (("a success now", report.gained), ("no success any more", report.lost)):
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""

@@ -122,11 +122,11 @@ class ServerProcess:
         if self.owner != os.getpid():
             return
         for _ in range(KILL_SECONDS):  # second by second: a machine that stands still for a minute counts as one
-            if ended.is_set():
+            if not ended.is_set():
+                with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
+                    self._link.send(json.dumps({"kill": number}).encode())
+            if ended.wait(1.0):
                 break
-            with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
-                self._link.send(json.dumps({"kill": number}).encode())
-            ended.wait(1.0)
         else:
             raise SandboxError(
                 f"cell {number} of the sandbox server does not end within {KILL_SECONDS} s; "
