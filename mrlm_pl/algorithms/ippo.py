@@ -79,10 +79,10 @@ class IPPO(PolicyGradient):
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
         self._warned = False
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
+    def prepare(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         if self.reward == "team":
             self._warned = self._warned or warn_of_constant_sum(episodes, "set `model.reward: own`")
             episodes = [paid_as_a_team(episode) for episode in episodes]
-        return super().credit(episodes, sampling, greedy)
+        return super().prepare(episodes, sampling, greedy)

@@ -186,7 +186,7 @@ class Distiller:
         Logged once a rollout for each policy: ``taught_rows``, the share of rows with a teacher, and for ``sampled``
         ``teacher_divergence`` and ``teacher_agreement``.
         """
-        attempts = _Attempts(episodes)
+        attempts = _attempts(episodes)
         own: dict[tuple[str, str], Any] = {}
         for name, rows in tables.items():
             if self.in_loss:
@@ -232,7 +232,7 @@ class Distiller:
                     f"splits policy {name!r} over the ranks; {remedy}, or use the strategy ddp"
                 )
 
-    def _prompts(self, student: Policy, rows: PolicyBatch, attempts: _Attempts) -> Tensor:
+    def _prompts(self, student: Policy, rows: PolicyBatch, attempts: Mapping[int, Attempt]) -> Tensor:
         """Return the tokens [B, K, 1 + P] with which K teachers begin each row, after their number.
 
         The number is 0 where a teacher reads the student's own prompt, and -1 where it does not teach, as where the
@@ -241,7 +241,7 @@ class Distiller:
         found: list[Tensor] = []
         for row in range(len(rows)):
             start, stop = _action_span(rows.action_mask[row])
-            attempt = attempts.take(rows.token_ids[row, :stop].tolist())
+            attempt = attempts[id(rows.trajectories[row].turns[-1])]
             for teacher, name in zip(self.settings.teachers, self.names, strict=True):
                 prompt = self._prompt(teacher, student, attempt, start)
                 window = (student if name is None else self.learner.policy(name)).context_window
@@ -340,27 +340,23 @@ class Distiller:
         return self.settings.coefficient * losses
 
 
-class _Attempts:
-    """The trajectories of a rollout by their tokens up to the end of a turn: rows hold no more of their origin."""
+def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
+    """Return the attempt of each turn by the ``id`` of its record, which rows of trajectories and of turns hold.
 
-    def __init__(self, episodes: Sequence[Episode]) -> None:
-        groups: dict[str, list[Episode]] = {}
-        self._found: dict[tuple[int, ...], list[Attempt]] = {}
-        for episode in episodes:
-            if not episode.failed:
-                groups.setdefault(episode.group, []).append(episode)
-        for group in groups.values():
-            for episode in group:
-                siblings = [other for other in group if other is not episode]
-                for row in episode.rows():
-                    attempt = Attempt(episode, row, siblings)
-                    for turn in row.turns:
-                        self._found.setdefault(row.token_ids[: turn.stop], []).append(attempt)
-
-    def take(self, token_ids: Sequence[int]) -> Attempt:
-        """Return the attempt with these tokens; of several, the next one, and the last one again and again."""
-        found = self._found[tuple(token_ids)]
-        return found.pop(0) if len(found) > 1 else found[0]
+    Siblings are ordinary episodes: others repeat turns of theirs.
+    """
+    groups: dict[str, list[Episode]] = {}
+    found: dict[int, Attempt] = {}
+    for episode in episodes:
+        if not episode.failed and episode.origin is None:
+            groups.setdefault(episode.group, []).append(episode)
+    for episode in episodes:
+        siblings = [other for other in groups.get(episode.group, ()) if other is not episode]
+        for row in () if episode.failed else episode.rows():
+            attempt = Attempt(episode, row, siblings)
+            for turn in row.turns:
+                found.setdefault(id(turn), attempt)
+    return found
 
 
 def _action_span(mask: Tensor) -> tuple[int, int]:

@@ -17,7 +17,7 @@ class Attempt:
     Attributes:
         episode: of the trajectory.
         trajectory: the student's conversation.
-        siblings: the other episodes of the same task; failures are left out.
+        siblings: the other episodes of the same task, without failures and those that branch from another one.
     """
 
     episode: Episode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from mrlm_pl.algorithms import COMA, GRPO, OnPolicyDistillation
+from mrlm_pl.algorithms import ATGRPO, C3, COMA, GRPO, IPPO, OnPolicyDistillation, Shapley, TreeGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch
 from mrlm_pl.learner.distillation import Distillation, Teacher
@@ -156,6 +157,72 @@ def test_a_teacher_may_read_the_conversation_of_a_partner(model_folder: Path, qu
     prompt = leader.token_ids[: leader.turns[1].start]
     assert rows.teacher_prompts[0].tolist()[0][: 1 + len(prompt)] == [len(prompt), *prompt]
     assert rows.teacher_prompts[1, 0, 0] == -1, "the partner does not teach itself"
+
+
+def hints(algorithm: Any, rows: Any) -> list[str]:
+    """Return the text of the first teacher's prompt of each row."""
+    lengths = rows.teacher_prompts[:, 0, 0].tolist()
+    chat = algorithm.policy("student").chat
+    return [
+        chat.decode(prompt[1 : 1 + max(length, 0)].tolist())
+        for prompt, length in zip(rows.teacher_prompts[:, 0], lengths, strict=True)
+    ]
+
+
+def test_rows_with_equal_tokens_are_taught_by_their_own_episodes(model_folder: Path, quiet_trainer: Any) -> None:
+    settings: Any = {"teachers": [{"reprompt": "feedback"}], "form": "full"}
+    algorithm = OnPolicyDistillation({"student": Policy(str(model_folder))}, SEATS, distillation=settings)
+    student = algorithm.policy("student")
+    episodes = [episode(student, 0, {"solver": ["7", "8"]}), episode(student, 1, {"solver": ["7"]})]
+    first, second = hints(algorithm, prepared(algorithm, episodes, quiet_trainer()))
+    assert "Why?" in first
+    assert not second, "an episode without feedback was taught with that of another"
+
+
+def test_a_frozen_agent_with_the_same_answer_takes_no_teacher_from_the_student(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    settings: Any = {"teachers": [{"policy": "teacher", "agents": ["solver"]}], "form": "full"}
+    algorithm = OnPolicyDistillation(
+        policies(model_folder), {"solver": "student", "judge": "teacher"}, distillation=settings
+    )
+    played = episode(algorithm.policy("student"), 0, {"solver": ["7"]})
+    (row,) = played.trajectories["solver"]
+    judge = replace(row, agent="judge", policy="teacher", turns=(replace(row.turns[0], agent="judge"),))
+    played = replace(played, trajectories={"judge": (judge,), "solver": (row,)})
+    rows = prepared(algorithm, [played], quiet_trainer())
+    assert rows.teacher_prompts[:, 0, 0].tolist() == [0]
+
+
+def test_a_branch_of_an_episode_is_no_sibling(model_folder: Path, quiet_trainer: Any) -> None:
+    settings: Any = {"teachers": [{"reprompt": "sibling"}], "form": "full"}
+    algorithm = OnPolicyDistillation({"student": Policy(str(model_folder))}, SEATS, distillation=settings)
+    student = algorithm.policy("student")
+    played = episode(student, 0, {"solver": ["7"]}, success=False)
+    branch = replace(episode(student, 1, {"solver": ["7"]}, success=True), origin=Origin("0", ("other",), 0))
+    right = episode(student, 2, {"solver": ["9"]}, success=True)
+    found = hints(algorithm, prepared(algorithm, [played, branch, right], quiet_trainer()))
+    assert ["answer: 9" in hint for hint in found] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda *given, **settings: IPPO(*given, reward="team", **settings),
+        ATGRPO,
+        Shapley,
+        TreeGRPO,
+        C3,
+    ],
+    ids=["IPPO", "ATGRPO", "Shapley", "TreeGRPO", "C3"],
+)
+def test_rows_of_every_credit_find_their_episode(made: Any, model_folder: Path, quiet_trainer: Any, echo: Any) -> None:
+    settings: Any = {"teachers": [{"reprompt": "feedback"}], "form": "full"}
+    algorithm = made({"student": Policy(str(model_folder))}, {"agent": "student"}, distillation=settings)
+    data = RolloutDataModule(echo(turns=2), groups=2, group_size=2, iterations=1, sampling=Sampling(max_tokens=4))
+    trainer = quiet_trainer()
+    trainer.fit(algorithm, data)
+    assert trainer.callback_metrics["train/taught_rows"] > 0
 
 
 def own_reprompt(attempt: Attempt) -> Sequence[Message] | None:
