@@ -64,10 +64,6 @@ class OnPolicyDistillation(PolicyGradient):
                 "`distillation: {teachers: [{policy: NAME}]}`"
             )
         super().__init__(policies, seats, distillation=distillation, **settings)
-        if self.zero_variance == "exclude":
-            raise ConfigurationError(
-                "zero_variance is exclude, but OnPolicyDistillation compares no returns, and all are left out; set keep"
-            )
 
     def advantages(self, returns: Returns) -> Tensor:
         return torch.zeros_like(returns.reward)

@@ -125,10 +125,16 @@ class Distiller:
         learner: the algorithm, with its policies and seats.
 
     Raises:
-        ConfigurationError: a teacher does not exist, is trained, is on a server, or reads other tokens than a student.
+        ConfigurationError: a teacher does not exist, is trained, is on a server, or reads other tokens than a student,
+            or the algorithm leaves out tokens without an advantage.
     """
 
     def __init__(self, settings: Distillation, learner: Any) -> None:
+        if learner.zero_variance == "exclude":
+            raise ConfigurationError(
+                "zero_variance is exclude, which leaves out the tokens without an advantage that the teachers of "
+                "distillation score; set it to keep"
+            )
         self.settings, self.learner = settings, learner
         self.in_loss = settings.form != "sampled"
         students = [name for name in learner.policies if learner.policy(name).trained]
@@ -245,7 +251,7 @@ class Distiller:
             for teacher, name in zip(self.settings.teachers, self.names, strict=True):
                 prompt = self._prompt(teacher, student, attempt, start)
                 window = (student if name is None else self.learner.policy(name)).context_window
-                if prompt and len(prompt) + stop - start > window:
+                if prompt is not None and (len(prompt) or start) + stop - start > window:
                     prompt = None
                 found.append(torch.tensor([-1] if prompt is None else [len(prompt), *prompt]))
         table = pad_sequence(found, batch_first=True) if found else torch.zeros(0, 1, dtype=torch.int64)

@@ -194,6 +194,17 @@ def test_a_frozen_agent_with_the_same_answer_takes_no_teacher_from_the_student(
     assert rows.teacher_prompts[:, 0, 0].tolist() == [0]
 
 
+def test_a_row_longer_than_the_window_of_a_teacher_has_none(model_folder: Path, quiet_trainer: Any) -> None:
+    made = policies(model_folder)
+    short, long = (
+        episode(made["student"], number, {"solver": [said]}) for number, said in enumerate(("7", "7 and 8 and 9"))
+    )
+    algorithm = OnPolicyDistillation(made, SEATS, distillation={"teachers": [{"policy": "teacher"}], "form": "full"})
+    made["teacher"].config.max_position_embeddings = len(short.trajectories["solver"][0].token_ids)
+    rows = prepared(algorithm, [short, long], quiet_trainer())
+    assert rows.teacher_prompts[:, 0, 0].tolist() == [0, -1]
+
+
 def test_a_branch_of_an_episode_is_no_sibling(model_folder: Path, quiet_trainer: Any) -> None:
     settings: Any = {"teachers": [{"reprompt": "sibling"}], "form": "full"}
     algorithm = OnPolicyDistillation({"student": Policy(str(model_folder))}, SEATS, distillation=settings)
@@ -325,10 +336,11 @@ def test_a_teacher_must_read_the_tokens_of_its_student(model_folder: Path) -> No
 def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="OnPolicyDistillation has no teacher"):
         OnPolicyDistillation()
-    with pytest.raises(ConfigurationError, match="zero_variance is exclude"):
-        OnPolicyDistillation(
-            policies(model_folder), SEATS, distillation=Distillation([Teacher("teacher")]), zero_variance="exclude"
-        )
+    for made in (OnPolicyDistillation, GRPO):
+        with pytest.raises(ConfigurationError, match="zero_variance is exclude"):
+            made(
+                policies(model_folder), SEATS, distillation=Distillation([Teacher("teacher")]), zero_variance="exclude"
+            )
     for option in ({"agents": ["solvr"]}, {"environments": ["maths"]}, {"partner": "judge"}):
         made = policies(model_folder)
         seats = {"solver": "student", "solvr": "student", "judge": "teacher"}
