@@ -13,7 +13,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.distillation import Distillation
 from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.losses import Clip
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import as_settings
 
 
 class OnPolicyDistillation(PolicyGradient):
@@ -45,7 +47,8 @@ class OnPolicyDistillation(PolicyGradient):
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
-        ConfigurationError: there is no teacher, it cannot teach the students, or a value is out of range.
+        ConfigurationError: there is no teacher, it cannot teach the students, an option has no effect, or a value is
+            out of range.
     """
 
     default_loss = "ppo"
@@ -64,6 +67,22 @@ class OnPolicyDistillation(PolicyGradient):
                 "`distillation: {teachers: [{policy: NAME}]}`"
             )
         super().__init__(policies, seats, distillation=distillation, **settings)
+        assert self.distiller is not None
+        idle: dict[str, Any] = {
+            "overlong_buffer": self.overlong_buffer,
+            "task_normalization": self.task_normalization not in (None, "none"),
+        }
+        if self.distiller.in_loss:
+            idle |= {name: settings.get(name) for name in ("loss", "loss_settings", "off_policy_threshold")}
+            idle["clip"] = as_settings(Clip, settings.get("clip", Clip()), "clip") != Clip()
+            idle["correction"] = self.correction.kind != "none"
+        if unread := [name for name, given in idle.items() if given]:
+            raise ConfigurationError(
+                f"OnPolicyDistillation with distillation.form {self.distiller.settings.form} does not read {unread}: "
+                "the options are of advantages from rewards or, with form full and top_k, of the loss of advantages; "
+                "leave them out, or give GRPO the distillation"
+            )
+        self.task_normalization = "none"
 
     def advantages(self, returns: Returns) -> Tensor:
         return torch.zeros_like(returns.reward)

@@ -51,6 +51,7 @@ class PolicyBatch:
             2 i + 1 for the rejected one of pair i, or None.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
             number; the number is 0 for the row's own prompt and -1 for none. Or None.
+        taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
     """
 
     token_ids: Tensor
@@ -72,6 +73,7 @@ class PolicyBatch:
     joint_actions: Tensor | None = None
     trajectories: tuple[Trajectory, ...] = ()
     teacher_prompts: Tensor | None = None
+    taught_tokens: Tensor | None = None
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

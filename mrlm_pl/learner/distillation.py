@@ -331,7 +331,10 @@ class Distiller:
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
             chosen = mask & torch.zeros_like(mask).index_fill(0, taught, True)
-            places = torch.where(chosen.flatten(), chosen.flatten().cumsum(0) - 1, -1)
+            kept = chosen if rows.taught_tokens is None else chosen & rows.taught_tokens
+            if not bool(kept.any()):
+                continue
+            places = torch.where(kept.flatten(), chosen.flatten().cumsum(0) - 1, -1)
             head = policy.network.get_output_embeddings()
             lessons.append(Lesson(policy.states(**inputs), head, places, weights.flatten(), weight))
         top_k = self.settings.top_k if self.settings.form == "top_k" else None

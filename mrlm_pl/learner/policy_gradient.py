@@ -96,8 +96,8 @@ class PolicyGradient(Algorithm):
         kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.reference.KL`.
         entropy: entropy bonus; see :class:`mrlm_pl.losses.Entropy`.
         top_entropy: fraction of a policy's tokens in a rollout, those with the highest entropy on all ranks, that keep
-            their advantage; the others count in the reduction alone (arXiv 2506.01939). Below 1 the learner computes
-            the entropies once a rollout, and ``entropy_threshold`` is logged.
+            their advantage and teachers; the others count in the reduction alone (arXiv 2506.01939). Below 1 the
+            learner computes the entropies once a rollout, and ``entropy_threshold`` is logged.
         stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
         zero_variance: an agent whose returns are all equal in a task's episodes has no gradient from them. ``keep``
             counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the proportion of a
@@ -417,13 +417,13 @@ class PolicyGradient(Algorithm):
         for name, rows in trained.items():
             if name in self.policies:
                 self._add_logprobs(name, rows, sampling)
-        if self.top_entropy < 1:
-            self._keep_top_entropy(trained)
         if self.reference.used:
             self._steer(trained, episodes)
         if self.distiller is not None:
             students = {name: rows for name, rows in trained.items() if name in self.policies}
             self.distiller.prepare(students, episodes)
+        if self.top_entropy < 1:
+            self._keep_top_entropy(trained)
         return trained
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
@@ -435,7 +435,7 @@ class PolicyGradient(Algorithm):
             rows.proximal_logp = policy(**rows.inputs())
 
     def _keep_top_entropy(self, tables: Mapping[str, PolicyBatch]) -> None:
-        """Set the advantages of tokens with low entropy to 0, in place; every rank must call this."""
+        """Set the advantages of tokens with low entropy to 0 and take their teachers; every rank must call this."""
         entropies: dict[str, Tensor] = {}
         for name, rows in tables.items():
             if name in self.policies:
@@ -449,7 +449,10 @@ class PolicyGradient(Algorithm):
             if everywhere.numel():
                 threshold = top_entropy_threshold(everywhere, self.top_entropy)
                 self.metrics.rollout[self.metrics.name("entropy_threshold", name)] = threshold
-                tables[name].advantages = tables[name].advantages * (entropy >= threshold)
+                kept = entropy >= threshold
+                tables[name].advantages = tables[name].advantages * kept
+                if tables[name].teacher_prompts is not None:
+                    tables[name].taught_tokens = kept
 
     def _steer(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Log the divergence from the reference policy over all ranks, and update the controllers with it."""

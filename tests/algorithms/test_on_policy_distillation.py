@@ -128,6 +128,28 @@ def test_the_loss_has_the_gradient_of_the_whole_divergence(
     assert 0 < metrics["train/student/teacher_agreement"] < 1
 
 
+@pytest.mark.parametrize("form", ["sampled", "full"])
+def test_teachers_score_the_tokens_with_the_highest_entropy(form: str, model_folder: Path, quiet_trainer: Any) -> None:
+    settings: Any = {"teachers": [{"policy": "teacher"}], "form": form}
+    algorithm = OnPolicyDistillation(policies(model_folder), SEATS, distillation=settings, top_entropy=0.25)
+    student, teacher = algorithm.policy("student"), algorithm.policy("teacher")
+    played = episode(student, 0, {"solver": ["7 and 12"]})
+    rows = prepared(algorithm, [played], quiet_trainer())
+    (row,) = played.trajectories["solver"]
+    start = row.turns[0].start
+    with torch.no_grad():
+        own, other = (whole_logps(one, row.token_ids[:start], row.token_ids[start:]) for one in (student, teacher))
+    entropy = -(own.exp() * own).sum(-1)
+    kept = entropy >= entropy.quantile(0.75)
+    if form == "sampled":
+        assert (rows.advantages[0, start:] != 0).tolist() == kept.tolist()
+        return
+    batch = Batch({"student": rows}, {"student": batch_totals(rows.action_mask)})
+    divergences = (own.exp() * (own - other)).sum(-1)
+    loss = algorithm.policy_loss("student", rows, batch)
+    torch.testing.assert_close(loss.item(), (divergences * kept).mean().item(), rtol=1e-4, atol=1e-5)
+
+
 def test_reprompts_hold_what_was_known_once_the_group_had_been_played(model_folder: Path) -> None:
     policy = Policy(str(model_folder))
     own = episode(policy, 0, {"solver": ["no", "still no"], "other": ["x", "7"]})
@@ -341,6 +363,18 @@ def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
             made(
                 policies(model_folder), SEATS, distillation=Distillation([Teacher("teacher")]), zero_variance="exclude"
             )
+    for unread in ({"overlong_buffer": 4}, {"task_normalization": "scale_only"}):
+        with pytest.raises(ConfigurationError, match=f"form sampled does not read .'{next(iter(unread))}'"):
+            OnPolicyDistillation(policies(model_folder), SEATS, distillation=FORMS["sampled"], **unread)
+    OnPolicyDistillation(policies(model_folder), SEATS, distillation=FORMS["sampled"], loss="cispo")
+    for unread in (
+        {"loss": "gspo"},
+        {"loss_settings": {}, "clip": {"high": 0.4}},
+        {"correction": {"kind": "truncated"}},
+        {"off_policy_threshold": 1.0},
+    ):
+        with pytest.raises(ConfigurationError, match=f"form full does not read .'{list(unread)[-1]}'"):
+            OnPolicyDistillation(policies(model_folder), SEATS, distillation=FORMS["full"], **unread)
     for option in ({"agents": ["solvr"]}, {"environments": ["maths"]}, {"partner": "judge"}):
         made = policies(model_folder)
         seats = {"solver": "student", "solvr": "student", "judge": "teacher"}
