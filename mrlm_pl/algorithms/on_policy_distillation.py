@@ -83,9 +83,12 @@ class OnPolicyDistillation(PolicyGradient):
                 "leave them out, or give GRPO the distillation"
             )
         self.task_normalization = "none"
+        if all(teacher.reprompt == "sibling" for teacher in self.distiller.settings.teachers):
+            self.smallest_group = 2
 
     def advantages(self, returns: Returns) -> Tensor:
         return torch.zeros_like(returns.reward)
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        return False
+        """Return whether the only teachers are successful siblings, and none succeeded."""
+        return self.smallest_group > 1 and not any(episode.success for episode in group if not episode.failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -22,6 +23,8 @@ from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.forward.teaching import Lesson, Teaching
 from mrlm_pl.policy.sharding import is_split
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
+
+logger = logging.getLogger(__name__)
 
 Form = Literal["sampled", "top_k", "full"]
 
@@ -137,6 +140,7 @@ class Distiller:
             )
         self.settings, self.learner = settings, learner
         self.in_loss = settings.form != "sampled"
+        self._first = True
         students = [name for name in learner.policies if learner.policy(name).trained]
         self.names = [
             learner.seat(one.partner) if one.policy is None and one.partner is not None else one.policy
@@ -155,6 +159,9 @@ class Distiller:
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
             for student in of:
                 self._check(name, learner.policy(name), student, learner.policy(student))
+            if teacher.partner is not None:
+                seat = learner.seat(teacher.partner)
+                self._check_partner(name, learner.policy(name), seat, learner.policy(seat))
         learner.teachers = tuple(name for name in self.names if name is not None)
 
     def _check(self, name: str, teacher: Policy, student_name: str, student: Policy) -> None:
@@ -186,6 +193,22 @@ class Distiller:
         if fault:
             raise ConfigurationError(f"distillation.teachers: the policy {name!r} {fault}")
 
+    def _check_partner(self, name: str, teacher: Policy, partner_name: str, partner: Policy) -> None:
+        """Validate that a teacher reads the tokens of a partner."""
+        differs = [
+            part
+            for part, own, other in (
+                ("vocabulary", teacher.vocabulary_digest, partner.vocabulary_digest),
+                ("chat template", teacher.chat.template, partner.chat.template),
+            )
+            if own != other
+        ]
+        if differs:
+            raise ConfigurationError(
+                f"distillation.teachers: the policy {name!r} has another {differs[0]} than {partner_name!r}, which "
+                "decides for its partner; choose policies of one family, or leave out partner"
+            )
+
     def prepare(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
 
@@ -203,9 +226,37 @@ class Distiller:
             if not self.in_loss:
                 own |= {(name, metric): found for metric, found in self._score(name, rows).items()}
                 rows.teacher_prompts = None
-        for (name, metric), moments in merged(self.learner.trainer, own).items():
+        found = merged(self.learner.trainer, own)
+        for (name, metric), moments in found.items():
             if moments.count:
                 self.learner.metrics.rollout[self.learner.metrics.name(metric, name)] = moments.mean
+        if self._first and not any(moments.mean for (_, metric), moments in found.items() if metric == "taught_rows"):
+            logger.warning(
+                "distillation: no trajectory of the first rollout has a teacher; see the reprompt, partner, agents and "
+                "environments of distillation.teachers, the context windows, and taught_rows in the log"
+            )
+        self._first = False
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Validate that each teacher has agents of a run to teach.
+
+        Raises:
+            ConfigurationError: there is no agent of a name, no trained policy decides for it, or a teacher reads the
+                answers of other agents and there are none.
+        """
+        self.check_names(agents=agents, partner=agents)
+        for teacher in self.settings.teachers:
+            for agent in teacher.agents or ():
+                if not self.learner.policy(self.learner.seat(agent)).trained:
+                    raise ConfigurationError(
+                        f"distillation.teachers: agents has {agent!r}, for which the frozen policy "
+                        f"{self.learner.seat(agent)!r} decides; name agents of trained policies"
+                    )
+            if teacher.reprompt in ("team", "majority") and len(agents) < 2:
+                raise ConfigurationError(
+                    f"distillation.teachers: reprompt is {teacher.reprompt!r}, the answers of other agents, but the "
+                    f"only agent is {[*agents]}; choose another reprompt, or an environment with several agents"
+                )
 
     def check_names(self, **known: Collection[str]) -> None:
         """Validate the names in an option of the teachers, such as ``agents``, against those of the run.
@@ -224,6 +275,12 @@ class Distiller:
                         )
 
     def _check_heads(self, student: str) -> None:
+        if str(self.learner.trainer.precision).startswith("16"):
+            raise ConfigurationError(
+                f"distillation.form is {self.settings.form}, whose gradient is computed before it is scaled, and "
+                f"trainer.precision is {self.learner.trainer.precision}, in which it would vanish; set "
+                "trainer.precision to bf16-mixed or 32-true, or distillation.form to sampled"
+            )
         for name in (student, *(name for name in self.names if name is not None)):
             network = self.learner.policy(name).network
             path = forward_path(network)

@@ -396,7 +396,7 @@ class PolicyGradient(Algorithm):
     def check_agents(self, agents: Collection[str]) -> None:
         super().check_agents(agents)
         if self.distiller is not None:
-            self.distiller.check_names(agents=agents, partner=agents)
+            self.distiller.check_agents(agents)
 
     def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
         super().meet_rollouts(environments, engine)

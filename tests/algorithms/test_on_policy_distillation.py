@@ -383,3 +383,50 @@ def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
         assert algorithm.distiller is not None
         with pytest.raises(ConfigurationError, match=f"{next(iter(option))} has '.*', which this run has not"):
             algorithm.distiller.check_names(agents=["solver"], partner=["solver"], environments=["math"])
+
+
+def test_a_teacher_that_can_teach_nobody_is_an_error(model_folder: Path, quiet_trainer: Any, echo: Any) -> None:
+    made = policies(model_folder)
+    seats = {"solver": "student", "judge": "teacher"}
+    frozen = OnPolicyDistillation(made, seats, distillation={"teachers": [{"policy": "teacher", "agents": ["judge"]}]})
+    with pytest.raises(ConfigurationError, match="agents has 'judge', for which the frozen policy 'teacher' decides"):
+        frozen.check_agents(["solver", "judge"])
+    for reprompt in ("team", "majority"):
+        settings: Any = {"teachers": [{"reprompt": reprompt}]}
+        alone = OnPolicyDistillation({"student": Policy(str(model_folder))}, distillation=settings)
+        with pytest.raises(ConfigurationError, match=f"reprompt is '{reprompt}', the answers of other agents"):
+            alone.check_agents(["solver"])
+    siblings = OnPolicyDistillation(
+        {"student": Policy(str(model_folder))}, distillation=Distillation([Teacher(reprompt="sibling")])
+    )
+    wrong, right = (episode(siblings.policy("student"), 0, {"solver": ["7"]}, success) for success in (False, True))
+    assert [siblings.without_signal(group) for group in ([wrong, wrong], [wrong, right])] == [True, False]
+    data = RolloutDataModule(echo(), groups=2, group_size=1, iterations=1, sampling=Sampling(max_tokens=4))
+    with pytest.raises(ConfigurationError, match="compares at least 2 episodes of each task"):
+        quiet_trainer().fit(siblings, data)
+
+
+def test_a_first_rollout_without_a_teacher_is_a_warning(
+    model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: Any = {"teachers": [{"reprompt": "feedback"}], "form": "full"}
+    algorithm = OnPolicyDistillation({"student": Policy(str(model_folder))}, SEATS, distillation=settings)
+    student = algorithm.policy("student")
+    prepared(algorithm, [episode(student, 0, {"solver": ["7"]})], quiet_trainer())
+    prepared(algorithm, [episode(student, 0, {"solver": ["7"]})], quiet_trainer())
+    assert caplog.text.count("no trajectory of the first rollout has a teacher") == 1
+
+
+def test_whole_divergences_refuse_fp16(model_folder: Path, quiet_trainer: Any) -> None:
+    algorithm = OnPolicyDistillation(policies(model_folder), SEATS, distillation=FORMS["full"])
+    played = episode(algorithm.policy("student"), 0, {"solver": ["7"]})
+    with pytest.raises(ConfigurationError, match=r"precision is 16-true, in which it would vanish; set trainer.precis"):
+        prepared(algorithm, [played], quiet_trainer(precision="16-true"))
+
+
+def test_a_teacher_must_read_the_tokens_of_the_partner(model_folder: Path) -> None:
+    made = policies(model_folder)
+    made["other"] = Policy(str(model_folder), trained=False, chat_template="{{ messages[0]['content'] }}")
+    settings = Distillation([Teacher("teacher", partner="leader")])
+    with pytest.raises(ConfigurationError, match="another chat template than 'other', which decides for its partner"):
+        OnPolicyDistillation(made, {"solver": "student", "leader": "other"}, distillation=settings)
