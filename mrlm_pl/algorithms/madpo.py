@@ -119,8 +119,8 @@ class MADPO(Algorithm):
                 for name, part in losses.items():
                     margin = self.beta * self._compare({name: part})[0].mean()
                     self.metrics.add_policy(name, {"reward_margin": margin}, len(gaps))
-        # An update has one denominator, its pairs of joint actions; a policy that acts in all of them counts them.
-        return self.loss(gaps).sum() / (max(size.episodes for size in batch.totals.values()) / 2)
+        # An update has one denominator, its pairs; each policy counts the fraction of their tokens that it sampled.
+        return self.loss(gaps).sum() / round(sum(size.episodes for size in batch.totals.values()))
 
     def _compare(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Gaps [P] and implicit rewards [P, 2] (chosen, rejected) of the joint actions of these policies' parts."""

@@ -86,7 +86,7 @@ def with_numbers(model_folder: Path, sums: dict[str, list[float]], references: d
         tables[name] = (table, logp)
     batch = Batch(
         {name: table for name, (table, _) in tables.items()},
-        {name: BatchTotals(1.0, 1.0, 8.0) for name in tables},  # four pairs in the update, two of them here
+        {name: BatchTotals(1.0, 1.0, 2.0) for name in tables},  # four pairs in the update, two of them here
     )
     parts = {name: algorithm.policy_loss(name, table, batch) for name, (table, _) in tables.items()}
     loss = algorithm.combined(parts, batch)
@@ -200,7 +200,7 @@ def test_agents_of_one_policy_add_up_in_its_gradient(model_folder: Path, quiet_t
     assert watch.steps[-1]["train/preference_accuracy"] == 1.0
     assert set(data.totals("train", [0, 2])) == {"main"}
     assert data.totals("train", [0, 2])["main"].sequences == 4 + 2
-    assert data.totals("train", [0, 2])["main"].episodes == 4
+    assert data.totals("train", [0, 2])["main"].episodes == pytest.approx(2), "pairs"
 
 
 def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
@@ -262,10 +262,21 @@ def test_the_best_and_the_worst_episode_of_a_rollouts_group_are_a_pair(model_fol
     assert algorithm.without_signal(episodes[:2])
     assert not algorithm.without_signal(episodes[-2:])
     totals = {name: batch_totals(rows.action_mask, rows.episode_tokens) for name, rows in tables.items()}
-    assert {name: size.episodes for name, size in totals.items()} == {"left": 4.0, "right": 4.0}
+    assert {name: size.episodes for name, size in totals.items()} == {"left": 1.0, "right": 1.0}, "half of each pair"
     batch = Batch({name: rows.select(torch.tensor([2, 3])) for name, rows in tables.items()}, totals)
     losses = {name: algorithm.policy_loss(name, rows, batch) for name, rows in batch.policies.items()}
     assert algorithm.combined(losses, batch).item() == pytest.approx(math.log(2) / 2, abs=1e-6), "one of two pairs"
+
+
+def test_pairs_of_different_policies_have_one_denominator(model_folder: Path, quiet_trainer: Any) -> None:
+    """At a gap of 0 each of the two pairs has a loss of log 2, and so has their mean."""
+    episodes = [played(2 * n + k, agent, {agent: 1.0 - k}) for n, agent in enumerate(SEATS) for k in (0, 1)]
+    algorithm, tables = prepared(model_folder, quiet_trainer(), episodes)
+    rows = {name: table.select(torch.arange(len(table))) for name, table in tables.items()}
+    totals = {name: batch_totals(table.action_mask, table.episode_tokens) for name, table in tables.items()}
+    batch = Batch(rows, totals)
+    losses = {name: algorithm.policy_loss(name, table, batch) for name, table in rows.items()}
+    assert algorithm.combined(losses, batch).item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 class Both(Environment):

@@ -111,12 +111,13 @@ class PreferenceDataModule(ReferencedDataModule):
         return row_tables(examples)
 
     def totals(self, split: DataSplit, update: Sequence[int]) -> dict[str, BatchTotals]:
-        """Return the size of an update by policy; for each policy, its episodes are all answers."""
-        rows = [row for index in update for row in self.examples[split][index].rows()]
+        """Return the size of an update by policy; its episodes are pairs, of which a policy counts its fraction."""
         sizes: dict[str, BatchTotals] = {}
-        for row in rows:
-            before = sizes.get(row.policy, BatchTotals(0.0, 0.0, 2.0 * len(update)))
-            sizes[row.policy] = before + BatchTotals(float(row.num_actions), 1.0, 0.0)
+        for rows in (self.examples[split][index].rows() for index in update):
+            tokens = sum(row.num_actions for row in rows)
+            for row in rows:
+                size = BatchTotals(float(row.num_actions), 1.0, row.num_actions / tokens)
+                sizes[row.policy] = sizes.get(row.policy, BatchTotals(0.0, 0.0, 0.0)) + size
         return sizes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +37,8 @@ class JointPair(NamedTuple):
 def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -> dict[str, tuple[PolicyBatch, Tensor]]:
     """Return the rows of each policy, and the place [B] of each among the rows of all pairs, pair after pair.
 
+    A pair is one episode: ``episode_tokens`` counts the action tokens of all policies in both of its joint actions.
+
     Args:
         pairs: P pairs.
         numbers: [P], the rows' ``groups``, so that both answers compute their prompt once; None counts the pairs.
@@ -43,12 +46,16 @@ def row_tables(pairs: Sequence[RowPair], numbers: Sequence[int] | None = None) -
     rows = [row for pair in pairs for row in pair.rows()]
     numbered = zip(range(len(pairs)) if numbers is None else numbers, pairs, strict=True)
     answers = [2 * number + side for number, pair in numbered for side in (0, 1) for _ in pair[side]]
+    tokens = Counter[int]()
+    for row, answer in zip(rows, answers, strict=True):
+        tokens[answer // 2] += row.num_actions
     tables = {}
     for policy in dict.fromkeys(row.policy for row in rows):
         places = [place for place, row in enumerate(rows) if row.policy == policy]
         own, of_pairs = [answers[place] for place in places], [answers[place] // 2 for place in places]
         comparisons = labels((pair, rows[place].agent) for pair, place in zip(of_pairs, places, strict=True))
-        table = collate_rows([rows[place] for place in places], of_pairs, comparisons, own)
+        table = collate_rows([rows[place] for place in places], of_pairs, comparisons, of_pairs)
+        table.episode_tokens = torch.tensor([tokens[pair] for pair in of_pairs])
         table.joint_actions, table.trajectories = torch.tensor(own), ()  # pairs have no advantages
         tables[policy] = table, torch.tensor(places)
     return tables
