@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments, history_normalized_advantages, masked_moments
+from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
 from mrlm_pl.learner.credit.returns import Returns, labels
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -70,6 +71,9 @@ class CCPO(PolicyGradient):
             self._history[key] = self._history[key] + moments if key in self._history else moments
             self.metrics.rollout[f"train/contribution/{key}"] = self._history[key].mean
         return found
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return False  # equal contributions differ from the history
 
     def progress(self) -> dict[str, Any]:
         history = {key: list(astuple(moments)) for key, moments in self._history.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import group_normalized_advantages
+from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -61,7 +62,7 @@ class SHARP(PolicyGradient):
         super().__init__(policies, seats, **settings)
         at_least(0, "", team_weight=team_weight, marginal_weight=marginal_weight)
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
-        self.further = Coalitions("marginal", absent=absent, rest=rest)
+        self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 
     def advantages(self, returns: Returns) -> Tensor:
         team = torch.tensor([episode.reward for episode in returns.episode], dtype=torch.float64)
@@ -69,3 +70,6 @@ class SHARP(PolicyGradient):
         for name, sums in returns.components().items():
             reward = reward + self.process.get(name, 0.0) * sums
         return group_normalized_advantages(reward, returns.comparison)
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        return not self.advantages(self.coalitions.returns(group)).any()

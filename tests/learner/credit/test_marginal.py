@@ -181,6 +181,27 @@ def test_equal_contributions_are_silent(group: list[Episode]) -> None:
     assert coalitions.silent([group[0], *made[:3]])
 
 
+def paid(episode: Episode, reward: float) -> Episode:
+    """Return an episode in which each agent earns ``reward`` in all."""
+    rows = {}
+    for agent, (row,) in episode.trajectories.items():
+        turns = [dataclasses.replace(turn, reward=0.0) for turn in row.turns]
+        turns[-1] = dataclasses.replace(turns[-1], reward=reward)
+        rows[agent] = (dataclasses.replace(row, turns=tuple(turns)),)
+    return dataclasses.replace(episode, trajectories=rows)
+
+
+@pytest.mark.parametrize(("team", "silent"), [((0.0, 5.0), False), ((5.0, 5.0), True)])
+def test_the_returns_of_the_team_are_a_signal(group: list[Episode], team: tuple[float, float], silent: bool) -> None:
+    """Nobody contributes: an episode and its replays without an agent have the same return."""
+    made, _ = play(Coalitions("marginal").due(group[:2], 0))
+    returns = dict(zip([episode.id for episode in group], team, strict=False))
+    found = [paid(e, returns[e.id if e.origin is None else e.origin.episode]) for e in [*group[:2], *made]]
+    assert Coalitions("marginal").returns(found).reward.tolist() == [0.0] * 6
+    assert SHARP().without_signal(found) is silent
+    assert not CCPO().without_signal(found), "compared with earlier rollouts"
+
+
 class Crowd(Terms):
     agents = tuple("abcdefghijkl")
 
