@@ -315,6 +315,13 @@ def game(**options: Any) -> RolloutDataModule:
     return RolloutDataModule(Halves(), groups=2, group_size=3, sampling=Sampling(max_tokens=2), **options)
 
 
+def test_another_episode_of_the_group_is_needed(quiet_trainer: Any) -> None:
+    data = RolloutDataModule(Halves(), groups=2, group_size=1, sampling=Sampling(max_tokens=2), iterations=1)
+    with pytest.raises(ConfigurationError, match=r"data\.group_size is 1, but CCPO compares at least 2 episodes"):
+        quiet_trainer().fit(CCPO(absent="other"), data)
+    quiet_trainer().fit(CCPO(), data)
+
+
 @pytest.mark.parametrize("make", [CCPO, SHARP, Shapley, lambda: Shapley(orders=1, absent="other", rest="play")])
 def test_a_run_updates_the_weights(make: Any, quiet_trainer: Any) -> None:
     algorithm = make()
