@@ -26,7 +26,7 @@ class MGRPO(PolicyGradient):
 
     An agent ``NAME@K`` is the k-th call of the sub-agent ``NAME``. All calls of a sub-agent in the episodes of a task
     are compared with each other, apart from the planner's episodes. With a call's own return ``s`` and the planner's
-    return ``R`` in its episode::
+    return ``R`` in its episode, for calls without the length penalty of the planner::
 
         r    = R + s for a call,  R for the planner
         A    = (r - m) / (std + 1e-6)       m, std over the planner's episodes, or over the calls of a sub-agent
@@ -73,14 +73,11 @@ class MGRPO(PolicyGradient):
         return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))
 
     def shared(self, returns: Returns) -> Returns:
-        """Return the returns with the planner's added to those of its calls, all calls of a sub-agent compared."""
-        results = {
-            id(episode): reward
-            for episode, agent, reward in zip(returns.episode, returns.agent, returns.reward.tolist(), strict=True)
-            if agent == self._planner_of(episode)
-        }
-        calls = zip(returns.episode, returns.agent, strict=True)
-        added = [0.0 if agent == self._planner_of(e) else results.get(id(e), 0.0) for e, agent in calls]
+        """Return the returns with the planner's reward added to those of its calls, all calls of a sub-agent compared."""
+        added = []
+        for episode, agent in zip(returns.episode, returns.agent, strict=True):
+            planner = self._planner_of(episode)
+            added.append(0.0 if agent == planner else episode.rewards().get(planner, 0.0))
         people = zip(returns.group.tolist(), map(person_of, returns.agent), strict=True)
         reward = returns.reward + torch.tensor(added, dtype=torch.float64)
         return replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long())

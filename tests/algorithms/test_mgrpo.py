@@ -54,6 +54,11 @@ def test_calls_earn_the_planners_result_and_are_compared_with_each_other(policie
     assert [row[0] for row in found] == pytest.approx(expected, abs=1e-5)
 
 
+def test_calls_do_not_share_the_planners_length_penalty(policies: Any) -> None:
+    returns = returns_of(EPISODES, lambda turn: -10.0 if turn.agent == "planner" else 0.0)
+    assert MGRPO(policies).shared(returns).reward.tolist() == [-9.0, 1.5, 1.0, -10.0, -10.0, 0.5]
+
+
 def test_one_call_in_all_episodes_is_grpo(policies: Any, quiet_trainer: Any) -> None:
     """The planner earns nothing here, and each episode has one call."""
     episodes = [played(0, 0.0, 0.5), played(1, 0.0, 1.0), played(2, 0.0, 0.0)]
