@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import component_normalized_advantages
-from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.credit.returns import Returns, warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 
@@ -27,7 +27,8 @@ class GDPO(PolicyGradient):
     component's rewards does not matter, only ``weights`` does.
 
     Args:
-        weights: weight of each component by name; components that are not named have weight 1.
+        weights: weight of each component by name; components that are not named have weight 1. A name that a
+            rollout lacks causes a warning. ``overlong_penalty`` is the component of ``overlong_buffer``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
@@ -48,11 +49,14 @@ class GDPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.weights = dict(weights or {})
+        self._warned = False
 
     def advantages(self, returns: Returns) -> Tensor:
         """Return the advantages [N] of what each agent earned in each episode."""
-        sums = returns.components()
-        names = list(sums)
-        table = torch.stack([sums[name] for name in names], -1) if names else returns.reward[:, None]
-        weights = [self.weights.get(name, 1.0) for name in names] or None
-        return component_normalized_advantages(table, returns.comparison, weights)
+        sums = returns.components() or {"reward": returns.reward - returns.bonus}
+        if self.overlong_buffer:
+            sums["overlong_penalty"] = returns.bonus
+        if self.weights and not self._warned:
+            self._warned = warn_of_absent_components(self.trainer, "weights", self.weights, sums)
+        weights = [self.weights.get(name, 1.0) for name in sums]
+        return component_normalized_advantages(torch.stack(list(sums.values()), -1), returns.comparison, weights)

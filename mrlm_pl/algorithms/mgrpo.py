@@ -73,7 +73,7 @@ class MGRPO(PolicyGradient):
         return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))
 
     def shared(self, returns: Returns) -> Returns:
-        """Return the returns with the planner's reward added to those of its calls, all calls of a sub-agent compared."""
+        """Return the returns with the planner's reward added to those of its calls, which are compared together."""
         added = []
         for episode, agent in zip(returns.episode, returns.agent, strict=True):
             planner = self._planner_of(episode)

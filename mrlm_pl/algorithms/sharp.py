@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
-from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.credit.returns import Returns, warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.replay import Rest
@@ -35,7 +35,7 @@ class SHARP(PolicyGradient):
         team_weight: weight of the team's return, equal for all agents.
         marginal_weight: weight of the agent's marginal contribution.
         process: weight of the agent's own reward components by name, such as those of its tool calls; components
-            without a weight do not count.
+            without a weight do not count. A name that a rollout lacks causes a warning.
         absent: see :data:`mrlm_pl.learner.credit.marginal.Absence`.
         rest: the others' decisions after the first absent message; see :data:`mrlm_pl.rollout.replay.Rest`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
@@ -62,14 +62,23 @@ class SHARP(PolicyGradient):
         super().__init__(policies, seats, **settings)
         at_least(0, "", team_weight=team_weight, marginal_weight=marginal_weight)
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
+        self._warned = False
         self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 
     def advantages(self, returns: Returns) -> Tensor:
+        if self.process and not self._warned:
+            self._warned = warn_of_absent_components(self.trainer, "process", self.process, returns.components())
+        return group_normalized_advantages(self.rewards(returns), returns.comparison)
+
+    def rewards(self, returns: Returns) -> Tensor:
+        """Return the weighted rewards [N], with the bonuses of turns, from the contributions."""
         team = torch.tensor([episode.reward for episode in returns.episode], dtype=torch.float64)
-        reward = self.team_weight * team + self.marginal_weight * returns.reward
+        contributed = returns.reward - returns.bonus
+        reward = returns.bonus + self.team_weight * team + self.marginal_weight * contributed
         for name, sums in returns.components().items():
             reward = reward + self.process.get(name, 0.0) * sums
-        return group_normalized_advantages(reward, returns.comparison)
+        return reward
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        return not self.advantages(self.coalitions.returns(group)).any()
+        returns = self.coalitions.returns(group)
+        return not group_normalized_advantages(self.rewards(returns), returns.comparison).any()

@@ -126,6 +126,30 @@ def test_components_are_normalized_one_by_one(policies: Any, quiet_trainer: Any)
     assert [row[0] for row in found] == pytest.approx([x / deviation for x in z], abs=1e-4)
 
 
+def test_the_length_penalty_is_a_component(policies: Any, quiet_trainer: Any) -> None:
+    """Turns of one token cost 1/8 each; all episodes earn 1."""
+    episodes = [episode(0, "g", {"a": [("s", 1.0)]}), episode(1, "g", {"a": [("s", 1.0), ("t", 0.0)]})]
+    found = advantages(GDPO(policies, overlong_buffer=8), episodes, quiet_trainer())
+    # The tokens have a, -a, -a: mean -a / 3, variance a^2 (16 + 4 + 4) / 9 / 2.
+    scale = (4 / 3) ** 0.5
+    assert found[0] == pytest.approx([4 / 3 / scale], abs=1e-4)
+    assert found[1] == pytest.approx([-2 / 3 / scale] * 2, abs=1e-4)
+    without = GDPO(policies, overlong_buffer=8, weights={"overlong_penalty": 0.0})
+    assert advantages(without, episodes, quiet_trainer()) == [[0.0], [0.0, 0.0]]
+
+
+def test_a_weight_of_no_component_causes_a_warning(policies: Any, quiet_trainer: Any, caplog: Any) -> None:
+    episodes = [episode(k, "g", {"a": [("s", {"right": k, "form": 0.0})]}) for k in (0, 1)]
+    advantages(GDPO(policies, weights={"right": 2.0, "form": 1.0}), episodes, quiet_trainer())
+    assert "weighs" not in caplog.text
+    algorithm = GDPO(policies, weights={"rihgt": 2.0})
+    for _ in range(2):
+        advantages(algorithm, episodes, quiet_trainer())
+    assert (
+        caplog.text.count("model.weights weighs rihgt, but the reward components of this rollout are form, right") == 1
+    )
+
+
 def test_equal_returns_with_other_turns_have_a_signal(policies: Any) -> None:
     group = [episode(0, "g", {"a": [("s", 1.0), ("t", 0.0)]}), episode(1, "g", {"a": [("s", 0.0), ("t", 1.0)]})]
     assert GRPO(policies).without_signal(group)

@@ -165,12 +165,10 @@ class Coalitions(FurtherEpisodes):
                     shares[episode.id] = self.shares(episode, value)
                 except KeyError:
                     logger.warning("episode %s is left out, as one of its replays failed", episode.id)
-        found, plain = returns_of(episodes, turn_bonus), returns_of(episodes)
-        numbers = [number for number, episode in enumerate(found.episode) if episode.id in shares]
-        found, plain = found.take(numbers), plain.take(numbers)
+        found = returns_of(episodes, turn_bonus)
+        found = found.take([number for number, episode in enumerate(found.episode) if episode.id in shares])
         contributed = [shares[episode.id][agent] for episode, agent in zip(found.episode, found.agent, strict=True)]
-        reward = torch.tensor(contributed, dtype=torch.float64) + found.reward - plain.reward
-        return dataclasses.replace(found, reward=reward)
+        return dataclasses.replace(found, reward=torch.tensor(contributed, dtype=torch.float64) + found.bonus)
 
     def silent(self, group: Sequence[Episode]) -> bool:
         """Return whether each agent contributed the same to all episodes of a group."""

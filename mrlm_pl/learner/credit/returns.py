@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from mrlm_pl.advantages import finite_rewards
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.ranks import merged
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Returns:
 
     Attributes:
         reward: [N] fp64, the return, bonuses of turns included.
+        bonus: [N] fp64, the bonuses of turns alone.
         comparison: [N] int64, equal for the returns of one agent in the episodes of one task group.
         group: [N] int64, number of the task group in the rollout.
         environment: [N] names.
@@ -30,6 +35,7 @@ class Returns:
     """
 
     reward: Tensor
+    bonus: Tensor
     comparison: Tensor
     group: Tensor
     environment: tuple[str, ...]
@@ -107,8 +113,10 @@ def returns_of(
         for agent in episode.trajectories
     }
     rewards = [agent_return(episode, agent, turn_bonus) for episode, agent in plays]
+    bonuses = [total - agent_return(*play) for total, play in zip(rewards, plays, strict=True)]
     return Returns(
         reward=finite_rewards(torch.tensor(rewards, dtype=torch.float64)),
+        bonus=torch.tensor(bonuses, dtype=torch.float64),
         comparison=torch.tensor(labels((e.group, agent) for e, agent in plays)).long(),
         group=torch.tensor([groups[episode.group] for episode, _ in plays]).long(),
         environment=tuple(episode.task.environment for episode, _ in plays),
@@ -117,6 +125,28 @@ def returns_of(
         greedy=torch.tensor([baselines.get((e.group, agent), torch.nan) for e, agent in plays], dtype=torch.float64),
         episode=tuple(episode for episode, _ in plays),
     )
+
+
+def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str], found: Collection[str]) -> bool:
+    """Return whether an option weighs components that no rank's rollout has, and warn of them; every rank calls this.
+
+    Args:
+        trainer: of the run.
+        option: its name.
+        weights: the names in it.
+        found: names of this rank's components.
+    """
+    everywhere = merged(trainer, dict.fromkeys(found, 1))
+    absent = sorted(set(weights) - set(everywhere))
+    if absent:
+        logger.warning(
+            "model.%s weighs %s, but the reward components of this rollout are %s; correct the name, unless such "
+            "rewards are rare (warned of once)",
+            option,
+            ", ".join(absent),
+            ", ".join(sorted(everywhere)),
+        )
+    return bool(absent)
 
 
 def labels(keys: Iterable[Hashable]) -> list[int]:

@@ -193,7 +193,7 @@ def paid(episode: Episode, reward: float) -> Episode:
 
 @pytest.mark.parametrize(("team", "silent"), [((0.0, 5.0), False), ((5.0, 5.0), True)])
 def test_the_returns_of_the_team_are_a_signal(group: list[Episode], team: tuple[float, float], silent: bool) -> None:
-    """Nobody contributes: an episode and its replays without an agent have the same return."""
+    """All contributions are 0: an episode and its replays without an agent have the same return."""
     made, _ = play(Coalitions("marginal").due(group[:2], 0))
     returns = dict(zip([episode.id for episode in group], team, strict=False))
     found = [paid(e, returns[e.id if e.origin is None else e.origin.episode]) for e in [*group[:2], *made]]
@@ -309,6 +309,25 @@ def test_sharp_adds_team_margin_and_process(group: list[Episode], quiet_trainer:
         mean = sum(sums) / 3
         deviation = math.sqrt(sum((x - mean) ** 2 for x in sums) / 2)
         assert found[place::3] == pytest.approx([(x - mean) / (deviation + 1e-6) for x in sums], rel=1e-5)
+
+
+def test_sharp_adds_the_length_penalty_as_it_is(group: list[Episode]) -> None:
+    algorithm = SHARP(team_weight=0.0, marginal_weight=3.0)
+    made, _ = play(algorithm.coalitions.due(group, 0))
+    returns = algorithm.coalitions.returns([*group, *made], lambda turn: -10.0 if turn.agent == "b" else 0.0)
+    expected = [3 * x - penalty for a, b, c in map(digits, group) for x, penalty in ((a, 0), (b * c, 10), (b * c, 0))]
+    assert algorithm.rewards(returns).tolist() == expected
+
+
+def test_a_process_reward_that_does_not_occur_causes_a_warning(
+    group: list[Episode], quiet_trainer: Any, caplog: Any
+) -> None:
+    algorithm = SHARP({"main": Policy("builtin:tiny")}, process={"rewrad": 0.5})
+    made, _ = play(algorithm.coalitions.due(group, 0))
+    assert not algorithm.without_signal([*group, *made])
+    for _ in range(2):
+        prepared(algorithm, [*group, *made], quiet_trainer())
+    assert caplog.text.count("model.process weighs rewrad, but the reward components of this rollout are reward;") == 1
 
 
 def game(**options: Any) -> RolloutDataModule:
