@@ -60,8 +60,10 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
         "health": lambda: health(run.index),
     }
     if path == "compare":
-        with runs[query["other"]].lock:
-            return _locked(run, lambda: compare_runs(run, runs[query["other"]]))
+        other = runs[query["other"]]
+        first, second = sorted((run, other), key=lambda one: one.key)  # in one order: the swapped pair may be asked too
+        with first.lock, second.lock:
+            return compare_runs(run, other)
     return _locked(run, found[path])
 
 

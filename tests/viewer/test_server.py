@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from mrlm_pl.viewer.server import pages
+from mrlm_pl.viewer.runs import find_runs
+from mrlm_pl.viewer.server import answer, pages
 from tests.support.recorded_runs import HOSTILE, episode, write_run
 from tests.viewer.conftest import Asking
 
@@ -55,6 +59,35 @@ def test_the_data_of_a_run(ask: Asking, folder: Path) -> None:
     assert len(table["rows"]) == len(HOSTILE) - 1
     assert "lightning.pytorch==2.6.6" in ask(folder, f"/api/run?run={run_name(folder)}").json()["versions"]
     assert ask(folder, f"/api/episode?run={run_name(folder)}&id=none").status == 422
+
+
+class _SlowLock:
+    """A lock that gives other threads time after it is taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        time.sleep(0.2)
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def test_a_pair_and_the_swapped_pair_are_compared_at_once(folder: Path) -> None:
+    write_run(folder.parent / "b", [[episode("0-0")]])
+    runs = find_runs([str(folder.parent)])
+    for run in runs.values():
+        run.lock = _SlowLock()  # type: ignore[assignment]
+    found: list[object] = []
+    for name, other in itertools.permutations(runs):
+        query = {"run": name, "other": other}
+        threading.Thread(target=lambda query=query: found.append(answer(runs, "compare", query)), daemon=True).start()
+    end = time.monotonic() + 20
+    while len(found) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE) - 1))
