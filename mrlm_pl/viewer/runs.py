@@ -133,9 +133,9 @@ class Run:
         }
 
     def state(self) -> str:
-        """Return ``finished``, ``running``, ``stopped`` (killed, or without news for ten minutes) or ``file``."""
+        """Return ``finished``, ``running``, ``stopped`` (nothing written for ten minutes), ``file`` or ``gone``."""
         if not self.path.is_dir():
-            return "file"
+            return "file" if self.path.exists() else "gone"
         exported = [path.stat().st_mtime for path in (self.path / "policies").glob("*/config.json")]
         metrics = self.path / "metrics.csv"
         if exported and (not metrics.is_file() or max(exported) >= metrics.stat().st_mtime - QUIET_SECONDS / 10):
@@ -230,9 +230,9 @@ class Run:
         return sorted(set(found))
 
     def _changed(self) -> float:
-        """Return the time of the last change."""
+        """Return the time of the last change; 0 for a run that was deleted."""
         paths = [self.path, *(self.path / name for name in ("metrics.csv", "episodes", "checkpoints", "config.yaml"))]
-        return max(path.stat().st_mtime for path in paths if path.exists())
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
     def _inside(self, path: Path | None) -> Path | None:
         """Return a regular file that lies in the given folder; None for any other, such as a link that leads out."""

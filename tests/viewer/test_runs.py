@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -132,6 +133,13 @@ def test_a_run_is_finished_running_or_stopped(folder: Path) -> None:
     (folder / "policies" / "main").mkdir(parents=True)
     (folder / "policies" / "main" / "config.json").write_text("{}")
     assert run.state() == "finished"
+
+
+def test_a_deleted_run_stays_in_the_table(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "b", [[episode("0-0")]])
+    runs = find_runs([str(tmp_path / "runs")])
+    shutil.rmtree(folder)
+    assert [run.head()["state"] for run in runs.values()] == ["gone", "running"]
 
 
 def test_a_resumption_is_marked_at_the_next_iteration(folder: Path) -> None:
