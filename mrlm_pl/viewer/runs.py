@@ -80,7 +80,7 @@ class Run:
         self.path, self.key, self.named, self._root = path, key, named, root.resolve()
         self.index = EpisodeIndex(self._episode_files)
         self.lock = threading.RLock()
-        self._tokenizers: dict[str, Tokenizer | None] = {}
+        self._tokenizers: dict[str, Tokenizer] = {}
 
     def head(self) -> dict[str, Any]:
         """Return the line of the table of runs."""
@@ -241,18 +241,18 @@ class Run:
         return path if path.resolve().is_relative_to(self._root) else None
 
     def _token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
-        if policy not in self._tokenizers:
-            self._tokenizers[policy] = self._tokenizer(policy)
-        tokenizer = self._tokenizers[policy]
+        """Return the text of each token; None without a tokenizer, which a run that still trains may write later."""
+        tokenizer = self._tokenizers.get(policy) or self._tokenizer(policy)
         if tokenizer is None:
             return None
+        self._tokenizers[policy] = tokenizer
         texts = {number: _token_text(tokenizer, number) for number in set(ids)}
         return [texts[number] for number in ids]
 
     def _tokenizer(self, policy: str) -> Tokenizer | None:
         """Return a policy's tokenizer: exported by the run, else of the built-in model, else from the hub's cache."""
         if Path(policy).name == policy and (path := self._inside(self.path / "policies" / policy / "tokenizer.json")):
-            return Tokenizer.from_file(str(path))
+            return _loaded(path)
         model = dict(self.settings()).get(f"model.policies.{policy}.model")
         if model == "builtin:tiny":
             return Tokenizer.from_str((resources.files("mrlm_pl") / "policy/tiny_model/tokenizer.json").read_text())
@@ -260,7 +260,7 @@ class Run:
             from huggingface_hub import try_to_load_from_cache
 
             cached = try_to_load_from_cache(model, "tokenizer.json")
-            return Tokenizer.from_file(cached) if isinstance(cached, str) else None
+            return _loaded(Path(cached)) if isinstance(cached, str) else None
         return None
 
 
@@ -339,6 +339,14 @@ def _number(text: str) -> float | None:
 
 def _last(columns: Mapping[str, Sequence[float | None]], name: str) -> float | None:
     return next((value for value in reversed(columns.get(name, ())) if value is not None), None)
+
+
+def _loaded(path: Path) -> Tokenizer | None:
+    """Return the tokenizer of a file; None for a broken or half-written one."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # the library raises no narrower class
+        return None
 
 
 def _token_text(tokenizer: Tokenizer, number: int) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_a_record_has_the_text_of_tokens_and_the_turn_of_each_message(folder: Pa
     assert row["tokens"] == ["<|user|>", "2", "<|end|>", ".", "<|end|>"]  # the built-in model's tokenizer
     assert [message.get("turn") for message in row["messages"]] == [None, 0]
     assert record["seed"] == str(2**60)  # JavaScript has no integer of this size
+
+
+def test_tokens_have_text_once_the_tokenizer_is_whole(folder: Path) -> None:
+    path = folder / "policies" / "main" / "tokenizer.json"
+    path.parent.mkdir(parents=True)
+    whole = (resources.files("mrlm_pl") / "policy/tiny_model/tokenizer.json").read_text()
+    path.write_text(whole[:100])
+    run = run_of(folder)
+    assert run.record("0-1")["trajectories"]["first"][0]["tokens"] is None
+    path.write_text(whole)
+    assert run.record("0-1")["trajectories"]["first"][0]["tokens"][1] == "2"
 
 
 def test_numbers_of_newer_records_are_shown(folder: Path) -> None:
