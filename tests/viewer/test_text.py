@@ -65,3 +65,24 @@ def test_mistakes(folder: Path, mrlm) -> None:
     assert "set a token" in mrlm("view", str(folder), "--host", "0.0.0.0")[2]
     write_run(folder.parent / "b", [])
     assert "name one run" in mrlm("view", str(folder.parent), "--text", "--episode", "0-0")[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--export", "missing/x.html"), "'missing/x.html' cannot be written: No such file or directory"),
+        (("--export", "x.html", "--text"), "name one of them"),
+        (("--port", "99999"), "99999 is no port; name one of 0 to 65535"),
+        (("--port", "-1"), "-1 is no port"),
+        (("--host", "nosuch.invalid", "--port", "0"), "choose another `--host`"),
+    ],
+)
+def test_impossible_options(
+    options: tuple[str, ...], told: str, folder: Path, mrlm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MRLM_TOKEN", "s3cret")
+    status, _, error = mrlm("view", str(folder), *options)
+    assert status in (1, 2)
+    assert told in error
+    assert not (tmp_path / "x.html").exists()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigurationError: a path holds no run, or the options do not fit together.
-        RemoteError: the port is taken.
+        RemoteError: the port is taken, or the host is no address of this machine.
     """
     parser = argparse.ArgumentParser(prog="mrlm view", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
@@ -41,18 +43,28 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
     if options.episode is not None and not options.text:
         raise ConfigurationError("episode: `--episode ID` goes with `--text`; in a browser choose it in the table")
+    if options.text and options.export is not None:
+        raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
+    if not 0 <= options.port < 2**16:
+        raise ConfigurationError(f"port: {options.port} is no port; name one of 0 to 65535")
     runs = demonstration() if options.demo else find_runs(options.runs)
     if options.text:
         print_text(runs, options.episode)
         return 0
     if options.export is not None:
-        Path(options.export).write_text(exported(runs), encoding="utf-8")
+        page = exported(runs)
+        try:
+            Path(options.export).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(
+                f"export: {options.export!r} cannot be written: {error.strerror}; name a file in a folder that exists"
+            ) from error
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0
     token = read_token(options.token_file)
     if token is None and not is_loopback(options.host):
         raise ConfigurationError(
-            f"host: {options.host!r} can be reached from other machines; set a token with `--token-file FILE` or "
+            f"host: {options.host!r} can be reached from other machines; set a token with `--token_file FILE` or "
             "MRLM_TOKEN, or leave out `--host`"
         )
     serve(application(runs, token), options.host, options.port, token is not None)
@@ -82,14 +94,15 @@ def serve(app: web.Application, host: str, port: int, guarded: bool) -> None:
     """Serve the pages until Ctrl-C or SIGTERM.
 
     Raises:
-        RemoteError: the port is taken.
+        RemoteError: the port is taken, or the host is no address of this machine.
     """
     try:
         web.run_app(app, host=host, port=port, print=lambda text: _tell(text, guarded), access_log=None)
     except OSError as error:
-        raise RemoteError(
-            f"port {port} of {host} cannot be used: {os.strerror(error.errno or 0)}; choose another `--port`"
-        ) from error
+        unknown = isinstance(error, socket.gaierror)
+        option = "--host" if unknown or error.errno == errno.EADDRNOTAVAIL else "--port"
+        reason = error.strerror if unknown else os.strerror(error.errno or 0)
+        raise RemoteError(f"port {port} of {host} cannot be used: {reason}; choose another `{option}`") from error
 
 
 def _tell(text: str, guarded: bool) -> None:
