@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ class EpisodeFile:
             for head in found:
                 self.rows.append(summary(head, len(found) > 1))
                 self._offsets[head.id] = offset
+
+    def newest_heads(self, count: int) -> Iterator[EpisodeHead]:
+        """Yield the last episodes of the file, in order, up to a number; a turn tree is whole."""
+        if not self.rows:
+            return
+        first = min(self._offsets[row[0]] for row in self.rows[-count:])
+        for item in LineFile(self.lines.path).new_lines():
+            if item and item[0] >= first:
+                with suppress(ValueError, RecursionError):  # counted in ``faults``
+                    yield from heads(item[1])
 
     def line(self, episode: str) -> bytes | None:
         """Return the line that holds an episode; None if the file has no such one."""
@@ -196,17 +207,12 @@ class EpisodeIndex:
         raise DataError(f"there is no episode {episode!r} in this run")
 
     def newest_heads(self, count: int) -> Iterator[EpisodeHead]:
-        """Yield the newest episodes, file by file, up to a number."""
-        left = count
+        """Yield the newest episodes, file by file, up to a number; a turn tree is whole."""
         for file in self.newest_first():
-            for item in LineFile(file.lines.path).new_lines() if isinstance(file, EpisodeFile) else ():
-                try:
-                    found = heads(item[1]) if item and left > 0 else []
-                except (ValueError, RecursionError):
-                    continue
-                left -= len(found)
-                yield from found
-            if left <= 0:
+            found = list(file.newest_heads(count)) if isinstance(file, EpisodeFile) else []
+            yield from found
+            count -= len(found)
+            if count <= 0:
                 return
 
     def last_rewards(self) -> list[list[float]]:

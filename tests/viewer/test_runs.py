@@ -71,6 +71,12 @@ def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:
     assert families[1] == families[2] != families[0]
 
 
+def test_the_health_is_that_of_the_newest_episodes_of_a_file(folder: Path) -> None:
+    assert [head.id for head in run_of(folder).index.newest_heads(1)] == ["3-0"]
+    assert [head.id for head in run_of(folder).index.newest_heads(4)] == ["2-0", "3-0", "0-1", "1-0"]
+    assert [head.id for head in run_of(folder).index.newest_heads(9)] == ["2-0", "3-0", "0-0", "0-1", "1-0"]
+
+
 def test_a_record_has_the_text_of_tokens_and_the_turn_of_each_message(folder: Path) -> None:
     record = run_of(folder).record("0-1")
     row = record["trajectories"]["first"][0]
