@@ -174,11 +174,15 @@ class EpisodeIndex:
         notes: list[str] = []
         older: int | None = None
         for file in self.newest_first():
-            if len(rows) >= NEWEST:
-                older = max((row[_ITERATION] for row in file.rows), default=older)
-                break
             rows += [row for row in reversed(file.rows) if last is None or row[_ITERATION] <= last]
             notes += file.notes()
+            older = max(
+                (row[_ITERATION] for row in rows[NEWEST:] if row[_ITERATION] < rows[0][_ITERATION]), default=None
+            )
+            if older is not None:
+                break
+        if len(rows) > NEWEST and rows[NEWEST][_ITERATION] == rows[0][_ITERATION]:
+            notes.append(f"iteration {rows[0][_ITERATION]} has more episodes; its newest {NEWEST} are shown")
         return {"columns": COLUMNS, "rows": rows[:NEWEST], "older": older, "notes": notes}
 
     def record(self, episode: str) -> dict[str, Any]:

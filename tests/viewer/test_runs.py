@@ -71,6 +71,23 @@ def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:
     assert families[1] == families[2] != families[0]
 
 
+def test_older_episodes_are_named_by_their_iteration(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(run: Run, last: int | None = None) -> tuple[list[str], int | None, list[str]]:
+        found = run.index.table(last)
+        return [row[0] for row in found["rows"]], found["older"], found["notes"]
+
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 2)
+    more = ["iteration 0 has more episodes; its newest 2 are shown"]
+    assert shown(run_of(folder)) == (["3-0", "2-0"], 0, [])
+    assert shown(run_of(folder), 0) == (["1-0", "0-1"], None, more)
+    path = tmp_path / "collected.jsonl"
+    path.write_text("".join(episode(f"{n}-0", iteration=n // 3).to_json() + "\n" for n in range(5)))
+    assert shown(run_of(path)) == (["4-0", "3-0"], 0, [])
+    assert shown(run_of(path), 0) == (["2-0", "1-0"], None, more)
+
+
 def test_the_health_is_that_of_the_newest_episodes_of_a_file(folder: Path) -> None:
     assert [head.id for head in run_of(folder).index.newest_heads(1)] == ["3-0"]
     assert [head.id for head in run_of(folder).index.newest_heads(4)] == ["2-0", "3-0", "0-1", "1-0"]
