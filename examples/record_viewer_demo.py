@@ -32,7 +32,8 @@ RUNS = {
         *SHORT,
     ],
 }
-KEPT = ("config.yaml", "metrics.csv", "episodes", "policies/*/config.json", "policies/*/tokenizer.json")
+POLICY = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+KEPT = ("config.yaml", "metrics.csv", "episodes", *(f"policies/*/{name}" for name in POLICY))
 
 
 def main() -> None:

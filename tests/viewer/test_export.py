@@ -36,6 +36,14 @@ def test_the_command_shows_the_demonstration(mrlm, tmp_path: Path) -> None:
     assert mrlm("view")[0] == 2
 
 
+@pytest.mark.parametrize("name", demonstration())
+def test_the_demonstration_can_be_played_again(name: str, mrlm) -> None:
+    status, out, error = mrlm("replay", str(demonstration()[name].path))
+    assert status == 0, error
+    count, total = re.findall(r"(\d+) of (\d+) episodes are equal to their record", out)[0]
+    assert count == total
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     texts = [text.replace("\ud800", "") for text in HOSTILE]
