@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
-from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.episode import Episode, Message
+from mrlm_pl.errors import ConfigurationError, nearest, place
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.reprompts import REPROMPTS, Attempt
@@ -331,6 +331,11 @@ class Distiller:
         messages = reprompt(attempt)
         if messages is None:
             return None
+        if isinstance(messages, str) or not all(isinstance(message, Message) for message in messages):
+            raise ConfigurationError(
+                f"{getattr(reprompt, '__qualname__', reprompt)} returned {messages!r:.60}; a reprompt must return a "
+                f"sequence of messages, or None ({place(reprompt)})"
+            )
         chat, first = student.chat, row.turns[0].start
         own, other = (chat.encode(chat.render(part, generation_prompt=True)) for part in (attempt.opening, messages))
         if tuple(own) != row.token_ids[:first]:

@@ -124,13 +124,13 @@ def whatif(
         specs = counterfactuals(recorded, agent, turn, [said] * samples + [other] * samples, rest)
         played = player.play_blocking(specs)
     for item in played:
-        if item.failed:
-            raise RolloutError(f"episode {episode!r} cannot be continued: {item.error}")
         if fault := departure(recorded, item):
             raise ConfigurationError(
                 f"episode {episode!r} cannot be continued, as its beginning does not replay: {fault}; the environment, "
                 "its settings, its code or the tokenizer are others than when it was recorded (see `mrlm replay`)"
             )
+        if item.failed:
+            raise RolloutError(f"episode {episode!r} cannot be continued: {item.error}")
     return _report(recorded, agent, turn, played[:samples], played[samples:], own_reward)
 
 
