@@ -13,9 +13,8 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.distillation import Distillation
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.losses import Clip
+from mrlm_pl.losses import token_loss
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import as_settings
 
 
 class OnPolicyDistillation(PolicyGradient):
@@ -68,20 +67,20 @@ class OnPolicyDistillation(PolicyGradient):
             )
         super().__init__(policies, seats, distillation=distillation, **settings)
         assert self.distiller is not None
-        idle: dict[str, Any] = {
-            "overlong_buffer": self.overlong_buffer,
+        in_loss = self.distiller.in_loss
+        idle = {
+            "overlong_buffer": self.overlong_buffer > 0,
             "task_normalization": self.task_normalization not in (None, "none"),
+            "loss, loss_settings or clip": in_loss and self.loss != token_loss(self.default_loss),
+            "correction": in_loss and self.correction.kind != "none",
+            "off_policy_threshold": in_loss and self.off_policy_threshold is not None,
         }
-        if self.distiller.in_loss:
-            idle |= {name: settings.get(name) for name in ("loss", "loss_settings", "off_policy_threshold")}
-            idle["clip"] = as_settings(Clip, settings.get("clip", Clip()), "clip") != Clip()
-            idle["correction"] = self.correction.kind != "none"
-        if unread := [name for name, given in idle.items() if given]:
-            raise ConfigurationError(
-                f"OnPolicyDistillation with distillation.form {self.distiller.settings.form} does not read {unread}: "
-                "the options are of advantages from rewards or, with form full and top_k, of the loss of advantages; "
-                "leave them out, or give GRPO the distillation"
-            )
+        for option, given in idle.items():
+            if given:
+                raise ConfigurationError(
+                    f"OnPolicyDistillation with distillation.form {self.distiller.settings.form} does not read "
+                    f"{option}; leave it out, or give `distillation` to an algorithm with rewards, such as GRPO"
+                )
         self.task_normalization = "none"
         if all(teacher.reprompt == "sibling" for teacher in self.distiller.settings.teachers):
             self.smallest_group = 2
