@@ -45,9 +45,9 @@ def compare_runs(one: Run, other: Run) -> dict[str, Any]:
 
 
 def _episodes(run: Run) -> list[dict[str, Any]]:
-    """Return the summaries of the newest episodes that did not fail."""
+    """Return the summaries of the newest episodes that did not fail and are no branches."""
     rows = (dict(zip(COLUMNS, row, strict=True)) for row in run.index.table()["rows"])
-    return [row for row in rows if row["error"] is None]
+    return [row for row in rows if row["error"] is None and not row["branch"]]
 
 
 def _by_task(episodes: list[dict[str, Any]]) -> dict[str, float]:

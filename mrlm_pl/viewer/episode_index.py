@@ -220,9 +220,9 @@ class EpisodeIndex:
                 return
 
     def last_rewards(self) -> list[list[float]]:
-        """Return the rewards of the newest file's episodes that did not fail, by group."""
+        """Return the rewards of the newest file's episodes that did not fail and are no branches, by group."""
         groups: dict[str, list[float]] = {}
         for row in next((file.rows for file in self.newest_first() if file.rows), []):
-            if row[COLUMNS.index("error")] is None:
+            if row[COLUMNS.index("error")] is None and not row[COLUMNS.index("branch")]:
                 groups.setdefault(row[_GROUP], []).append(row[_REWARD])
         return list(groups.values())

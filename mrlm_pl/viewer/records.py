@@ -56,6 +56,7 @@ class EpisodeHead(msgspec.Struct):
     attempts: int = 1
     row_restarts: int = 0
     timings: dict[str, float] = {}
+    origin: dict[str, Any] | None = None
 
     @property
     def tool_failure(self) -> bool:
@@ -79,9 +80,14 @@ _HEAD = msgspec.json.Decoder(_RecordHead)
 
 COLUMNS = (
     "id", "iteration", "task", "group", "agents", "policies", "reward", "rewards", "turns", "tokens", "advantage",
-    "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "tree",
+    "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "branch",
+    "tree",
 )  # fmt: skip
-"""Columns of the table of episodes. ``advantage`` is the largest absolute one of a turn; None where none is stored."""
+"""Columns of the table of episodes.
+
+``advantage`` is the largest absolute one of a turn; None where none is stored. ``branch`` is True for an episode that
+branches from another one.
+"""
 
 
 def heads(line: bytes) -> list[EpisodeHead]:
@@ -112,7 +118,7 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
         sum(turn.stop - turn.start for turn in turns), max(advantages, default=None), head.success, head.truncated,
         any(turn.finish_reason == "length" for turn in turns),
         head.tool_failure,
-        head.error, head.stop_reason, f"{task.seed}/{head.seed}", tree,
+        head.error, head.stop_reason, f"{task.seed}/{head.seed}", head.origin is not None, tree,
     ]  # fmt: skip
 
 
@@ -229,7 +235,7 @@ def report_summary(record: Mapping[str, Any]) -> list[Any]:
         **{name: record[name] for name in ("id", "iteration", "group", "reward", "success", "error")},
         "task": record["group"], "agents": agents, "policies": sorted({row["policy"] for row in stored_rows(record)}),
         "rewards": [None] * len(agents), "turns": 0, "tokens": 0, "truncated": False, "length": False,
-        "tool_failure": False, "stop": record["stop_reason"], "seed": "", "tree": False,
+        "tool_failure": False, "stop": record["stop_reason"], "seed": "", "branch": False, "tree": False,
     }  # fmt: skip
     return [known.get(name) for name in COLUMNS]
 

@@ -83,11 +83,19 @@ class Run:
         self._tokenizers: dict[str, Tokenizer] = {}
 
     def head(self) -> dict[str, Any]:
-        """Return the line of the table of runs."""
+        """Return the line of the table of runs.
+
+        The reward is the last logged one, else the mean of the newest stored episodes without branches. Its interval is
+        theirs; None where their mean is another one, as with greedy baselines, which are stored and not trained on.
+        """
         settings = dict(self.settings())
         rewards = self.index.last_rewards()
         values = [value for group in rewards for value in group]
+        stored = math.fsum(values) / len(values) if values else None
         curve = self._read_metrics()
+        logged = _last(curve, "rollout/reward")
+        reward = stored if logged is None else logged
+        same = stored is not None and reward is not None and math.isclose(stored, reward, rel_tol=1e-5, abs_tol=1e-6)
         return {
             "key": self.key,
             "state": self.state(),
@@ -113,8 +121,8 @@ class Run:
             else self.key,
             "iterations": _last(curve, "progress/iteration"),
             "episodes": _last(curve, "progress/episodes"),
-            "reward": math.fsum(values) / len(values) if values else None,
-            "ci95": mean_interval(rewards) if values else None,
+            "reward": reward,
+            "ci95": mean_interval(rewards) if same else None,
         }
 
     def detail(self) -> dict[str, Any]:

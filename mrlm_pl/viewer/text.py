@@ -40,8 +40,8 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
     table = Table("run", "state", "algorithm", "environment", "iterations", "episodes", "last reward [95 %]")
     for run in runs.values():
         head = run.head()
-        low, high = head["ci95"] or (None, None)
-        shown = f"{_number(head['reward'])} [{_number(low)}, {_number(high)}]" if head["ci95"] else ""
+        interval = f" [{', '.join(map(_number, head['ci95']))}]" if head["ci95"] else ""
+        shown = _number(head["reward"]) + interval
         values = (head["key"], head["state"], head["algorithm"], ", ".join(head["environments"]))
         table.add_row(*map(visible, values), _number(head["iterations"]), _number(head["episodes"]), Text(shown))
     console.print(table)

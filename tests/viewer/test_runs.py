@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
+from mrlm_pl.episode import Origin
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import QUIET_SECONDS, Run, find_runs
 from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
@@ -59,6 +61,20 @@ def test_the_head_has_the_last_reward_with_its_interval(folder: Path) -> None:
     assert (head["algorithm"], head["environments"]) == ("GRPO", ["MathEnvironment"])
     assert head["policies"] == {"main": "builtin:tiny"}
     assert (head["iterations"], head["episodes"]) == (2.0, 8.0)
+
+
+def test_the_last_reward_is_the_logged_one(folder: Path) -> None:
+    write_run(folder.parent / "b", [[episode("0-0")]], rewards=[0.25])  # of two episodes, one of which is not stored
+    head = run_of(folder.parent / "b").head()
+    assert (head["reward"], head["ci95"]) == (0.25, None)
+
+
+def test_branches_are_in_no_mean(tmp_path: Path) -> None:
+    branch = episode("0-1", rewards=(1.0, 1.0), origin=Origin("0-0", ("first",), 0))
+    run = run_of(write_run(tmp_path / "b", [[episode("0-0", rewards=(0.0, 0.5)), branch]]))
+    assert run.head()["reward"] == 0.25
+    assert compare_runs(run, run)["own"] == 0.25
+    assert len(rows(run)) == 2
 
 
 def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:
