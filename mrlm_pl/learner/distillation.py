@@ -349,14 +349,14 @@ class Distiller:
         """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them."""
         assert rows.teacher_prompts is not None
         found = []
-        for place, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
-            lengths = rows.teacher_prompts[:, place, 0]
+        for position, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
+            lengths = rows.teacher_prompts[:, position, 0]
             taught = (lengths >= 0).nonzero().flatten()
             if not taught.numel():
                 continue
             inputs = rows.select(taught).inputs()
             if bool((lengths[taught] > 0).any()):
-                inputs |= _reprompted(rows, taught, rows.teacher_prompts[:, place])
+                inputs |= _reprompted(rows, taught, rows.teacher_prompts[:, position])
             found.append((None if name is None else self.learner.policy(name), teacher.weight, taught, inputs))
         return found
 

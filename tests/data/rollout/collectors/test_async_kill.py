@@ -14,6 +14,7 @@ import torch
 
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.rollout.replay import differences
 
 ROOT = Path(__file__).parents[4]
 ITERATIONS = 14
@@ -54,7 +55,9 @@ def test_complete_groups_survive_the_kill_of_the_learner(tmp_path: Path) -> None
     episodes = list(read_episodes(folder / "episodes"))
     assert len(episodes) == ITERATIONS * 16
     assert kept, "a kill found groups that were complete and had not trained"
-    assert {item.id: item for item in episodes if item.id in kept} == kept
+    found = {item.id: item for item in episodes if item.id in kept}
+    assert set(found) == set(kept)
+    assert [differences(item, found[id]) for id, item in kept.items()] == [[]] * len(kept)
     lags = [
         item.iteration - span.version
         for item in episodes
