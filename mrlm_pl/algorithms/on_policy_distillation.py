@@ -63,7 +63,7 @@ class OnPolicyDistillation(PolicyGradient):
         if distillation is None:
             raise ConfigurationError(
                 "OnPolicyDistillation has no teacher; name a policy with `trained: false`: "
-                "`distillation: {teachers: [{policy: NAME}]}`"
+                "`distillation: {teachers: [{policy: NAME}]}`, or `{reprompt: sibling}` for the policy itself"
             )
         super().__init__(policies, seats, distillation=distillation, **settings)
         assert self.distiller is not None

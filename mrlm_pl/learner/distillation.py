@@ -114,7 +114,8 @@ class Distillation:
             )
         if not self.teachers:
             raise ConfigurationError(
-                "distillation.teachers is empty; name a policy with `trained: false`: `teachers: [{policy: NAME}]`"
+                "distillation.teachers is empty; name a policy with `trained: false`: `teachers: [{policy: NAME}]`, or "
+                "let the policy teach itself: `teachers: [{reprompt: sibling}]`"
             )
         teachers = tuple(as_settings(Teacher, one, "distillation.teachers") for one in self.teachers)
         object.__setattr__(self, "teachers", teachers)

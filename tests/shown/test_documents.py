@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,13 @@ PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
 def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "runs/quickstart" in code:
         run = tmp_path / "runs/quickstart"
-        write_episodes(run / "episodes/iteration-000000.jsonl.gz", recorded(MathEnvironment((1, 1)), 2))
+        write_episodes(
+            run / "episodes/iteration-000000.jsonl.gz",
+            [
+                dataclasses.replace(episode, id=f"0-0-{number}")
+                for number, episode in enumerate(recorded(MathEnvironment((1, 1)), 2))
+            ],
+        )
         (run / "config.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     short = code.replace("iterations=120", "iterations=1").replace("num_episodes=500", "num_episodes=4")

@@ -68,7 +68,7 @@ def check_updates(
             cannot be divided evenly.
     """
     name = type(learner).__name__
-    remedy = "use an algorithm with an importance ratio (GRPO, PPO; for turn trees ATGRPO)"
+    remedy = "use an algorithm and loss with an importance ratio (GRPO, PPO; for turn trees ATGRPO)"
     if passes > 1 and not learner.uses_importance_ratio:
         raise ConfigurationError(
             f"data.passes is {passes}, but {name} has no importance ratio: the second pass has the gradient of another "
