@@ -144,7 +144,7 @@ def trl_orpo() -> list[float]:
 
 
 def trl_kto() -> list[float]:
-    """The loss of each answer by itself, with an answer to another question of log ratio ``DIVERGENCE``."""
+    """The loss of each answer alone, with an answer to another question of log ratio ``DIVERGENCE``."""
     from trl.trainer.kto_trainer import KTOTrainer
 
     trainer: Any = object.__new__(KTOTrainer)

@@ -20,7 +20,7 @@ def credited(
     """Return the episodes with the advantage of each turn that is trained on, and the critic's baseline if any.
 
     Both are means over the turn's tokens. A decision that several paths of a turn tree share has them in all paths. A
-    turn is known by itself or, where an algorithm has changed its rewards, by its trajectory's tokens.
+    turn is found by its identity or, where an algorithm has changed its rewards, by its trajectory's tokens.
 
     Args:
         episodes: the records.
