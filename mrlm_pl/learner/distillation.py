@@ -169,7 +169,9 @@ class Distiller:
         """Validate that a teacher can score the tokens of a student."""
         fault = None
         if teacher.trained:
-            fault = "is trained; set `trained: false` for it, or leave out its name, so that the student is its own teacher"
+            fault = (
+                "is trained; set `trained: false` for it, or leave out its name, so that the student is its own teacher"
+            )
         elif teacher.served_by is not None:
             fault = (
                 f"is served by {teacher.served_by}, which scores no tokens; read its weights here: leave out served_by"
