@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -27,7 +28,9 @@ FIRST_REST, LONGEST_REST = 1.0, 30.0
 PROBE_SECONDS = 3.0
 T = TypeVar("T")
 
-_turns = itertools.count()
+_turns: defaultdict[tuple[Address, ...], Iterator[int]] = defaultdict(itertools.count)
+"""Requests that each set of servers has had, so that the clients of other servers do not change the rotation."""
+
 _gone: dict[Address, asyncio.Task[None]] = {}
 _silent: set[str] = set()
 """Servers of which a warning has told that they do not answer."""
@@ -53,7 +56,7 @@ def addresses_of(
 
 def in_turn(addresses: Sequence[Address]) -> list[Address]:
     """Return all addresses, each time beginning with the next; those that are gone come last."""
-    first = next(_turns) % len(addresses)
+    first = next(_turns[tuple(addresses)]) % len(addresses)
     turned = [*addresses[first:], *addresses[:first]]
     return sorted(turned, key=is_gone)
 
