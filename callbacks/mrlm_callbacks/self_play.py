@@ -150,8 +150,8 @@ class SelfPlay(Callback, CollectionObserver):
         if own is not None:
             logged |= {"elo": own.elo, "elo_low": own.low, "elo_high": own.high}
             logged["opponent_elo"] = ratings[str(opponent)].elo
-        for name, value in logged.items():
-            pl_module.log(f"self_play/{name}", value, prog_bar=name == "elo", batch_size=1)
+        values = {f"self_play/{name}": value for name, value in logged.items()}
+        self._algorithm(trainer).metrics.log(trainer, values, lambda name: name == "self_play/elo")
         if data.stream.iteration % self.snapshot_every == 0:
             self.pool.add(data.stream.iteration, weights_of(self._algorithm(trainer).policy(self.learner)))
         self._score = float("nan")

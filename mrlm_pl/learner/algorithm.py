@@ -333,8 +333,7 @@ class Algorithm(LightningModule, ABC):
                 "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
             )
         self.metrics.add_sum("train/loss", loss)
-        for name, value in batch.metrics.items():
-            self.log(name, value, prog_bar=on_rollout_bar(name), batch_size=1)
+        self.metrics.log(self.trainer, batch.metrics, on_rollout_bar)
         # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
         return loss * batch.pieces
 
@@ -349,8 +348,8 @@ class Algorithm(LightningModule, ABC):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         metrics = self.metrics.take_update(self.trainer)
-        for name, value in metrics.items():
-            self.log(name, value, prog_bar=on_update_bar(name, metrics), batch_size=1)
+        self.metrics.log(self.trainer, metrics, lambda name: on_update_bar(name, metrics))
+        rates: dict[str, float] = {}
         for group in optimizer.param_groups:
             if group["policy"] in self._absent:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
@@ -367,8 +366,12 @@ class Algorithm(LightningModule, ABC):
                     "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"
                 )
             part = group["name"].removeprefix(group["policy"]).replace("/", "_")
-            self.log(self.metrics.name(f"grad_norm{part}", group["policy"]), norm, batch_size=1)
-            self.log(self.metrics.name(f"learning_rate{part}", group["policy"]), group["lr"], batch_size=1)
+            rates[self.metrics.name(f"grad_norm{part}", group["policy"])] = float(norm)
+            rates[self.metrics.name(f"learning_rate{part}", group["policy"])] = group["lr"]
+        self.metrics.log(self.trainer, rates)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.metrics.write_row(self.trainer)
 
     def configure_gradient_clipping(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Metrics:
         self._largest: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._evaluated: dict[str, dict[tuple[str, str], float]] = {}
+        self._row: dict[str, float] = {}
+        self._updated = False
 
     def name(self, metric: str, policy: str) -> str:
         """Return the name of a policy's metric: ``train/METRIC``, with the policy's name if there are several.
@@ -134,7 +136,41 @@ class Metrics:
                 metrics[name] = metrics.get(name, 0.0) + value
         metrics |= {name: total / weight for name, (total, weight) in totals.items() if weight}
         self.update = metrics | _of_means(metrics)
+        self._updated = True
         return self.update
+
+    def log(
+        self, trainer: Any, values: Mapping[str, float], on_bar: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """Log numbers of an update: to callbacks and the progress bar at once, to the loggers with :meth:`write_row`.
+
+        ``LightningModule.log`` takes .4 ms for each number, together a tenth of a small model's step.
+
+        Args:
+            trainer: of the run.
+            values: the numbers by name.
+            on_bar: whether the progress bar shows the number of a name.
+        """
+        numbers = torch.tensor(list(values.values()), dtype=torch.float32)
+        row = dict(zip(values, numbers.tolist(), strict=True))
+        trainer.callback_metrics.update(zip(values, numbers, strict=True))
+        trainer.progress_bar_metrics.update({name: value for name, value in row.items() if on_bar(name)})
+        self._row |= row
+
+    def write_row(self, trainer: Any) -> None:
+        """Write what was logged since the last row to the loggers, every ``log_every_n_steps`` updates.
+
+        Between the updates, after a micro-batch of several, nothing is written.
+        """
+        updated, self._updated = self._updated, False
+        every, step = trainer.log_every_n_steps, trainer.global_step - 1
+        if not updated or not every or not ((step + 1) % every == 0 or trainer.should_stop or trainer.fast_dev_run):
+            return
+        row, self._row = {"epoch": float(trainer.current_epoch), **self._row}, {}
+        trainer.logged_metrics.update(row)
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=step)
+            logger.save()
 
     def of_this_rank(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
         """Return this rank's (total, weight) of each mean, largest values and sums, in one transfer from the device."""

@@ -627,12 +627,12 @@ class PolicyGradient(Algorithm):
         for name, controller in self.entropy_controllers.items():
             entropy = self.metrics.update.get(self.metrics.name("entropy", name))
             if self.entropy.target is not None and entropy is not None:
-                self.log(self.metrics.name("entropy_coefficient", name), controller.weight, batch_size=1)
+                self.metrics.log(self.trainer, {self.metrics.name("entropy_coefficient", name): controller.weight})
                 controller.update(entropy)
         if self.stop_at_kl is not None:
             moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
             before, self._over = self._over, self._over or max(moved) > self.stop_at_kl
-            self.log("train/early_stop", float(self._over and not before), batch_size=1)
+            self.metrics.log(self.trainer, {"train/early_stop": float(self._over and not before)})
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
@@ -175,3 +176,36 @@ def test_the_target_is_compared_with_the_logged_divergence(model_folder: Path, e
     assert all(step["train/approx_kl"] > target for step in ends)
     first = next(place for place, step in enumerate(logged.steps) if step["train/early_stop"])
     assert all(step["train/approx_kl"] <= target for step in logged.steps[:first])
+
+
+class Rows(Logger):
+    """Keeps what the trainer logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    name, version = "rows", ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Ignore hyperparameters."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, metrics))
+
+
+@pytest.mark.parametrize(("every", "steps", "with_rollout"), [(1, [0, 1, 2, 3], [0, 2]), (2, [1, 3], [1, 3])])
+def test_an_update_is_one_row(
+    model_folder: Path, echo: Any, quiet_trainer: Any, every: int, steps: list[int], with_rollout: list[int]
+) -> None:
+    sampling = Sampling(max_tokens=3)
+    data = RolloutDataModule(echo(), groups=4, group_size=2, iterations=2, minibatches=2, sampling=sampling)
+    rows = Rows()
+    trainer = quiet_trainer(logger=rows, log_every_n_steps=every, accumulate_grad_batches=2)
+    trainer.fit(GRPO({"main": Policy(str(model_folder))}), data)
+    assert [step for step, _ in rows.rows] == steps
+    assert [step for step, row in rows.rows if "rollout/reward" in row] == with_rollout
+    assert all({"train/loss", "train/grad_norm", "epoch"} <= set(row) for _, row in rows.rows)
+    last, reward = rows.rows[-1][1], [row["rollout/reward"] for _, row in rows.rows if "rollout/reward" in row][-1]
+    assert float(trainer.callback_metrics["train/loss"]) == last["train/loss"] == trainer.logged_metrics["train/loss"]
+    assert trainer.progress_bar_metrics["rollout/reward"] == reward

@@ -83,6 +83,7 @@ class Mover(Algorithm):
         """Measure no gradient norm."""
 
     on_before_optimizer_step = LightningModule.on_before_optimizer_step
+    on_train_batch_end = LightningModule.on_train_batch_end
     on_validation_epoch_end = LightningModule.on_validation_epoch_end
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
 

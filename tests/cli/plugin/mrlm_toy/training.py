@@ -56,6 +56,7 @@ class ToyAlgorithm(Algorithm):
         return (self.weight - batch).square()
 
     on_before_optimizer_step = LightningModule.on_before_optimizer_step
+    on_train_batch_end = LightningModule.on_train_batch_end
     on_validation_epoch_end = LightningModule.on_validation_epoch_end
     on_test_epoch_end = LightningModule.on_test_epoch_end
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
