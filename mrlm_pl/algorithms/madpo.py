@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,8 +74,8 @@ class MADPO(Algorithm):
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
-    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
-        super().meet_rollouts(environments, engine)
+    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
+        super().meet_rollouts(agents, environments, engine)
         self.reference = ReferencePolicy(used=True)
 
     def prepare(

@@ -121,5 +121,5 @@ class MAPPO(PolicyGradient):
             own["shortened"] = states.shortened
         totals = merged(self.trainer, own)
         name = self.critic.option
-        self.log_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))
+        self.metrics.add_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))
         self.metrics.rollout[self.metrics.name("shortened_states", name)] = float(totals.get("shortened", 0))

@@ -70,6 +70,9 @@ class Algorithm(LightningModule, ABC):
     further: FurtherEpisodes | None = None
     """The further episodes that each group is completed with."""
 
+    collection_over: bool = False
+    """The remaining updates on the current rollout are skipped; the same on every rank."""
+
     reads_reference_sums: bool = False
     """Compare given answers with their log-probabilities before the first update, which the data module computes."""
 
@@ -102,11 +105,6 @@ class Algorithm(LightningModule, ABC):
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
         self.critic: Critic | None = None
-
-    @property
-    def collection_over(self) -> bool:
-        """True if the remaining updates on the current rollout are skipped; the same on every rank."""
-        return False
 
     @property
     def uses_importance_ratio(self) -> bool:
@@ -193,8 +191,12 @@ class Algorithm(LightningModule, ABC):
             seats = {agent: self.seat(agent) for agent in agents}
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
-    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
-        """Take note of the run's environments, in one order on all ranks, and of its engine; None is in process."""
+    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
+        """Check the run's agents, and take note of its environments, in one order on all ranks, and of its engine.
+
+        An engine of None is in process.
+        """
+        self.check_agents(agents)
         self.tasks_of_run, self._engine = tuple(environments), engine
 
     def idle_loss(self, name: str) -> Tensor:
@@ -226,10 +228,6 @@ class Algorithm(LightningModule, ABC):
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Return the indices [b] of the rows whose loss can have a gradient; the others need no forward pass."""
         return torch.arange(len(rows))
-
-    def take_prepared_metrics(self) -> dict[str, float]:
-        """Return the metrics of :meth:`prepare`, once."""
-        return self.metrics.take_rollout()
 
     def progress(self) -> dict[str, Any]:
         """Return the state beside the weights, such as running baselines, as plain values for the checkpoint."""
@@ -372,6 +370,11 @@ class Algorithm(LightningModule, ABC):
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.metrics.write_row(self.trainer)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        trained = [self.policy(name) for name in self.policies if self.policy(name).trained]
+        self.reference.follow(trained, self.global_step + 1)
 
     def configure_gradient_clipping(
         self,

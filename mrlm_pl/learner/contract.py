@@ -11,6 +11,7 @@ from torch import Tensor
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.tree_player import Branching
@@ -29,6 +30,12 @@ class RolloutLearner(Protocol):
     uses_greedy_baseline: bool
     """True if each group comes with one greedy episode of its task."""
 
+    metrics: Metrics
+    """Its numbers of a rollout are those that :meth:`prepare` left to be logged."""
+
+    collection_over: bool
+    """True if the remaining updates on the current rollout are skipped; the same on every rank."""
+
     further: FurtherEpisodes | None
     """The further episodes that each group is completed with; None has none. Not with turn trees."""
 
@@ -42,11 +49,8 @@ class RolloutLearner(Protocol):
 
     # Options.
 
-    def check_agents(self, agents: Collection[str]) -> None:
-        """Validate the seats against the agents of the environments."""
-
-    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
-        """Take note of the environments, in one order on all ranks, and of the engine; None is in process."""
+    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
+        """Check the agents, and take note of the environments, in one order on all ranks, and of the engine."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Return True if the loss weighs each token by its sampler's probability."""
@@ -102,18 +106,11 @@ class RolloutLearner(Protocol):
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         """Restore what :meth:`progress` returned."""
 
-    def take_prepared_metrics(self) -> dict[str, float]:
-        """Return the numbers that :meth:`prepare` left to be logged, once."""
-
     # Mini-batches.
 
     @property
     def learners(self) -> Mapping[str, Any]:
         """The models with rows of their own by name, in one order on all ranks."""
-
-    @property
-    def collection_over(self) -> bool:
-        """True if the remaining updates on the current rollout are skipped; the same on every rank."""
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         """Return the indices [b] of the rows whose loss can have a gradient."""

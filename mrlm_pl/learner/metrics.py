@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrlm_pl.advantages import Moments
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import each_share, merged
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
@@ -29,12 +30,13 @@ class Metrics:
         policies: the names of the policies.
 
     Attributes:
+        policies: their names.
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
     """
 
     def __init__(self, policies: Collection[str]) -> None:
-        self._policies = tuple(policies)
+        self.policies = tuple(policies)
         self.rollout: dict[str, float] = {}
         self.update: dict[str, float] = {}
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
@@ -50,7 +52,7 @@ class Metrics:
         The number of policies, not of trajectories, decides, so the names do not change during a run. The metrics of a
         critic with trajectories of its own always carry its name.
         """
-        alone = len(self._policies) == 1 and policy in self._policies
+        alone = len(self.policies) == 1 and policy in self.policies
         return f"train/{metric}" if alone else f"train/{policy}/{metric}"
 
     def add(self, name: str, mean: Tensor, weight: Tensor | float) -> None:
@@ -105,6 +107,15 @@ class Metrics:
             means["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
         self.add_policy(policy, means, mask.sum())
         self.add_largest(policy, largest)
+
+    def add_values(self, learner: str, returns: Moments, errors: Moments) -> None:
+        """Add the mean return and the explained variance of a critic's values to the numbers of the rollout.
+
+        The explained variance is 1 for perfect values, and 0 for values as good as a constant.
+        """
+        explained = 1.0 - (errors.std / returns.std) ** 2 if returns.std else 0.0
+        self.rollout[self.name("return", learner)] = returns.mean
+        self.rollout[self.name("explained_variance", learner)] = explained
 
     def take_rollout(self) -> dict[str, float]:
         """Return the metrics of a rollout, once."""

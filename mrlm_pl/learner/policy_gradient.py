@@ -10,16 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import (
-    NO_MOMENTS,
-    Moments,
-    masked_moments,
-    task_moments,
-    task_scaled_advantages,
-    task_standardized_advantages,
-    unnormalizable_tasks,
-    whiten,
-)
+from mrlm_pl.advantages import NO_MOMENTS, masked_moments, whiten
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Engine, Sampling
@@ -28,13 +19,14 @@ from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.credit.filters import exclude_zero_variance, keep_top_entropy, normalize_tasks
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of, task_types
+from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
-from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, discounts_of, rewarded_rows
+from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.distillation import Distillation, Distiller
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.learner.ranks import each_share, merged
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.learner.reference import KL, KLController, Placement, ReferencePolicy, ReferenceSync
 from mrlm_pl.losses import (
     Clip,
@@ -48,7 +40,6 @@ from mrlm_pl.losses import (
     off_policy_sequence_mask,
     reduce_tokens,
     token_loss,
-    top_entropy_threshold,
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
@@ -210,7 +201,6 @@ class PolicyGradient(Algorithm):
         given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if given is None else Distiller(given, self)
         self._warned_of: set[tuple[str, str]] = set()
-        self._over = False
 
     @property
     def uses_importance_ratio(self) -> bool:
@@ -300,60 +290,27 @@ class PolicyGradient(Algorithm):
     def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:
         """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
 
-        With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``. With a
-        critic ``return`` and ``explained_variance`` of the values are logged.
+        With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
         """
+        trained = [name for name in self.policies if self.policy(name).trained]
         tables = rewarded_rows(episodes, self.temperatures(sampling), self.turn_bonus(sampling))
-        tables = {name: tables[name] for name in self.policies if name in tables and self.policy(name).trained}
-        own: dict[tuple[str, str], Moments] = {}
+        tables = {name: tables[name] for name in trained if name in tables}
         for name, table in tables.items():
             table.to(self.device)
-            self._add_token_advantages(name, table, sampling, gae)
-            rows = table.batch
-            if rows.returns is not None and rows.values is not None:
-                own[name, "return"] = masked_moments(rows.returns, rows.action_mask)
-                own[name, "error"] = masked_moments(rows.returns - rows.values, rows.action_mask)
-            for label, places in gae.compared(table.agents).items():
-                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
-        moments = merged(self.trainer, own)
+            if self.reference.used and self.kl.placement == "reward":
+                self._add_logprobs(name, table.batch, sampling)
+                assert table.batch.ref_logp is not None
+                penalty = kl_k1(table.batch.old_logp, table.batch.ref_logp, table.batch.action_mask)
+                table.rewards = table.rewards - self.kl_controllers[name].coefficient * penalty
+        estimates = None if self.critic is None else self.critic.estimates
+        gae.credit(self.trainer, self.metrics, trained, tables, estimates)
         found: dict[str, PolicyBatch] = {}
         for name, table in tables.items():
-            rows = table.batch
-            for label, places in gae.compared(table.agents).items():
-                inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
-                rows.advantages[places] = whiten(*inputs)
-            found[name] = rows
+            found[name] = table.batch
             if self.critic is not None and self.critic.learners:
                 found |= self.critic.rows(table)
-                rows.values = rows.returns = None
-        if self.critic is not None:
-            for name in self.policies:
-                if self.policy(name).trained:
-                    spread = moments.get((name, "return"), NO_MOMENTS)
-                    self.log_values(name, spread, moments.get((name, "error"), NO_MOMENTS))
+                table.batch.values = table.batch.returns = None
         return found
-
-    def _add_token_advantages(self, name: str, table: RewardedRows, sampling: Sampling, gae: TokenGAE) -> None:
-        rows, rewards = table.batch, table.rewards
-        mask = rows.action_mask
-        if self.reference.used and self.kl.placement == "reward":
-            self._add_logprobs(name, rows, sampling)
-            assert rows.ref_logp is not None
-            rewards = rewards - self.kl_controllers[name].coefficient * kl_k1(rows.old_logp, rows.ref_logp, mask)
-        discounts = discounts_of(mask, gae.gamma, gae.discount_unit)
-        if self.critic is None:
-            values = torch.zeros_like(rewards)
-            rows.advantages, _ = table.advantages(rewards, values, discounts, gae.lam, values[:, 0])
-        else:
-            values, end_values = self.critic.estimates(name, table)
-            rows.advantages, rows.returns = table.advantages(rewards, values, discounts, gae.lam, end_values)
-            rows.values = values
-
-    def log_values(self, learner: str, returns: Moments, errors: Moments) -> None:
-        """Log the mean return and the explained variance of the values: 1 is perfect, 0 as good as a constant."""
-        explained = 1.0 - (errors.std / returns.std) ** 2 if returns.std else 0.0
-        self.metrics.rollout[self.metrics.name("return", learner)] = returns.mean
-        self.metrics.rollout[self.metrics.name("explained_variance", learner)] = explained
 
     def temperatures(self, sampling: Sampling) -> dict[str, float]:
         """Return the temperature of each policy's log-probabilities."""
@@ -393,37 +350,40 @@ class PolicyGradient(Algorithm):
         overlong_penalty(0, limit, buffer)  # a buffer that does not fit is an error now, not after a rollout
         return lambda turn: overlong_penalty(turn.stop - turn.start, limit, buffer)
 
-    def check_agents(self, agents: Collection[str]) -> None:
-        super().check_agents(agents)
+    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
+        super().meet_rollouts(agents, environments, engine)
         if self.distiller is not None:
             self.distiller.check_agents(agents)
-
-    def meet_rollouts(self, environments: Sequence[str], engine: Engine | None) -> None:
-        super().meet_rollouts(environments, engine)
-        if self.distiller is not None:
             self.distiller.check_names(environments=environments)
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
-        self._over = False
+        self.collection_over = False
         if self.uses_greedy_baseline:
             episodes = self._beside_greedy(episodes, greedy, sampling)
         tables = self.credit(episodes, sampling, greedy)
-        trained = {name: rows.to(self.device) for name, rows in tables.items() if self.learners[name].trained}
+        frozen = {name for name in self.policies if not self.policy(name).trained}
+        trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
+        students = {name: rows for name, rows in trained.items() if name in self.policies}
         if self.zero_variance == "exclude":
-            self._exclude_without_advantage(trained)
-        self._normalize_tasks(trained, episodes)
-        for name, rows in trained.items():
-            if name in self.policies:
-                self._add_logprobs(name, rows, sampling)
+            exclude_zero_variance(self.trainer, self.metrics, students)
+        names = self.tasks_of_run
+        chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
+        if len(names) > 1 or (names and chosen != "none"):
+            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self._warned_of)
+        for name, rows in students.items():
+            self._add_logprobs(name, rows, sampling)
         if self.reference.used:
-            self._steer(trained, episodes)
+            self._steer(students, episodes)
         if self.distiller is not None:
-            students = {name: rows for name, rows in trained.items() if name in self.policies}
             self.distiller.prepare(students, episodes)
         if self.top_entropy < 1:
-            self._keep_top_entropy(trained)
+            entropies: dict[str, Any] = {
+                name: self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy
+                for name, rows in students.items()
+            }
+            keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
         return trained
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
@@ -434,31 +394,11 @@ class PolicyGradient(Algorithm):
         if rows.proximal_logp is None and self.recomputes(sampling):
             rows.proximal_logp = policy(**rows.inputs())
 
-    def _keep_top_entropy(self, tables: Mapping[str, PolicyBatch]) -> None:
-        """Set the advantages of tokens with low entropy to 0 and take their teachers; every rank must call this."""
-        entropies: dict[str, Tensor] = {}
-        for name, rows in tables.items():
-            if name in self.policies:
-                entropy = self.policy(name).outputs(**rows.inputs(), with_entropy=True).entropy
-                assert entropy is not None
-                entropies[name] = entropy
-        own = {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()}
-        shares = each_share(self.trainer, own)
-        for name, entropy in entropies.items():
-            everywhere = torch.cat([share[name] for share in shares if name in share])
-            if everywhere.numel():
-                threshold = top_entropy_threshold(everywhere, self.top_entropy)
-                self.metrics.rollout[self.metrics.name("entropy_threshold", name)] = threshold
-                kept = entropy >= threshold
-                tables[name].advantages = tables[name].advantages * kept
-                if tables[name].teacher_prompts is not None:
-                    tables[name].taught_tokens = kept
-
     def _steer(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Log the divergence from the reference policy over all ranks, and update the controllers with it."""
         own: dict[tuple[str, str], Any] = {}
         for name, rows in tables.items():
-            if rows.ref_logp is not None and name in self.policies:
+            if rows.ref_logp is not None:
                 penalty = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
                 own[name, "kl"] = masked_moments(penalty, rows.action_mask)
                 own[name, "episodes"] = acted_episodes(episodes, name)
@@ -469,55 +409,6 @@ class PolicyGradient(Algorithm):
                 self.metrics.rollout[self.metrics.name("reference_kl", name)] = kl
                 self.metrics.rollout[self.metrics.name("kl_coefficient", name)] = controller.coefficient
                 controller.update(kl, totals.get((name, "episodes"), 0))
-
-    def _exclude_without_advantage(self, tables: Mapping[str, PolicyBatch]) -> None:
-        """Take the (group, agent) pairs of which no row has an advantage out of the loss; every rank must call this."""
-        own: dict[tuple[str, str], int] = {}
-        for name, rows in tables.items():
-            if name not in self.policies:
-                continue
-            useful = (rows.advantages != 0).any(-1)
-            kept = torch.isin(rows.comparisons, rows.comparisons[useful])
-            rows.action_mask &= kept[:, None]
-            pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
-            own |= {(name, "filtered"): pairs - used, (name, "pairs"): pairs}
-        totals = merged(self.trainer, own)
-        for name in self.policies:
-            if totals.get((name, "pairs")):
-                share = totals[name, "filtered"] / totals[name, "pairs"]
-                self.metrics.rollout[self.metrics.name("filtered_agents", name)] = share
-
-    def _normalize_tasks(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
-        """Bring the advantages of each task type to one scale, in place; every rank must call this."""
-        names = self.tasks_of_run
-        chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
-        if not names or (len(names) == 1 and chosen == "none"):
-            return
-        types = {name: task_types(tables[name].groups, episodes, names) for name in self.policies if name in tables}
-        own: dict[tuple[str, int], Moments] = {}
-        for policy, of_rows in types.items():
-            found = task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows)
-            own |= {(policy, task): moments for task, moments in found.items()}
-        totals = merged(self.trainer, own)
-        for policy in self.policies:
-            moments = {task: totals[policy, task] for task in range(len(names)) if (policy, task) in totals}
-            if policy in types and chosen != "none":
-                normalize = task_standardized_advantages if chosen == "paper" else task_scaled_advantages
-                inputs = (tables[policy].advantages, tables[policy].action_mask, types[policy], moments)
-                tables[policy].advantages = normalize(*inputs)
-            moments = {task: of_task for task, of_task in moments.items() if of_task.count}
-            part = "" if len(self.policies) == 1 else f"{policy}/"
-            for task, of_task in moments.items():
-                self.metrics.rollout[f"rollout/{names[task]}/{part}advantage_std"] = of_task.std
-            flat = [names[task] for task in unnormalizable_tasks(moments)] if chosen != "none" else []
-            new = [name for name in flat if (policy, name) not in self._warned_of]
-            if new:
-                self._warned_of |= {(policy, name) for name in new}
-                logger.warning(
-                    "the advantages of %s have no spread in this rollout, so task_normalization leaves them as they "
-                    "are (warned of once; see rollout/ENVIRONMENT/advantage_std)",
-                    ", ".join(new),
-                )
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
@@ -546,8 +437,8 @@ class PolicyGradient(Algorithm):
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
-        whole = self.reference.used or self.entropy.used or self._trains_values(rows)
-        whole = whole or rows.teacher_prompts is not None
+        whole = self._trains_values(rows) or rows.teacher_prompts is not None
+        whole = whole or self.reference.used or self.entropy.used
         if not whole:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
@@ -618,10 +509,6 @@ class PolicyGradient(Algorithm):
         elif rows.proximal_logp is not None:
             self.metrics.add_divergences(name, rows.proximal_logp, rows)
 
-    @property
-    def collection_over(self) -> bool:
-        return self._over
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
         for name, controller in self.entropy_controllers.items():
@@ -631,18 +518,17 @@ class PolicyGradient(Algorithm):
                 controller.update(entropy)
         if self.stop_at_kl is not None:
             moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
-            before, self._over = self._over, self._over or max(moved) > self.stop_at_kl
-            self.metrics.log(self.trainer, {"train/early_stop": float(self._over and not before)})
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        trained = [self.policy(name) for name in self.policies if self.policy(name).trained]
-        self.reference.follow(trained, self.global_step + 1)
+            before, self.collection_over = self.collection_over, self.collection_over or max(moved) > self.stop_at_kl
+            self.metrics.log(self.trainer, {"train/early_stop": float(self.collection_over and not before)})
 
     def progress(self) -> dict[str, Any]:
         coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}
         entropies = {name: (found.coefficient, found.weight) for name, found in self.entropy_controllers.items()}
-        return {"kl_coefficients": coefficients, "entropy_coefficients": entropies, "collection_over": self._over}
+        return {
+            "kl_coefficients": coefficients,
+            "entropy_coefficients": entropies,
+            "collection_over": self.collection_over,
+        }
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         for name, coefficient in progress.get("kl_coefficients", {}).items():
@@ -653,4 +539,4 @@ class PolicyGradient(Algorithm):
             if name in self.entropy_controllers and self.entropy.target is not None:
                 controller = self.entropy_controllers[name]
                 controller.coefficient, controller.weight = coefficient, weight
-        self._over = progress.get("collection_over", False)
+        self.collection_over = progress.get("collection_over", False)

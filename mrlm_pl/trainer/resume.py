@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -32,8 +33,7 @@ class ExactResume(Callback):
     :class:`~mrlm_pl.learner.algorithm.Algorithm` brings this callback along.
     """
 
-    def __init__(self) -> None:
-        self._configured: list[list[dict[str, Any]]] = []
+    _configured: Sequence[Sequence[dict[str, Any]]] = ()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let a finished run that is resumed end as the first one did, with ``on_train_end``.

@@ -99,11 +99,11 @@ def test_an_agent_without_signal_is_left_out_and_counted(model_folder: Path, qui
     assert rows["critic"].action_mask.any(-1).tolist() == [False] * 3 + [True] * 4
     assert [batch_totals(rows[name].action_mask).tokens for name in ("solver", "critic")] == [5.0, 8.0]
     assert algorithm.rows_with_gradient(rows["solver"]).tolist() == [0, 2, 5, 6]
-    counted = algorithm.take_prepared_metrics()
+    counted = algorithm.metrics.take_rollout()
     assert counted == {"train/solver/filtered_agents": pytest.approx(1 / 3), "train/critic/filtered_agents": 1 / 3}
     algorithm, rows = prepared(DrMAS, model_folder, quiet_trainer(), episodes)
     assert [batch_totals(rows[name].action_mask).tokens for name in ("solver", "critic")] == [7.0, 14.0]
-    assert algorithm.take_prepared_metrics() == {}
+    assert algorithm.metrics.take_rollout() == {}
 
 
 class Asks(Environment):

@@ -168,7 +168,7 @@ def test_tokens_with_low_entropy_have_no_advantage(model_folder: Path, quiet_tra
     assert entropy[kept].min() > entropy[batch.action_mask & ~kept].max()
     assert torch.equal(batch.advantages[kept], every.advantages[kept])
     assert batch_totals(batch.action_mask).tokens == 12
-    threshold = top.take_prepared_metrics()["train/entropy_threshold"]
+    threshold = top.metrics.take_rollout()["train/entropy_threshold"]
     assert entropy[batch.action_mask & ~kept].max() < threshold <= entropy[kept].min() + 1e-6
 
 

@@ -57,7 +57,7 @@ def test_turns_earn_what_they_tell(
     returns = [[first + second + 1, second + 1, 1.0], [first + 0.5, 0.5]]
     assert found[0] == pytest.approx([returns[0][0] - returns[1][0], returns[0][1] - returns[1][1], 1.0], abs=1e-5)
     assert found[1] == pytest.approx([returns[1][0] - returns[0][0], returns[1][1] - returns[0][1]], abs=1e-5)
-    gained = algorithm.take_prepared_metrics()["train/information_gain"]
+    gained = algorithm.metrics.take_rollout()["train/information_gain"]
     assert gained == pytest.approx((first + second + first) / weight / 3, abs=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_an_answer_beyond_the_context_window_gives_no_gain(
     algorithm = IGPO(policies, normalize=False)
     advantages(algorithm, episodes, quiet_trainer())
     before = [mean_logp(policies["main"], list(range(8, 8 + length)), "42") for length in (1, 3)]
-    gained = algorithm.take_prepared_metrics()["train/information_gain"]
+    gained = algorithm.metrics.take_rollout()["train/information_gain"]
     assert gained == pytest.approx(2 * (before[1] - before[0]) / 3, abs=1e-5), "the third history does not fit"
 
 

@@ -221,7 +221,7 @@ def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: A
 
 def prepared(model_folder: Path, trainer: Any, episodes: list[Episode]) -> tuple[MADPO, dict[str, Any]]:
     algorithm = MADPO(policies(model_folder), SEATS)
-    algorithm.meet_rollouts(["t"], None)
+    algorithm.meet_rollouts(list(SEATS), ["t"], None)
     algorithm.configure_model()
     algorithm.trainer = trainer
     with torch.no_grad():

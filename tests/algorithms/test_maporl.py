@@ -204,7 +204,7 @@ def test_an_episode_that_is_cut_short_before_any_score_does_not_end_the_run(
     for found in (alone, beside):
         assert found[1]["main"].action_mask.sum() == 4
     assert torch.equal(beside[1]["main"].advantages, alone[1]["main"].advantages)
-    assert alone[0].take_prepared_metrics() == beside[0].take_prepared_metrics()
+    assert alone[0].metrics.take_rollout() == beside[0].take_prepared_metrics()
     # One who had called a tool by then keeps the reward of the call.
     row = discussion({"ann": (1.0,)}).trajectories["ann"][0]
     call = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=0.1, components={"call": 0.1}),))
@@ -252,7 +252,7 @@ def test_what_is_logged_of_a_collection(model_folder: Path, quiet_trainer: Any) 
     algorithm, _ = prepared(
         model_folder, quiet_trainer(), [discussion(), failed, short], alpha1=0.8, turn_schedule=[[1, 3], [2]]
     )
-    told = algorithm.take_prepared_metrics()
+    told = algorithm.metrics.take_rollout()
     assert told["train/ties"] == 2.0
     assert told["train/incentive_alpha1"] == pytest.approx(0.1), "one of 8 answers"
     assert told["train/incentive_beta0"] == 0.0

@@ -58,9 +58,10 @@ def whole_logps(policy: Policy, prompt: Sequence[int], answer: Sequence[int]) ->
 
 
 def prepared(algorithm: Any, episodes: list[Episode], trainer: Any) -> Any:
+    agents = {agent for episode in episodes for agent in episode.trajectories}
     algorithm.configure_model()
     algorithm.trainer = trainer
-    algorithm.meet_rollouts(["t"], None)
+    algorithm.meet_rollouts(agents, ["t"], None)
     with torch.no_grad():
         return algorithm.prepare(episodes, Sampling(max_tokens=8))["student"]
 
@@ -390,12 +391,12 @@ def test_a_teacher_without_a_student_is_an_error(model_folder: Path, quiet_train
     seats = {"solver": "student", "judge": "teacher"}
     frozen = OnPolicyDistillation(made, seats, distillation={"teachers": [{"policy": "teacher", "agents": ["judge"]}]})
     with pytest.raises(ConfigurationError, match="agents has 'judge', for which the frozen policy 'teacher' decides"):
-        frozen.check_agents(["solver", "judge"])
+        frozen.meet_rollouts(["solver", "judge"], ["t"], None)
     for reprompt in ("team", "majority"):
         settings: Any = {"teachers": [{"reprompt": reprompt}]}
         alone = OnPolicyDistillation({"student": Policy(str(model_folder))}, distillation=settings)
         with pytest.raises(ConfigurationError, match=f"reprompt is '{reprompt}', the answers of other agents"):
-            alone.check_agents(["solver"])
+            alone.meet_rollouts(["solver"], ["t"], None)
     siblings = OnPolicyDistillation(
         {"student": Policy(str(model_folder))}, distillation=Distillation([Teacher(reprompt="sibling")])
     )

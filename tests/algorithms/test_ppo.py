@@ -241,7 +241,7 @@ def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
         plays.append(dataclasses.replace(episode((), number=number), trajectories=rows))
     algorithm.prepare(plays, Sampling())
     # Three episodes, far off the target: beta (1 + .2 * 3 / 100), though there are twelve trajectories.
-    drift = algorithm.take_prepared_metrics()["train/reference_kl"]
+    drift = algorithm.metrics.take_rollout()["train/reference_kl"]
     assert abs(drift) > 1e-3
     factor = 1 + (0.2 if drift > 0 else -0.2) * 3 / 100
     assert algorithm.kl_controllers["main"].coefficient == pytest.approx(0.5 * factor)

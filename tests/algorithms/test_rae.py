@@ -54,7 +54,7 @@ def test_an_advantage_is_measured_from_the_baseline_before_it(model_folder: Path
     assert advantages(algorithm, episodes) == [1.0, -1.0, 0.75, -0.75, 2.0]
     after = {"poker/first": 0.4375, "poker/second": -0.4375, "chess/first": 0.5}
     assert algorithm.progress()["role_baselines"] == after
-    assert algorithm.take_prepared_metrics() == {f"train/baseline/{role}": level for role, level in after.items()}
+    assert algorithm.metrics.take_rollout() == {f"train/baseline/{role}": level for role, level in after.items()}
     assert advantages(algorithm, [episode(4, "chess", {"first": 2.0})]) == [1.5]
 
 

@@ -102,7 +102,7 @@ def test_remax_compares_with_the_greedy_episode_and_leaves_out_groups_without_on
     greedy = [episode(10, 0.25, "g"), episode(11, 0.0, "h", error="away"), episode(12, 4.0, "k")]
     algorithm, advantages = prepared(ReMax, model_folder, quiet_trainer(), episodes, greedy)
     assert advantages.tolist() == [0.75, -0.25, -3.0]
-    assert algorithm.take_prepared_metrics() == {"train/greedy_reward": 2.125, "train/missing_baselines": 1.0}
+    assert algorithm.metrics.take_rollout() == {"train/greedy_reward": 2.125, "train/missing_baselines": 1.0}
 
 
 def test_reinforce_plus_plus_whitens_what_the_others_leave(model_folder: Path, quiet_trainer: Any) -> None:
@@ -145,7 +145,7 @@ def test_the_running_baseline_ends_with_the_collection_before(model_folder: Path
     levels = []
     for reward in (4.0, 8.0, 8.0):
         algorithm.prepare([episode(0, reward)], Sampling())
-        levels.append(algorithm.take_prepared_metrics()["train/baseline"])
+        levels.append(algorithm.metrics.take_rollout()["train/baseline"])
     assert levels == [4.0, 4.0, 5.0], ".75 * 4 + .25 * 8"
     other = REINFORCE({"main": Policy(str(model_folder))}, baseline="running")
     other.load_progress(algorithm.progress())

@@ -29,7 +29,7 @@ from mrlm_pl.data.rollout.metrics import (
     success_counts,
     token_count,
 )
-from mrlm_pl.data.rollout.tasks.environments import RunTasks, worth
+from mrlm_pl.data.rollout.tasks.environments import RunTasks
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeWriter
@@ -84,6 +84,7 @@ class Collection:
         save: whether episodes are written to ``RUN/episodes``.
 
     Attributes:
+        on_policy: True if the weights that sample are those that train first.
         trainer, learner: of the fit, from :meth:`begin` on.
     """
 
@@ -102,6 +103,7 @@ class Collection:
     ) -> None:
         self.tasks, self.players, self.plan, self.sampling = tasks, players, plan, sampling
         self.max_lag, self.options, self.save = max_lag, options, save
+        self.on_policy = not max_lag and players.stale is None
         self.collector: SyncCollector | AsyncCollector | None = None
         self.totals = RunTotals()
         self._ahead: dict[str, Any] | None = None
@@ -114,7 +116,7 @@ class Collection:
         self.trainer, self.learner = learner.trainer, learner
         self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.turn_tree is not None
         self.plan.further = learner.further
-        self.plan.silent = lambda group: learner.without_signal(worth(group, self.tasks.reward_scales))
+        self.plan.silent = lambda group: learner.without_signal(self.tasks.worth(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
         self._signal = SignalCheck(self.sampling, compares=compares)
         self.totals.start()
@@ -123,11 +125,6 @@ class Collection:
     def groups(self) -> range:
         """Numbers of this rank's groups in an iteration."""
         return self.plan.of_rank(*data_parallel_rank(self.trainer))
-
-    @property
-    def on_policy(self) -> bool:
-        """Return True if the weights that sample are those that train first."""
-        return not self.max_lag and self.players.stale is None
 
     def collect(self, iteration: int, iterations: int) -> tuple[dict[str, PolicyBatch], dict[str, float]]:
         """Return the rows of an iteration by policy, and the numbers to log.
@@ -146,9 +143,9 @@ class Collection:
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
+        if self.collector is None:
+            self.collector = self._new_collector()
         with ended_by_sigterm(trainer):
-            if self.collector is None:
-                self.collector = self._new_collector()
             collected = self.collector.collect(iteration, iterations, groups)
         seconds = collected.seconds or time.perf_counter() - started
         try:
@@ -184,8 +181,8 @@ class Collection:
 
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
-        learner, scales = self.learner, self.tasks.reward_scales
-        episodes, greedy = worth(collected.training, scales), worth(collected.greedy, scales)
+        learner = self.learner
+        episodes, greedy = self.tasks.worth(collected.training), self.tasks.worth(collected.greedy)
         context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
@@ -210,7 +207,7 @@ class Collection:
             self._signal.see(metrics, measured.returns)
         if (parted := self._verifiers.see(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
             logger.warning(parted)
-        prepared, totals = self.learner.take_prepared_metrics(), self.totals.after(iteration + 1, measured.played)
+        totals, prepared = self.totals.after(iteration + 1, measured.played), self.learner.metrics.take_rollout()
         return metrics | prepared | self.tasks.learn(measured.successes) | totals
 
     def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:

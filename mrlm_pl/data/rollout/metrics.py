@@ -130,7 +130,7 @@ class CollectionSums:
             earlier_tokens: that were sampled in these seconds for other collections.
         """
         played = [episode for episode in episodes if not episode.failed]
-        turns = distinct_turns(played)
+        turns, weights = distinct_turns(played), path_weights(played)
         tokens = token_count(played)
         all_tokens = tokens + token_count(unused) + earlier_tokens
         groups: dict[str, list[Episode]] = {}
@@ -140,13 +140,13 @@ class CollectionSums:
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
             "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],
         }
-        judging, weights = judging_environments(played), path_weights(played)
+        judging = judging_environments(played)
         components: dict[str, Components] = {}
         for episode, weight in zip(played, weights, strict=True):
             environment = episode.task.environment
-            components.setdefault(f"rollout/{environment}/", Components()).add(episode.components(), weight)
             found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
             found["reward"] = episode.reward
+            components.setdefault(f"rollout/{environment}/", Components()).add(episode.components(), weight)
             if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
                 found["success"] = float(bool(episode.success))
                 if VERIFIER_SCORE in episode.metrics:

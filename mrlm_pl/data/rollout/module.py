@@ -145,11 +145,11 @@ class RolloutDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         trainer, learner = self._attached()
         self.players.learner = learner
-        agents = [agent for environment in self.environments.values() for agent in environment.agents]
-        learner.check_agents(dict.fromkeys(agents))
-        learner.meet_rollouts(list(self.environments), self.players.given)
         if stage == "fit":
             self.check(learner, data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches))
+        agents = [agent for environment in self.environments.values() for agent in environment.agents]
+        learner.meet_rollouts(dict.fromkeys(agents), list(self.environments), self.players.given)
+        if stage == "fit":
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
@@ -163,9 +163,9 @@ class RolloutDataModule(LightningDataModule):
         checks.check_learns(learner)
         plan, stream, engine = self.collection.plan, self.stream, self.players.given
         checks.check_groups(learner, plan, self.tasks.settings)
-        checks.check_sampling(learner, self.sampling)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
         checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
+        checks.check_sampling(learner, self.sampling)
         check_engine = partial(checks.check_logprobs, learner, self.sampling, self.collection.max_lag > 0)
         if engine is not None:  # again with its first weights: a pool knows its workers' engine only then
             check_engine(engine)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import token_gae, turn_discounts
+from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import group_numbers, labels
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.ranks import merged
 from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]
@@ -60,6 +62,48 @@ class TokenGAE:
         if self.whiten == "agent":
             return agent_places(agents)
         return {} if self.whiten is None else {"": torch.arange(len(agents))}
+
+    def credit(
+        self,
+        trainer: Any,
+        metrics: Metrics,
+        policies: Sequence[str],
+        tables: Mapping[str, RewardedRows],
+        estimates: Callable[[str, RewardedRows], tuple[Tensor, Tensor]] | None,
+    ) -> None:
+        """Give each token its advantage, and with a critic its value and return; every rank must call this.
+
+        Args:
+            trainer: of the run.
+            metrics: of the algorithm, in which the quality of the values is logged.
+            policies: the trained ones, in one order on all ranks.
+            tables: their trajectories, of those that have some here.
+            estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
+                :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
+        """
+        own: dict[tuple[str, str], Moments] = {}
+        for name, table in tables.items():
+            rows = table.batch
+            discounts = discounts_of(rows.action_mask, self.gamma, self.discount_unit)
+            if estimates is None:
+                values = torch.zeros_like(table.rewards)
+                rows.advantages, _ = table.advantages(table.rewards, values, discounts, self.lam, values[:, 0])
+            else:
+                values, ends = estimates(name, table)
+                rows.advantages, returns = table.advantages(table.rewards, values, discounts, self.lam, ends)
+                rows.values, rows.returns = values, returns
+                own[name, "return"] = masked_moments(returns, rows.action_mask)
+                own[name, "error"] = masked_moments(returns - values, rows.action_mask)
+            for label, places in self.compared(table.agents).items():
+                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
+        moments = merged(trainer, own)
+        for name, table in tables.items():
+            rows = table.batch
+            for label, places in self.compared(table.agents).items():
+                inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
+                rows.advantages[places] = whiten(*inputs)
+        for name in policies if estimates is not None else ():
+            metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
 
 
 @dataclass

@@ -232,7 +232,7 @@ def test_groups_without_a_greedy_rollout_are_left_out(model_folder: Path, quiet_
     greedy = [path([((0, 0), 1.0)]), path([((0, 0), 0.0)], "h", error="away")]
     rows = algorithm.prepare(episodes, Sampling(max_tokens=8), greedy)["main"]
     assert rows.advantages[rows.action_mask].tolist() == [0.0, 2.0, 0.0, 2.0]
-    assert algorithm.take_prepared_metrics()["train/missing_baselines"] == 1.0
+    assert algorithm.metrics.take_rollout()["train/missing_baselines"] == 1.0
 
 
 def test_the_best_is_compared_by_its_own_turn_alone(model_folder: Path, quiet_trainer: Any) -> None:

@@ -293,7 +293,7 @@ def test_ccpo_compares_with_earlier_rollouts(group: list[Episode], quiet_trainer
     mean = sum(a for a, _, _ in terms) / 3
     deviation = math.sqrt(sum((a - mean) ** 2 for a, _, _ in terms) / 2)
     assert second[::3] == pytest.approx([(a - mean) / (deviation + 1e-6) for a, _, _ in terms], rel=1e-5)
-    assert algorithm.take_prepared_metrics()["train/contribution/terms/a"] == pytest.approx(mean)
+    assert algorithm.metrics.take_rollout()["train/contribution/terms/a"] == pytest.approx(mean)
     again = CCPO({"main": Policy("builtin:tiny")})
     again.load_progress(algorithm.progress())
     assert again.progress() == algorithm.progress()

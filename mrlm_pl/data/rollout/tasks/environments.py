@@ -26,7 +26,7 @@ class TaskSettings:
             ``data.group_size``.
         max_turns: decisions after which an episode is truncated, in training and validation; None is
             ``data.max_turns``.
-        reward_scale: factor of the rewards in training; see :func:`worth`.
+        reward_scale: factor of the rewards in training; see :meth:`RunTasks.worth`.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -85,10 +85,15 @@ class RunTasks:
         """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
         return {name: self._own(name).max_turns or limit for name in self.environments}
 
-    @property
-    def reward_scales(self) -> dict[str, float]:
-        """The factor of the rewards in training, by environment."""
-        return {name: self._own(name).reward_scale for name in self.environments}
+    def worth(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes with every reward times the scale of its environment, for training.
+
+        Environments reward in different units. The scale applies to advantages, values and comparisons alone: records,
+        files, metrics, evaluations and curricula keep the rewards of the environment, so that runs can be compared.
+        Terms that the algorithm adds (``overlong_buffer``, the KL penalty) are not scaled. An advantage that is divided
+        by the standard deviation of its group does not depend on the scale.
+        """
+        return [_scaled(episode, self._own(episode.task.environment).reward_scale) for episode in episodes]
 
     def _own(self, name: str) -> TaskSettings:
         return self.settings.get(name, TaskSettings())
@@ -181,21 +186,6 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
         if not name or "/" in name:
             raise ConfigurationError(f"data.names: {name!r} cannot be a name; use letters, digits, '_' and '-'")
     return dict(zip(chosen, environments, strict=True))
-
-
-def worth(episodes: Sequence[Episode], scales: Mapping[str, float]) -> list[Episode]:
-    """Return the episodes with every reward times the scale of its environment, for training.
-
-    Environments reward in different units. The scale applies to advantages, values and comparisons alone: records,
-    files, metrics, evaluations and curricula keep the rewards of the environment, so that runs can be compared. Terms
-    that the algorithm adds (``overlong_buffer``, the KL penalty) are not scaled. An advantage that is divided by the
-    standard deviation of its group does not depend on the scale.
-
-    Args:
-        episodes: of any environments.
-        scales: by environment; one that is missing has 1.
-    """
-    return [_scaled(episode, scales.get(episode.task.environment, 1.0)) for episode in episodes]
 
 
 def _scaled(episode: Episode, scale: float) -> Episode:

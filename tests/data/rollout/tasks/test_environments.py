@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks.environments import TaskSettings, worth
+from mrlm_pl.data.rollout.tasks.environments import RunTasks, TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
@@ -119,11 +119,18 @@ def test_a_scale_matters_where_the_spread_is_not_divided_out(
 def test_a_scaled_record_keeps_all_but_the_rewards() -> None:
     turn = Turn("x", 0, 1, 2, 3.0, {"r": 2.0, "s": 1.0}, "stop", "main", 0, "e")
     row = Trajectory("x", "main", (1, 2), (False, True), (0.0, -0.5), (turn,))
-    episode = Episode("0", Task("a", "train", 0), "g", 0, 0, {"x": (row,)}, "end", step_rewards=({"x": 3.0},))
-    (scaled,) = worth([episode], {"a": 0.5})
+    episode = Episode("0", Task("echo", "train", 0), "g", 0, 0, {"x": (row,)}, "end", step_rewards=({"x": 3.0},))
+
+    def worth(item: Episode, scale: float, name: str = "echo") -> Episode:
+        echo = EchoEnvironment()
+        settings = {name: TaskSettings(reward_scale=scale)}
+        (found,) = RunTasks([echo, echo], ["echo", "b"], settings, None, None, seed=0).worth([item])
+        return found
+
+    scaled = worth(episode, 0.5)
     assert (scaled.reward, scaled.components(), scaled.step_rewards) == (1.5, {"r": 1.0, "s": 0.5}, ({"x": 1.5},))
-    assert worth([scaled], {"a": 2.0}) == [episode]
-    assert worth([episode], {"b": 2.0})[0] is episode
+    assert worth(scaled, 2.0) == episode
+    assert worth(episode, 2.0, "b") is episode
 
 
 def test_the_validation_loop_tells_of_each_environment(model_folder: Path, quiet_trainer: Any) -> None:

@@ -1,0 +1,118 @@
+"""Filters and scales of the advantages of a whole rollout, over all ranks; every rank must call them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, MutableSet, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import (
+    Moments,
+    task_moments,
+    task_scaled_advantages,
+    task_standardized_advantages,
+    unnormalizable_tasks,
+)
+from mrlm_pl.advantages.task_normalization import TaskNormalization
+from mrlm_pl.episode import Episode
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.returns import task_types
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.ranks import each_share, merged
+from mrlm_pl.losses import top_entropy_threshold
+
+logger = logging.getLogger(__name__)
+
+
+def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch]) -> None:
+    """Take the (group, agent) pairs of which no row has an advantage out of the loss, and log their proportion."""
+    own: dict[tuple[str, str], int] = {}
+    for name, rows in tables.items():
+        useful = (rows.advantages != 0).any(-1)
+        kept = torch.isin(rows.comparisons, rows.comparisons[useful])
+        rows.action_mask &= kept[:, None]
+        pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
+        own |= {(name, "filtered"): pairs - used, (name, "pairs"): pairs}
+    totals = merged(trainer, own)
+    for name, number in totals:
+        if number == "pairs" and totals[name, number]:
+            share = totals[name, "filtered"] / totals[name, number]
+            metrics.rollout[metrics.name("filtered_agents", name)] = share
+
+
+def keep_top_entropy(
+    trainer: Any,
+    metrics: Metrics,
+    tables: Mapping[str, PolicyBatch],
+    entropies: Mapping[str, Tensor],
+    fraction: float,
+) -> None:
+    """Set the advantages of tokens with low entropy to 0, take their teachers, and log the threshold.
+
+    Args:
+        trainer: of the run.
+        metrics: of the algorithm.
+        tables: the trajectories by policy.
+        entropies: [B, T] by policy.
+        fraction: of the tokens of a policy that are kept.
+    """
+    shares = each_share(trainer, {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()})
+    for name, entropy in entropies.items():
+        everywhere = torch.cat([share[name] for share in shares if name in share])
+        if everywhere.numel():
+            threshold = top_entropy_threshold(everywhere, fraction)
+            metrics.rollout[metrics.name("entropy_threshold", name)] = threshold
+            kept = entropy >= threshold
+            tables[name].advantages = tables[name].advantages * kept
+            if tables[name].teacher_prompts is not None:
+                tables[name].taught_tokens = kept
+
+
+def normalize_tasks(
+    trainer: Any,
+    metrics: Metrics,
+    tables: Mapping[str, PolicyBatch],
+    episodes: Sequence[Episode],
+    environments: Sequence[str],
+    chosen: TaskNormalization,
+    warned: MutableSet[tuple[str, str]],
+) -> None:
+    """Bring the advantages of each task type to one scale, in place, and log the spread before it.
+
+    Args:
+        trainer: of the run.
+        metrics: of the algorithm.
+        tables: the trajectories by policy.
+        episodes: of the rollout.
+        environments: of the run: the task types, in one order on all ranks.
+        chosen: the scale.
+        warned: the (policy, environment) pairs without spread that were warned of; this adds to them.
+    """
+    types = {name: task_types(rows.groups, episodes, environments) for name, rows in tables.items()}
+    own: dict[tuple[str, int], Moments] = {}
+    for policy, of_rows in types.items():
+        found = task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows)
+        own |= {(policy, task): moments for task, moments in found.items()}
+    totals = merged(trainer, own)
+    for policy in metrics.policies:
+        moments = {task: totals[policy, task] for task in range(len(environments)) if (policy, task) in totals}
+        if policy in types and chosen != "none":
+            normalize = task_standardized_advantages if chosen == "paper" else task_scaled_advantages
+            inputs = (tables[policy].advantages, tables[policy].action_mask, types[policy], moments)
+            tables[policy].advantages = normalize(*inputs)
+        moments = {task: of_task for task, of_task in moments.items() if of_task.count}
+        part = "" if len(metrics.policies) == 1 else f"{policy}/"
+        for task, of_task in moments.items():
+            metrics.rollout[f"rollout/{environments[task]}/{part}advantage_std"] = of_task.std
+        flat = [environments[task] for task in unnormalizable_tasks(moments)] if chosen != "none" else []
+        new = [name for name in flat if (policy, name) not in warned]
+        if new:
+            warned |= {(policy, name) for name in new}
+            logger.warning(
+                "the advantages of %s have no spread in this rollout, so task_normalization leaves them as they are "
+                "(warned of once; see rollout/ENVIRONMENT/advantage_std)",
+                ", ".join(new),
+            )
