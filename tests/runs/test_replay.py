@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.environment import DatasetTasks, Environment, Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Episode, Message, Origin, Task
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.rollout.replay import differences
 from mrlm_pl.runs import replay, rescore
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
+from mrlm_pl.serving import RemoteEnvironment
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.server import EnvironmentServer
+from tests.support.environment_servers import Served
 from tests.support.recorded_episodes import recorded
 
 SHIPPED = [
@@ -45,6 +51,28 @@ def written(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder / "episodes.jsonl.gz"
 
 
+@pytest.fixture
+def served() -> Iterator[Callable[..., RemoteEnvironment]]:
+    """A client of an environment that this process serves."""
+    servers: list[Served] = []
+
+    def serve(cls: type[Environment], **settings: Any) -> RemoteEnvironment:
+        loop = EventLoopThread()
+        server = EnvironmentServer(Offer({cls.name: lambda _: cls(**settings)}, processes=0, step_seconds=60.0))
+        loop.submit(server.start()).result(60)
+        servers.append(Served(server, loop))
+        return RemoteEnvironment(servers[-1].target, cls.name)
+
+    yield serve
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(params=["here", "over gRPC"])
+def make(request: pytest.FixtureRequest, served: Callable[..., RemoteEnvironment]) -> Callable[..., Environment]:
+    return served if request.param == "over gRPC" else lambda cls, **settings: cls(**settings)
+
+
 def test_all_environments_are_here() -> None:
     import_environment("math")
     shipped = {name for name, cls in environments_by_name().items() if "mrlm_environments" in cls.__module__}
@@ -52,15 +80,19 @@ def test_all_environments_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_twenty_episodes_of_every_environment_are_equal_to_their_record(name: str, tmp_path: Path) -> None:
+def test_twenty_episodes_of_every_environment_are_equal_to_their_record_here_and_over_grpc(
+    name: str, served: Callable[..., RemoteEnvironment], tmp_path: Path
+) -> None:
     import_environment(name)
     cls = environments_by_name()[name]
-    played = recorded(cls(), 20)
-    assert not any(episode.failed for episode in played)
-    assert len({episode.to_json() for episode in played}) == 20
-    report = replay("builtin:tiny", cls(), episodes=written(tmp_path, played))
-    assert report.changed == {}
-    assert report.equal == 20
+    here, there = recorded(cls(), 20), recorded(served(cls), 20, gold=cls().gold)
+    assert not any(episode.failed for episode in (*here, *there))
+    assert len({episode.to_json() for episode in here}) == 20
+    assert [differences(one, other) for one, other in zip(here, there, strict=True)] == [[]] * 20
+    for played, again in ((here, cls()), (here, served(cls)), (there, cls())):
+        report = replay("builtin:tiny", again, episodes=written(tmp_path, played))
+        assert report.changed == {}
+        assert report.equal == 20
 
 
 class Dice(SingleAgentEnvironment):
@@ -93,19 +125,19 @@ def dice(folder: Path, **settings: Any) -> tuple[list[Episode], Path]:
     return played, written(folder, played)
 
 
-def test_a_planted_nondeterminism_is_found(tmp_path: Path) -> None:
+def test_a_planted_nondeterminism_is_found(make: Callable[..., Environment], tmp_path: Path) -> None:
     played, path = dice(tmp_path, drift=True)
-    report = replay("builtin:tiny", Dice(drift=True), episodes=path)
+    report = replay("builtin:tiny", make(Dice, drift=True), episodes=path)
     assert report.equal == 0
     assert sorted(report.changed) == sorted(episode.id for episode in played)
     assert all("token_ids" in places[0] or "messages" in places[0] for places in report.changed.values())
 
 
-def test_a_changed_grader_is_found(tmp_path: Path) -> None:
+def test_a_changed_grader_is_found(make: Callable[..., Environment], tmp_path: Path) -> None:
     played, path = dice(tmp_path)
     earned = {episode.id for episode in played if episode.reward}
     assert 0 < len(earned) < 12
-    report = replay("builtin:tiny", Dice(scale=2.0), episodes=path)
+    report = replay("builtin:tiny", make(Dice, scale=2.0), episodes=path)
     assert set(report.changed) == earned
     assert report.equal == 12 - len(earned)
     assert any("reward" in place for places in report.changed.values() for place in places)
@@ -202,8 +234,13 @@ def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[i
     assert "no episode with id 'no such episode'" in err
 
 
-def test_the_commands_say_what_differs(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_commands_say_what_differs(
+    mrlm: Callable[..., tuple[int, str, str]], served: Callable[..., RemoteEnvironment], tmp_path: Path
+) -> None:
     _, path = dice(tmp_path)
+    place = ("--environment.address", served(Dice).addresses[0].target, "--environment.name", "dice")
+    remote = ("builtin:tiny", "--environment", "RemoteEnvironment", *place, "--episodes", str(path))
+    assert mrlm("replay", *remote)[:2] == (0, "12 of 12 episodes are equal to their record\n")
     named = ("builtin:tiny", "--environment", "tests.runs.test_replay.Dice", "--episodes", str(path))
     status, out, _ = mrlm("replay", *named, "--environment.scale", "2", "--output", str(tmp_path / "report.json"))
     assert status == 1

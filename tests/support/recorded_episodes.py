@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Task
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
@@ -38,14 +38,18 @@ class Speaker(Engine):
         raise AssertionError("the player loads no weights")
 
 
-def recorded(environment: Environment, count: int, max_turns: int = 6) -> list[Episode]:
-    """Episodes in which half of the replies are the best known ones, and half are words."""
+Gold = Callable[[Task], Mapping[str, Sequence[str]] | None]
+
+
+def recorded(environment: Environment, count: int, max_turns: int = 6, gold: Gold | None = None) -> list[Episode]:
+    """Episodes in which half of the replies are the best known ones, which a server does not tell, and half are words."""
+    gold = gold or environment.gold
     draw, tasks = random.Random(0), environment.tasks("train")
     specs, plans = [], {}
     for number in range(count):
         task = tasks[number if tasks.size is None else number % tasks.size]
         specs.append(EpisodeSpec(f"e{number}", task, f"g{number // 2}", seed=number, iteration=number // 10))
-        best = environment.gold(task) if number % 2 else None
+        best = gold(task) if number % 2 else None
         plans[f"e{number}"] = best or {agent: draw.choices(WORDS, k=8) for agent in environment.agents}
     chat = ChatFormat(build_tokenizer())
     seats = {agent: Seat("main", chat, Sampling(), 2048) for agent in environment.agents}
