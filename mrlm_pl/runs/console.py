@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.bounds import batches_in_all
 
 logger = logging.getLogger(__name__)
@@ -103,18 +105,24 @@ class RunProgress(ProgressBar):
     """Shows how far ``fit`` is, with the metrics that are logged with ``prog_bar=True`` under their whole names.
 
     The unit is the iteration for a rollout data module and the batch for any other. A terminal gets a live display;
-    a file, a pipe and a notebook get one line per iteration, or about 50 lines for a run over batches.
+    a file, a pipe and a notebook get lines.
 
     Args:
         live: whether to draw the live display; None draws it on a terminal.
+        every: iterations or batches of a line; None prints each iteration, or about 50 lines for a run over batches.
+
+    Raises:
+        ConfigurationError: ``every`` is below 1.
     """
 
-    def __init__(self, live: bool | None = None) -> None:
+    def __init__(self, live: bool | None = None, every: int | None = None) -> None:
         super().__init__()
-        self.live = live
+        at_least(1, "RunProgress: ", every=every)
+        self.live, self.every = live, every
         self._enabled = True
         self._display: Live | None = None
         self._bar: Progress | None = None
+        self._logs: list[tuple[Any, Any]] = []
         self._began, self._first = 0.0, 0
 
     def disable(self) -> None:
@@ -146,7 +154,11 @@ class RunProgress(ProgressBar):
             "iteration" if _rollout(trainer) else "batch", total=self._total(trainer), completed=self._first
         )
         self._display = Live(self._bar, console=console, refresh_per_second=4)
+        stream = sys.stderr
         self._display.start()
+        self._logs = [(handler, stream) for handler in _handlers() if handler.stream is stream]
+        for handler, _ in self._logs:
+            handler.setStream(sys.stderr)  # the display's, which prints above it
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Update the display, or print a line when an iteration is complete."""
@@ -157,10 +169,10 @@ class RunProgress(ProgressBar):
         metrics = trainer.progress_bar_metrics
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-            self._display.update(Group(self._bar, Text(_metric_line(metrics))))
+            self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
             return
         unit, every = ("iteration", 1) if data else ("batch", max(1, -(-total // _LINES)) if total else 10)
-        if done % every == 0 or done == total:
+        if done % (self.every or every) == 0 or done == total:
             seconds = time.monotonic() - self._began
             print(_line(unit, done, total, metrics, seconds, done - self._first), flush=True)
 
@@ -168,6 +180,8 @@ class RunProgress(ProgressBar):
         """End the display; its last state stays on the screen."""
         display, self._display, self._bar = self._display, None, None
         if display is not None:
+            for handler, stream in self._logs:
+                handler.setStream(stream)
             display.stop()
 
     on_train_end = on_exception = teardown = _stop
@@ -189,18 +203,25 @@ class RunProgress(ProgressBar):
         return None if math.isinf(total) else math.ceil(total)
 
 
+def _handlers() -> list[Any]:
+    """Return the handlers of logs that write to a stream."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    found = [handler for item in loggers for handler in getattr(item, "handlers", ())]
+    return [handler for handler in found if type(handler) is logging.StreamHandler]
+
+
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
     data = trainer.datamodule  # type: ignore[attr-defined]
     return data if isinstance(data, RolloutDataModule) else None
 
 
-def _metric_line(metrics: Mapping[str, float]) -> str:
-    """Return the metrics as text.
+def _metric_texts(metrics: Mapping[str, float]) -> list[str]:
+    """Return the metrics as texts.
 
-    >>> _metric_line({"rollout/reward": 0.69921, "rollout/tokens_per_second": 3531.8})
-    'rollout/reward 0.699  rollout/tokens_per_second 3532'
+    >>> _metric_texts({"rollout/reward": 0.69921, "rollout/tokens_per_second": 3531.8})
+    ['rollout/reward 0.699', 'rollout/tokens_per_second 3532']
     """
-    return "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+    return [f"{name} {_number(value)}" for name, value in metrics.items()]
 
 
 def _number(value: float) -> str:
@@ -215,9 +236,7 @@ def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float],
     """
     count = f"{done:>{len(str(total))}}/{total}" if total else str(done)
     left = f", {_clock(seconds / of * (total - done))} left" if total and of else ""
-    return "  ".join(
-        part for part in (f"{unit} {count}", _metric_line(metrics), f"{_clock(seconds)} elapsed{left}") if part
-    )
+    return "  ".join((f"{unit} {count}", *_metric_texts(metrics), f"{_clock(seconds)} elapsed{left}"))
 
 
 def _clock(seconds: float) -> str:

@@ -1,14 +1,73 @@
-"""The lines of progress count iterations, however many batches and updates one has and wherever the run began."""
+"""The progress of a run: lines count iterations, and a terminal of any width shows whole names and numbers."""
 
 from __future__ import annotations
 
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.console import RunProgress
 from tests.data.rollout.test_module import make
+
+TERMINALS = """
+import fcntl, json, struct, termios
+from mrlm_environments import CoordinationGame
+from mrlm_pl import GRPO, Policy, RolloutDataModule
+from mrlm_pl.runs import Trainer
+from mrlm_pl.runs.console import _metric_texts
+
+for columns in (80, 200):
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    policies = {name: Policy("builtin:tiny", learning_rate=1e-3) for name in ("first_of_two", "second_of_two")}
+    model = GRPO(policies, {"row": "first_of_two", "column": "second_of_two"}, kl={"coefficient": 0.1})
+    data = RolloutDataModule(CoordinationGame(), groups=2, group_size=2, iterations=2, sampling={"max_tokens": 4})
+    trainer = Trainer(accelerator="cpu", limit_val_batches=0)
+    trainer.fit(model, data)
+    print("shown", json.dumps(_metric_texts(trainer.progress_bar_metrics)))
+"""
+
+
+def screen(command: list[str], folder: Path) -> str:
+    """Return the output of a command in a terminal, with a new line for each movement of the cursor."""
+    terminal, inside = pty.openpty()
+    known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        command, cwd=folder, env={**known, "TERM": "xterm"}, stdin=inside, stdout=inside, stderr=inside
+    )
+    os.close(inside)
+    written = b""
+    try:
+        while part := os.read(terminal, 1 << 16):
+            written += part
+    except OSError:  # the end of a terminal on Linux
+        pass
+    os.close(terminal)
+    assert process.wait(60) == 0, written.decode()
+    text = re.sub(r"\x1b\[[\d;?]*[A-Zlh]", "\n", written.decode())
+    return re.sub(r"\x1b\[[\d;]*m", "", text).replace("\r", "\n")
+
+
+def test_a_terminal_shows_whole_names_and_numbers(outside_the_repository: None, tmp_path: Path) -> None:
+    *runs, _ = re.split(r"shown (.*)\n", screen([sys.executable, "-c", TERMINALS], tmp_path))
+    heights = []
+    for columns, frames, shown in zip((80, 200), runs[::2], runs[1::2], strict=True):
+        lines = [line for line in frames.splitlines() if re.match(r"iteration |\w+/\w", line)]
+        texts = json.loads(shown)
+        assert len(texts) >= 6
+        assert max(map(len, lines)) <= columns
+        assert "…" not in "".join(lines)
+        assert any(re.search(r"^iteration .*━ 2/2 \d:\d\d:\d\d elapsed, 0:00:00 left *$", line) for line in lines)
+        places = [next(n for n, line in enumerate(reversed(lines)) if text in re.split("  +", line)) for text in texts]
+        heights.append(max(places) - min(places) + 1)
+    assert heights[1] < heights[0], "a wide terminal has several metrics in a line"
 
 
 def counted(text: str) -> list[str]:
@@ -45,3 +104,13 @@ def test_iterations_of_several_updates_and_micro_batches(
         trainer = quiet_trainer(callbacks=[RunProgress(live=False)], **shown, max_epochs=2)
         trainer.fit(algorithm, data, ckpt_path=tmp_path / "last.ckpt")
         assert counted(capsys.readouterr().out) == after
+
+
+def test_lines_of_every_so_many_iterations(
+    model_folder: Path, echo: Any, quiet_trainer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = quiet_trainer(callbacks=[RunProgress(live=False, every=3)], enable_progress_bar=True)
+    trainer.fit(*make(model_folder, echo(), groups=1, group_size=2, iterations=7))
+    assert counted(capsys.readouterr().out) == ["3/7", "6/7", "7/7"]
+    with pytest.raises(ConfigurationError, match="RunProgress: every is 0"):
+        RunProgress(every=0)

@@ -42,7 +42,7 @@ Gold = Callable[[Task], Mapping[str, Sequence[str]] | None]
 
 
 def recorded(environment: Environment, count: int, max_turns: int = 6, gold: Gold | None = None) -> list[Episode]:
-    """Episodes in which half of the replies are the best known ones, which a server does not tell, and half are words."""
+    """Episodes in which half of the replies are the best known ones, unknown to a server, and half are words."""
     gold = gold or environment.gold
     draw, tasks = random.Random(0), environment.tasks("train")
     specs, plans = [], {}

@@ -47,6 +47,7 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
     for noise in ("FLOPs", "TPU", "Writing model shards", "Trainer already configured"):
         assert noise not in out + err
     assert "mrlm eval --model runs/team" in out, "the next command"
+    assert "mrlm view runs/team  #" in out
     with Path("runs/team/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row.get("rollout/reward")]
     assert [float(row["progress/iteration"]) for row in rows] == [1.0, 2.0]
@@ -98,6 +99,10 @@ def test_a_run_without_collections_prints_about_fifty_lines(mrlm) -> None:
     lines = [line for line in out.splitlines() if line.startswith("batch ")]
     assert 30 <= len(lines) <= 50
     assert lines[-1].startswith("batch 120/120")
+    fewer = ("--trainer.callbacks+", "RunProgress", "--trainer.callbacks.every", "50")
+    _, out, _ = mrlm("fit", "--config", "toy.yaml", "--trainer.max_epochs", "60", *fewer)
+    lines = [line.split()[1] for line in out.splitlines() if line.startswith("batch ")]
+    assert lines == ["50/120", "100/120", "120/120"]
 
 
 def test_a_terminal_shows_the_last_state(quiet_trainer, capsys) -> None:
