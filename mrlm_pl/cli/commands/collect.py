@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         **{key: options[key] for key in PLAYED},
     )
     failed = f", {file.failed} failed" if file.failed else ""
-    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}")
+    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `mrlm view {file.path}`")
     return 0
 
 

@@ -35,7 +35,8 @@ def untimed(path: str) -> list[Any]:
 
 
 def test_episodes_are_whole_records_and_the_same_twice(collect):
-    assert "10 of 10 episodes in deep/a.jsonl" in collect("-n", "10", "--output", "deep/a.jsonl")
+    written = collect("-n", "10", "--output", "deep/a.jsonl")
+    assert "10 of 10 episodes in deep/a.jsonl; look at them with `mrlm view deep/a.jsonl`" in written
     collect("--num-episodes", "10", "--output", "b.jsonl")
     assert untimed("deep/a.jsonl") == untimed("b.jsonl")
     episodes = list(read_episodes_file("deep/a.jsonl"))
