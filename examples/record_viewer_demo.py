@@ -33,7 +33,7 @@ RUNS = {
     ],
 }
 POLICY = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-KEPT = ("config.yaml", "metrics.csv", "episodes", *(f"policies/*/{name}" for name in POLICY))
+KEPT = ("config.yaml", "state.json", "metrics.csv", "episodes", *(f"policies/*/{name}" for name in POLICY))
 
 
 def main() -> None:

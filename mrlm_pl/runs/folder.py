@@ -19,6 +19,7 @@ from torch import distributed
 
 from mrlm_pl.durable_files import former_of
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.state import STATE
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
@@ -103,8 +104,8 @@ def discard_if_empty(folder: RunFolder) -> None:
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)
-        if [path.name for path in Path(folder.path).glob("*")] == [TENSORBOARD]:
-            shutil.rmtree(Path(folder.path) / TENSORBOARD)
+        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE}:
+            shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):  # it is in use, as it should be
         os.rmdir(folder.path)
 

@@ -11,7 +11,6 @@ import os
 import re
 import stat
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -24,11 +23,9 @@ from tokenizers import Tokenizer
 from mrlm_pl.errors import ConfigurationError, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.recorded_run import latest_configuration
+from mrlm_pl.runs.state import STATE, state_of
 from mrlm_pl.viewer.episode_index import EpisodeIndex
 from mrlm_pl.viewer.records import token_values
-
-QUIET_SECONDS = 600.0
-"""A run that has written nothing for longer is not running."""
 
 LARGEST_TEXT = 64 << 20
 """Bytes of a configuration, a metrics file or a report that are read."""
@@ -98,7 +95,7 @@ class Run:
         same = stored is not None and reward is not None and math.isclose(stored, reward, rel_tol=1e-5, abs_tol=1e-6)
         return {
             "key": self.key,
-            "state": self.state(),
+            "state": self.state()[0],
             "changed": self._changed(),
             "algorithm": str(settings.get("model.class_path", "")).rpartition(".")[2],
             "environments": sorted(
@@ -126,11 +123,12 @@ class Run:
         }
 
     def detail(self) -> dict[str, Any]:
-        """Return the configuration, its versions, the resumptions and the evaluations."""
+        """Return the state, the configuration, its versions, the resumptions and the evaluations."""
         path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
         text = _text(path) if path else ""
         return {
             "named": self.named,
+            "state": self.state(),
             "path": str(self.path),
             "configuration": text,
             "versions": [line[1:].strip() for line in text.splitlines() if re.match(r"#\s*[\w.-]+==", line)],
@@ -140,17 +138,12 @@ class Run:
             ],
         }
 
-    def state(self) -> str:
-        """Return ``finished``, ``running``, ``stopped`` (nothing written for ten minutes), ``file`` or ``gone``."""
+    def state(self) -> tuple[str, str]:
+        """Return the state of :func:`mrlm_pl.runs.state.state_of`, ``file`` or ``gone``, and its reason."""
         if not self.path.is_dir():
-            return "file" if self.path.exists() else "gone"
-        if Path(__file__).parent / "demo" in self.path.resolve().parents:
-            return "finished"  # the times of its files are those of the installation
-        exported = [path.stat().st_mtime for path in (self.path / "policies").glob("*/config.json")]
-        metrics = self.path / "metrics.csv"
-        if exported and (not metrics.is_file() or max(exported) >= metrics.stat().st_mtime - QUIET_SECONDS / 10):
-            return "finished"
-        return "running" if time.time() - self._changed() < QUIET_SECONDS else "stopped"
+            return ("file" if self.path.exists() else "gone"), ""
+        path = self._inside(self.path / STATE)
+        return state_of(_text(path) if path else "")
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the latest configuration by name, as in ``model.gamma``."""

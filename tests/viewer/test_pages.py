@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from mrlm_pl.durable_files import write_json
+from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
@@ -231,6 +232,30 @@ def test_an_episode_of_thirty_thousand_tokens_scrolls(browser: Any, served: Any,
         assert browser.execute_script("return document.querySelectorAll('.tokens span').length") < 15_000
     last = "return [...document.querySelectorAll('.tokens span')].at(-1).dataset.index"
     assert wait(browser, last) == str(count - 1)
+
+
+def test_health_shows_the_state_and_the_mismatch_of_each_policy(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]])
+    measures = {"k1": (0.5, 0.125), "k3": (0.5, 0.25), "effective_share": (1, 0.75), "max_ratio": (1, 1.5)}
+    columns = {f"train/{name}/mismatch_{key}": values for name in ("pro", "con") for key, values in measures.items()}
+    table = [columns.keys(), *zip(*columns.values(), strict=True), ["" for _ in columns]]
+    (folder / "metrics.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in table))
+    write_state(folder, {"state": "failed", "reason": "NonFiniteError: the loss is nan"})
+    text = show(browser, f"{served(find_runs([str(folder)]))}#health?run={folder}")
+    assert "failed: NonFiniteError: the loss is nan" in text
+    cells = "return [...document.querySelectorAll('table')].at(-1).innerText.split(/\\s+/).slice(-10)"
+    assert browser.execute_script(cells) == [
+        "pro",
+        "0.125",
+        "0.25",
+        "0.75",
+        "1.5",
+        "con",
+        "0.125",
+        "0.25",
+        "0.75",
+        "1.5",
+    ]
 
 
 def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ import yaml
 
 from mrlm_pl.episode import Origin
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.records import COLUMNS
-from mrlm_pl.viewer.runs import QUIET_SECONDS, Run, find_runs
+from mrlm_pl.viewer.runs import Run, find_runs
 from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
 
 
@@ -174,23 +175,23 @@ def test_an_unknown_episode_is_an_error(folder: Path) -> None:
         run_of(folder).record("x")
 
 
-def test_a_run_is_finished_running_or_stopped(folder: Path) -> None:
+def test_the_state_is_what_the_run_wrote(folder: Path) -> None:
     run = run_of(folder)
-    assert run.state() == "running"
-    old = time.time() - 2 * QUIET_SECONDS
-    for path in [folder, *folder.rglob("*")]:
-        os.utime(path, (old, old))
-    assert run.state() == "stopped"
-    (folder / "policies" / "main").mkdir(parents=True)
-    (folder / "policies" / "main" / "config.json").write_text("{}")
-    assert run.state() == "finished"
+    assert run.state()[0] == "unknown", "a run of an earlier version"
+    (folder / "state.json").write_text('{"state": ')
+    assert run.state()[0] == "unknown"
+    write_state(folder, running())
+    assert run.state() == ("running", "")
+    write_state(folder, {"state": "failed", "reason": "NonFiniteError: the loss is nan"})
+    assert run.state() == ("failed", "NonFiniteError: the loss is nan")
+    assert run.head()["state"] == "failed"
 
 
 def test_a_deleted_run_stays_in_the_table(folder: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "b", [[episode("0-0")]])
     runs = find_runs([str(tmp_path / "runs")])
     shutil.rmtree(folder)
-    assert [run.head()["state"] for run in runs.values()] == ["gone", "running"]
+    assert [run.head()["state"] for run in runs.values()] == ["gone", "unknown"]
 
 
 def test_a_resumption_is_marked_at_the_next_iteration(folder: Path) -> None:
@@ -239,7 +240,7 @@ def test_a_file_of_episodes_opens(tmp_path: Path) -> None:
     path = tmp_path / "collected.jsonl"
     path.write_text(episode("0-0").to_json() + "\n")
     run = run_of(path)
-    assert run.state() == "file"
+    assert run.state() == ("file", "")
     assert [row["id"] for row in rows(run)] == ["0-0"]
     assert run.record("0-0")["id"] == "0-0"
 

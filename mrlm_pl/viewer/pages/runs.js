@@ -26,6 +26,7 @@ export async function runView({ run }) {
     el("td", { class: "number" }, number(part.accuracy), interval(part.accuracy_ci95))));
   return [
     el("h1", {}, "Run ", told(run)),
+    stateLine(found.state),
     el("p", {}, link("Curves", "curves", { run }), " · ", link("Episodes", "episodes", { run })),
     found.resumed.length ? el("p", {}, `Resumed at iteration ${found.resumed.join(", ")}.`) : null,
     found.versions.length ? el("p", {}, "Versions: ", told(found.versions.join(", "))) : null,
@@ -36,3 +37,6 @@ export async function runView({ run }) {
     el("pre", {}, told(found.configuration || "The run holds no config.yaml.")),
   ];
 }
+
+// Return a line with the state of a run and its reason.
+export const stateLine = ([state, reason]) => el("p", {}, el("span", { class: `state ${state}` }, state), reason ? told(`: ${reason}`) : null);

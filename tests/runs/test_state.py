@@ -1,0 +1,126 @@
+"""The state that a run writes: running with signs of life, finished, interrupted, failed; a killed one has no end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
+from mrlm_pl.runs import Trainer
+from mrlm_pl.runs.state import SILENT_SECONDS, STATE, running, state_of
+from tests.data.rollout.test_module import make
+from tests.support.environment_servers import eventually
+
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
+
+ENDLESS = """
+from lightning.pytorch import LightningModule
+from mrlm_pl.runs import Trainer
+import torch
+
+class Endless(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+    def training_step(self, batch, index):
+        open("began", "w").close()
+        return self.weight * 1.0
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+class Ones(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.ones(1)
+
+Trainer(accelerator="cpu", output="run", max_steps=10**9, enable_progress_bar=False).fit(Endless(), Ones())
+"""
+
+
+def state(folder: Path) -> tuple[str, str]:
+    path = folder / STATE
+    return state_of(path.read_text() if path.exists() else "")
+
+
+def test_a_fit_lives_then_is_finished(
+    model_folder: Path, echo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrlm_pl.runs.trainer.SIGN_SECONDS", 0)
+    signs = set()
+
+    class Looking(echo):
+        def begin(self, task: Any) -> str:
+            assert state(tmp_path / "run") == ("running", "")
+            signs.add(json.loads((tmp_path / "run" / STATE).read_text())["alive"])
+            return super().begin(task)
+
+    Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, Looking(), iterations=2))
+    assert len(signs) == 2
+    assert state(tmp_path / "run") == ("finished", "")
+    assert "process" not in json.loads((tmp_path / "run" / STATE).read_text())
+
+
+def test_a_failed_fit_says_why_and_a_refused_one_leaves_the_state(
+    model_folder: Path, echo: Any, tmp_path: Path
+) -> None:
+    class Failing(echo):
+        def begin(self, task: Any) -> str:
+            self.reward = float("nan") if (tmp_path / "run" / "episodes").exists() else 1.0
+            return super().begin(task)
+
+    with pytest.raises(NonFiniteError):
+        Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, Failing()))
+    kind, reason = state(tmp_path / "run")
+    assert (kind, "NonFiniteError: " in reason) == ("failed", True)
+    with pytest.raises(ConfigurationError, match="holds a run"):
+        Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, echo()))
+    assert state(tmp_path / "run") == (kind, reason)
+
+
+def test_a_run_that_sigterm_ends_is_interrupted(model_folder: Path, echo: Any, tmp_path: Path) -> None:
+    class Ended(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        Trainer(output=str(tmp_path / "run"), callbacks=[Ended()], **QUIET).fit(*make(model_folder, echo()))
+    assert state(tmp_path / "run") == ("interrupted", "SIGTERM")
+
+
+def test_a_killed_run_stopped_without_an_end(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: (tmp_path / "began").exists() or process.poll() is not None, 120)
+        assert state(tmp_path / "run") == ("running", "")
+        process.kill()
+        process.wait(60)
+        assert state(tmp_path / "run") == ("stopped without an end", "")
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "running"),
+        ({"began": "1"}, "stopped without an end"),  # a later process with the number
+        ({"host": "other", "process": 2**22}, "running"),
+        ({"host": "other", "alive": time.time() - SILENT_SECONDS - 5}, "stopped without an end"),
+        ({"process": 2**22}, "stopped without an end"),
+        ({"process": "x"}, "unknown"),
+        ({"state": "finished"}, "finished"),
+    ],
+)
+def test_a_process_lives_where_it_can_be_seen(changes: dict[str, Any], expected: str) -> None:
+    assert running()["host"] == socket.gethostname()
+    assert state_of(json.dumps({**running(), "alive": time.time(), **changes}))[0] == expected
