@@ -16,8 +16,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-SCHEMA = 1
-"""Version of the records in files. Readers ignore fields that they do not know, and take records without a version."""
+SCHEMA = 2
+"""Version of the records in files. Readers ignore fields that they do not know, and take records without a version.
+
+2: ``Episode.excluded``. Older files hold greedy and replaced episodes without a mark.
+"""
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -252,6 +255,8 @@ class Episode:
         row_restarts: how often a chat template rewrote history, so that a new trajectory began.
         timings: seconds by phase (``generate``, ``environment``). No computation reads them.
         origin: where it branches from another episode; None for an ordinary one.
+        excluded: the reason for which the learner does not train on it: ``greedy`` (a baseline), ``replaced`` (another
+            episode or task took its place) or ``left_out`` (too many failures in its group); None for others.
     """
 
     id: str
@@ -271,6 +276,7 @@ class Episode:
     row_restarts: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
     origin: Origin | None = None
+    excluded: str | None = None
 
     @property
     def failed(self) -> bool:

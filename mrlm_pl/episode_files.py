@@ -5,16 +5,85 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode, TurnTree, branches, episodes_of
 from mrlm_pl.errors import DataError, StorageError
+from mrlm_pl.settings import at_least
+
+_ITERATION = re.compile(r"iteration-(\d+)(.*)")
+
+
+def iteration_file(folder: Path, iteration: int, suffix: str = "") -> Path:
+    """Return the path of an iteration's episodes in a run folder.
+
+    >>> iteration_file(Path("runs/a"), 3, "-rank1").as_posix()
+    'runs/a/episodes/iteration-000003-rank1.jsonl.gz'
+    """
+    return folder / "episodes" / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
+
+
+@dataclass(frozen=True)
+class EpisodeRetention:
+    """The iterations whose episodes a run keeps; without values all of them.
+
+    Files of other iterations are removed once a later one is written. A resumed run reads none of them.
+
+    Args:
+        every: keep iterations 0, N, 2 N, ...
+        last: keep the newest N.
+
+    Raises:
+        ConfigurationError: a value below 1.
+    """
+
+    every: int | None = None
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least(1, "data.save_episodes.", every=self.every, last=self.last)
+
+    def keeps(self, iteration: int, newest: int) -> bool:
+        """Return True if an iteration is kept when ``newest`` is the last one.
+
+        >>> retention = EpisodeRetention(every=4, last=2)
+        >>> [iteration for iteration in range(8) if retention.keeps(iteration, 7)]
+        [0, 4, 6, 7]
+        """
+        if self.every is None and self.last is None:
+            return True
+        return (self.every is not None and iteration % self.every == 0) or newest - iteration < (self.last or 0)
+
+    def remove_older(self, newest: Path) -> None:
+        """Remove the files of this rank before an iteration's file that are not kept."""
+        number, rank = _parts(newest)
+        for path in newest.parent.glob(f"iteration-*{rank}"):
+            older, other = _parts(path)
+            if other == rank and older < number and not self.keeps(older, number):
+                path.unlink(missing_ok=True)
+
+
+def _parts(path: Path) -> tuple[int, str]:
+    """Return the iteration of a file of episodes and the rest of its name; -1 for another file."""
+    found = _ITERATION.fullmatch(path.name)
+    return (int(found[1]), found[2]) if found else (-1, path.name)
+
+
+def not_kept(files: Iterable[Path]) -> str:
+    """Return a note on the iterations before the newest one that have no file; empty if all have one."""
+    numbers = {number for number, _ in map(_parts, files) if number >= 0}
+    count = max(numbers, default=-1) + 1
+    if len(numbers) == count:
+        return ""
+    return f"the episodes of {count - len(numbers)} of {count} iterations are not kept (see `data.save_episodes`)"
 
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
@@ -36,11 +105,12 @@ class EpisodeWriter:
     """Write files of episodes in a background thread, in order.
 
     Args:
+        retention: the iterations that are kept.
         behind: files that may be pending before :meth:`write` blocks.
     """
 
-    def __init__(self, behind: int = 2) -> None:
-        self.behind = behind
+    def __init__(self, retention: EpisodeRetention = EpisodeRetention(), behind: int = 2) -> None:
+        self.retention, self.behind = retention, behind
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrlm-episodes")
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
 
@@ -52,7 +122,11 @@ class EpisodeWriter:
         """
         while len(self._waiting) >= self.behind or (self._waiting and self._waiting[0][1].done()):
             self._settle()
-        self._waiting.append((Path(path), self._thread.submit(write_episodes, path, list(episodes))))
+        self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
+
+    def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
+        write_episodes(path, episodes)
+        self.retention.remove_older(path)
 
     def finish(self) -> None:
         """Wait until all files are written.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrlm_pl.episode import Episode, Message, Task, ToolCall, Trajectory, Turn
+from mrlm_pl.episode import SCHEMA, Episode, Message, Task, ToolCall, Trajectory, Turn
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), st.lists, max_leaves=5)
@@ -105,7 +105,7 @@ def test_a_record_is_a_mapping(text: str) -> None:
 def test_a_missing_field_is_named_and_a_newer_one_ignored() -> None:
     episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end")
     data = json.loads(episode.to_json())
-    assert data["schema"] == 1
+    assert data["schema"] == SCHEMA
     data["newer"] = data["task"]["newer"] = 1
     assert Episode.from_dict(data) == episode
     del data["group"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch import Callback
 
-from mrlm_pl import episode_files
+from mrlm_pl import algorithms, episode_files
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
-from mrlm_pl.episode_files import EpisodeWriter, read_episodes, write_episodes
-from mrlm_pl.errors import DataError
+from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, read_episodes, write_episodes
+from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.policy import Policy
 from tests.data.rollout.test_module import make
 
 
@@ -104,3 +107,74 @@ def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(
     trainer.callbacks.append(Saves())
     trainer.fit(algorithm, data)
     assert found == [1]
+
+
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"every": 2}, [0, 2, 4]),
+        ({"last": 2}, [3, 4]),
+        ({"every": 3, "last": 1}, [0, 3, 4]),
+    ],
+)
+def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
+    retention: Any, kept: list[int], model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def fit(folder: str, steps: int, checkpoint: Path | None = None) -> list[tuple[str, list[Episode]]]:
+        algorithm, data = make(model_folder, echo(), iterations=5, save_episodes=EpisodeRetention(**retention))
+        trainer = quiet_trainer(default_root_dir=tmp_path / folder, max_steps=steps)
+        trainer.fit(algorithm, data, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / f"{folder}.ckpt")
+        found = sorted((tmp_path / folder / "episodes").iterdir())
+        return [(path.name, [replace(item, timings={}) for item in read_episodes(path)]) for path in found]
+
+    whole = fit("whole", 5)
+    assert [name for name, _ in whole] == [f"iteration-{number:06d}.jsonl.gz" for number in kept]
+    fit("killed", 3)
+    assert fit("killed", 5, tmp_path / "killed.ckpt") == whole
+
+
+def test_files_of_other_ranks_and_later_iterations_stay(tmp_path: Path) -> None:
+    names = ["iteration-000000-rank0.jsonl.gz", "iteration-000000.jsonl.gz", "iteration-000002.jsonl.gz"]
+    names += ["predict-0-000000.jsonl.gz", "iteration-000000.jsonl.gz.part"]
+    for name in names:
+        (tmp_path / name).touch()
+    writer = EpisodeWriter(EpisodeRetention(last=1))
+    writer.write(tmp_path / "iteration-000001.jsonl.gz", [episode(0)])
+    writer.finish()
+    kept = {*names, "iteration-000001.jsonl.gz"} - {"iteration-000000.jsonl.gz"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_values_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.save_episodes\.last is 0; it must be 1 or above"):
+        EpisodeRetention(last=0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment", "settings", "expected"),
+    [
+        ("ReMax", {}, {}, {None: 16, "greedy": 4}),
+        ("GRPO", {"reward": 1.0}, {"resample_rounds": 1}, {None: 16, "replaced": 16}),
+        ("GRPO", {"fail_every": 2}, {"failed_members": "drop", "retries": 0}, {None: 8, "left_out": 8}),
+    ],
+)
+def test_episodes_that_are_not_trained_on_say_why(
+    algorithm: str,
+    environment: Any,
+    settings: Any,
+    expected: Any,
+    model_folder: Path,
+    echo: Any,
+    quiet_trainer: Any,
+) -> None:
+    learner = getattr(algorithms, algorithm)({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    _, data = make(model_folder, echo(**environment), iterations=1, **settings)
+    trainer = quiet_trainer()
+    trainer.fit(learner, data)
+    episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
+    assert Counter(item.excluded for item in episodes) == expected
+    for item in episodes:
+        trained = any(turn.advantage is not None for row in item.rows() for turn in row.turns)
+        assert trained == (item.excluded is None)

@@ -28,7 +28,7 @@ ENDED_BY_PLAYER = (TURN_STOP, CONTEXT_STOP, THRESHOLD_STOP, UNEXPANDED_STOP)
 NOT_RECORDED = "not_recorded"
 """Stop reason of a replay that lacks a decision."""
 
-UNCOMPARED = ("id", "group", "attempts", "timings", "schema")
+UNCOMPARED = ("id", "group", "attempts", "timings", "schema", "excluded")
 """Fields of an episode in which a replay may differ."""
 
 CREDIT = ("advantage", "baseline")
@@ -112,7 +112,7 @@ def differences(recorded: Episode, again: Episode) -> list[str]:
     old, new = recorded.to_dict(), again.to_dict()
     for record in (old, new):
         for name in UNCOMPARED:
-            del record[name]
+            record.pop(name, None)
         for turn in (turn for rows in record["trajectories"].values() for row in rows for turn in row["turns"]):
             for name in CREDIT:
                 turn.pop(name, None)  # a record of an older version has none

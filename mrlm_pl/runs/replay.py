@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.episode_files import not_kept, read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, differences
@@ -117,7 +117,7 @@ def rescore(
     """Play recorded episodes again in an environment with other rewards, and compare the rewards.
 
     No model is read. Where the environment asks for a decision that the record does not have, the episode ends there.
-    Branches of other episodes, which an algorithm such as C3 plays, are left out.
+    Branches of other episodes, which an algorithm such as C3 plays, and greedy baselines are left out.
 
     Args:
         run: see :func:`replay`, as the other arguments; ``environment`` has the new settings.
@@ -136,7 +136,7 @@ def rescore(
     for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
         if again is None:
             failed += 1
-        if again is None or recorded.origin is not None:
+        if again is None or recorded.origin is not None or recorded.excluded == "greedy":
             continue
         if again.error is not None:
             raise DataError(f"episode {recorded.id!r} cannot be played again: {again.error}")
@@ -184,6 +184,7 @@ def chosen_episodes(
     if not found:
         wanted = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
         rest = f"; there are {dict(others)} of other environments" if others else ""
+        rest += f"; {gone}" if (gone := not_kept(place.glob("*.gz"))) else ""
         raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
 
 

@@ -45,9 +45,12 @@ def compare_runs(one: Run, other: Run) -> dict[str, Any]:
 
 
 def _episodes(run: Run) -> list[dict[str, Any]]:
-    """Return the summaries of the newest episodes that did not fail and are no branches."""
+    """Return the summaries of the newest episodes without failures, branches and greedy baselines.
+
+    Replaced episodes count: without them, the mean of a task would be that of its groups with a signal.
+    """
     rows = (dict(zip(COLUMNS, row, strict=True)) for row in run.index.table()["rows"])
-    return [row for row in rows if row["error"] is None and not row["branch"]]
+    return [row for row in rows if row["error"] is None and not row["branch"] and row["excluded"] != "greedy"]
 
 
 def _by_task(episodes: list[dict[str, Any]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mrlm_pl.episode_files import not_kept
 from mrlm_pl.errors import DataError
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
@@ -152,6 +153,12 @@ class EpisodeIndex:
         self._files = files
         self._read: dict[Path, EpisodeFile | ReportFile] = {}
 
+    def _notes(self) -> Iterator[str]:
+        """Yield a note on the iterations of a folder that have no file."""
+        files = self._files()
+        if len(files) > 1 and (gone := not_kept(files)):
+            yield gone
+
     def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
         """Yield the files, up to date, from the last back."""
         for path in reversed(self._files()):
@@ -171,7 +178,7 @@ class EpisodeIndex:
             last: the newest iteration to show; None starts at the run's last one.
         """
         rows: list[list[Any]] = []
-        notes: list[str] = []
+        notes = list(self._notes())
         older: int | None = None
         for file in self.newest_first():
             rows += [row for row in reversed(file.rows) if last is None or row[_ITERATION] <= last]
@@ -194,7 +201,8 @@ class EpisodeIndex:
         for file in self.newest_first():
             if (found := file.record(episode)) is not None:
                 return found
-        raise DataError(f"there is no episode {episode!r} in this run; `mrlm view RUN` lists them")
+        listed = "; ".join(["`mrlm view RUN` lists them", *self._notes()])
+        raise DataError(f"there is no episode {episode!r} in this run; {listed}")
 
     def branches(self, episode: str) -> dict[str, Any]:
         """Return the turn tree that an episode is a path of; see :func:`mrlm_pl.viewer.records.branches_of`.
@@ -220,9 +228,9 @@ class EpisodeIndex:
                 return
 
     def last_rewards(self) -> list[list[float]]:
-        """Return the rewards of the newest file's episodes that did not fail and are no branches, by group."""
+        """Return the rewards of the newest file's ordinary episodes by group: no failures, branches, excluded ones."""
         groups: dict[str, list[float]] = {}
         for row in next((file.rows for file in self.newest_first() if file.rows), []):
-            if row[COLUMNS.index("error")] is None and not row[COLUMNS.index("branch")]:
+            if not any(row[COLUMNS.index(name)] for name in ("error", "branch", "excluded")):
                 groups.setdefault(row[_GROUP], []).append(row[_REWARD])
         return list(groups.values())

@@ -57,6 +57,7 @@ class EpisodeHead(msgspec.Struct):
     row_restarts: int = 0
     timings: dict[str, float] = {}
     origin: dict[str, Any] | None = None
+    excluded: str | None = None
 
     @property
     def tool_failure(self) -> bool:
@@ -81,7 +82,7 @@ _HEAD = msgspec.json.Decoder(_RecordHead)
 COLUMNS = (
     "id", "iteration", "task", "group", "agents", "policies", "reward", "rewards", "turns", "tokens", "advantage",
     "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "branch",
-    "tree",
+    "tree", "excluded",
 )  # fmt: skip
 """Columns of the table of episodes.
 
@@ -119,6 +120,7 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
         any(turn.finish_reason == "length" for turn in turns),
         head.tool_failure,
         head.error, head.stop_reason, f"{task.seed}/{head.seed}", head.origin is not None, tree,
+        head.excluded,
     ]  # fmt: skip
 
 

@@ -82,8 +82,8 @@ class Run:
     def head(self) -> dict[str, Any]:
         """Return the line of the table of runs.
 
-        The reward is the last logged one, else the mean of the newest stored episodes without branches. Its interval is
-        theirs; None where their mean is another one, as with greedy baselines, which are stored and not trained on.
+        The reward is the last logged one, else the mean of the newest stored episodes without branches and excluded
+        ones. Its interval is theirs; None where their mean is another one.
         """
         settings = dict(self.settings())
         rewards = self.index.last_rewards()

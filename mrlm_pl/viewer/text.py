@@ -55,7 +55,8 @@ def print_episodes(run: Run, console: Console) -> None:
         row = dict(zip(COLUMNS, values, strict=True))
         texts = (row["id"], str(row["iteration"]), row["task"], row["group"])
         numbers = (row["reward"], row["turns"], row["tokens"], row["advantage"])
-        table.add_row(*map(visible, texts), *map(_number, numbers), visible(row["error"] or row["stop"]))
+        ended = row["error"] or row["excluded"] or row["stop"]
+        table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
     console.print(table)
     if len(found["rows"]) > ROWS:
         console.print(f"the newest {ROWS} of {len(found['rows'])}", highlight=False)
@@ -69,6 +70,8 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
     console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {record['iteration']}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
     console.print(visible(f"ended: {record['error'] or record['stop_reason']}"))
+    if record.get("excluded"):
+        console.print(visible(f"not trained on: {record['excluded']}"))
     for rows in record["trajectories"].values():
         for number, row in enumerate(rows, 1):
             part = f"  (trajectory {number} of {len(rows)})" if len(rows) > 1 else ""

@@ -14,7 +14,7 @@ import pytest
 from mrlm_pl.data.rollout.metrics import CollectionSums, distinct_turns, path_weights
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
-from mrlm_pl.episode import Episode, Message, Task, TurnTree, episodes_of
+from mrlm_pl.episode import SCHEMA, Episode, Message, Task, TurnTree, episodes_of
 from mrlm_pl.episode_files import read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
@@ -161,7 +161,7 @@ def test_a_tree_in_a_file_has_the_tokens_of_each_decision_once_and_loses_nothing
     write_episodes(tmp_path / "trees.jsonl.gz", [*first, *second, alone])
     with gzip.open(tmp_path / "trees.jsonl.gz", "rt") as file:
         records = [json.loads(line) for line in file]
-    assert [("paths" in record, record["schema"]) for record in records] == [(True, 1), (True, 1), (False, 1)]
+    assert [("paths" in record, record["schema"]) for record in records] == [(True, SCHEMA), (True, SCHEMA), (False, SCHEMA)]
     assert len(records[0]["decisions"]) == len(TurnTree.of(first).decisions)
     assert list(read_episodes(tmp_path)) == [*first, *second, alone]
     newer = {**records[0], "newer": 1, "paths": [{**path, "newer": 1} for path in records[0]["paths"]]}

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from mrlm_pl.episode import Origin
+from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.comparison import compare_runs
@@ -76,6 +77,27 @@ def test_branches_are_in_no_mean(tmp_path: Path) -> None:
     assert run.head()["reward"] == 0.25
     assert compare_runs(run, run)["own"] == 0.25
     assert len(rows(run)) == 2
+
+
+def test_episodes_that_are_not_trained_on_are_told_and_count_knowingly(tmp_path: Path) -> None:
+    marked = [episode(f"0-{name}", rewards=(1.0, 1.0), excluded=name) for name in ("greedy", "replaced", "left_out")]
+    run = run_of(write_run(tmp_path / "b", [[episode("0-0", rewards=(0.0, 0.5)), *marked]]))
+    assert run.head()["reward"] == 0.25
+    assert compare_runs(run, run)["own"] == (0.25 + 1 + 1) / 3  # the sampled ones
+    assert [row["excluded"] for row in rows(run)] == ["left_out", "replaced", "greedy", None]
+    assert run.record("0-greedy")["excluded"] == "greedy"
+
+
+def test_iterations_that_are_not_kept_are_told(folder: Path) -> None:
+    run = run_of(folder)
+    assert run.index.table()["notes"] == []
+    (folder / "episodes" / "iteration-000000.jsonl.gz").unlink()
+    for number in (3, 5):
+        write_episodes(folder / "episodes" / f"iteration-{number:06d}.jsonl.gz", [episode(f"{number}-0")])
+    gone = "the episodes of 3 of 6 iterations are not kept (see `data.save_episodes`)"
+    assert run.index.table()["notes"] == [gone]
+    with pytest.raises(DataError, match="3 of 6 iterations"):
+        run.record("2-5")
 
 
 def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:

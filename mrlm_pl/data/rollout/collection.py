@@ -32,7 +32,7 @@ from mrlm_pl.data.rollout.metrics import (
 from mrlm_pl.data.rollout.tasks.environments import RunTasks
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.episode_files import EpisodeWriter
+from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
@@ -81,7 +81,7 @@ class Collection:
         sampling: how turns are sampled.
         max_lag: greatest age of the weights that sample, in versions; with 0 the learner waits for the episodes.
         options: of playing while the learner updates.
-        save: whether episodes are written to ``RUN/episodes``.
+        saved: the iterations whose episodes are kept in ``RUN/episodes``; None writes none.
 
     Attributes:
         on_policy: True if the weights that sample are those that train first.
@@ -99,15 +99,15 @@ class Collection:
         sampling: Sampling,
         max_lag: int,
         options: AsyncOptions,
-        save: bool,
+        saved: EpisodeRetention | None,
     ) -> None:
         self.tasks, self.players, self.plan, self.sampling = tasks, players, plan, sampling
-        self.max_lag, self.options, self.save = max_lag, options, save
+        self.max_lag, self.options, self.saved = max_lag, options, saved
         self.on_policy = not max_lag and players.stale is None
         self.collector: SyncCollector | AsyncCollector | None = None
         self.totals = RunTotals()
         self._ahead: dict[str, Any] | None = None
-        self._writer = EpisodeWriter()
+        self._writer = EpisodeWriter(saved or EpisodeRetention())
         self._signal: SignalCheck | None = None
         self._verifiers = VerifierWatch()
 
@@ -156,8 +156,11 @@ class Collection:
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
                 rows = self._prepared(collected)
         finally:
-            if self.save:  # also what cannot be trained on
-                self._writer.write(self._file(iteration), collected.played)
+            if self.saved is not None and self.saved.keeps(iteration, iteration):  # also what cannot be trained on
+                rank, ranks = data_parallel_rank(trainer)
+                suffix = f"-rank{rank}" if ranks > 1 else ""
+                file = iteration_file(Path(trainer.default_root_dir), iteration, suffix)
+                self._writer.write(file, collected.played)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
@@ -174,11 +177,6 @@ class Collection:
         self._ahead = None
         return collector
 
-    def _file(self, iteration: int) -> Path:
-        rank, ranks = data_parallel_rank(self.trainer)
-        suffix = f"-rank{rank}" if ranks > 1 else ""
-        return Path(self.trainer.default_root_dir) / "episodes" / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
-
     def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
         learner = self.learner
@@ -190,7 +188,7 @@ class Collection:
         except SIGTERMException:
             learner.load_progress(before)  # a resumed run prepares them again
             raise
-        if self.save:
+        if self.saved is not None:
             of_policies = {name: tables[name] for name in learner.policies if name in tables}
             collected.put_training(credited(collected.training, episodes, of_policies))
         for rows in tables.values():

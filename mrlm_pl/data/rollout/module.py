@@ -20,6 +20,7 @@ from mrlm_pl.data.rollout.tasks.stream import SuccessRateCurriculum
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
+from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.learner.algorithm import Algorithm
@@ -70,7 +71,8 @@ class RolloutDataModule(LightningDataModule):
         workers: threads that step environments.
         processes: host processes of the environments, for slow or unstable ones; 0 keeps them in this process.
         engine: where turns are sampled; None is the in-process engine at the trainer's precision.
-        save_episodes: write every rollout to ``RUN/episodes``.
+        save_episodes: write every rollout to ``RUN/episodes``; or the iterations that are kept there, see
+            :class:`~mrlm_pl.episode_files.EpisodeRetention`.
         mode: ``sync`` plays a rollout while the learner waits; ``async`` plays the next ones while it updates.
         max_lag: greatest age, in ``async`` mode, of the weights that sample, in versions; the updates on one rollout
             make a version. 0 is ``sync``.
@@ -107,7 +109,7 @@ class RolloutDataModule(LightningDataModule):
         workers: int = 4,
         processes: int = 0,
         engine: Engine | None = None,
-        save_episodes: bool = True,
+        save_episodes: bool | EpisodeRetention = True,
         mode: Literal["sync", "async"] = "sync",
         max_lag: int = 1,
         async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
@@ -139,7 +141,9 @@ class RolloutDataModule(LightningDataModule):
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)
         plan = GroupPlan(self.tasks.stream, groups, sizes, seed, resample_rounds, failed_members, member_rounds)
-        self.collection = Collection(self.tasks, self.players, plan, self.sampling, lag, async_options, save_episodes)
+        saved = EpisodeRetention() if save_episodes is True else save_episodes or None
+        saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
+        self.collection = Collection(self.tasks, self.players, plan, self.sampling, lag, async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
     def setup(self, stage: str) -> None:

@@ -82,7 +82,7 @@ export function title(record) {
     el("p", {}, "task ", told(`${task.environment}/${task.split}/${task.index}`), `, seed ${record.seed}, iteration ${record.iteration}, group `, told(record.group)),
     el("p", {}, "ended: ", told(record.stop_reason), record.truncated ? ", truncated" : "",
       record.success === null || record.success === undefined ? "" : record.success ? ", solved" : ", not solved",
-      record.attempts > 1 ? `, started ${record.attempts} times` : ""),
+      record.attempts > 1 ? `, started ${record.attempts} times` : "", record.excluded ? [", not trained on: ", told(record.excluded)] : ""),
     record.error ? el("p", { class: "warning" }, "error: ", told(record.error)) : null,
   ];
 }

@@ -5,22 +5,22 @@ const PAGE = 100;
 const SHOWN = [["id", "episode"], ["iteration", "iteration"], ["task", "task"], ["group", "group"], ["reward", "reward"],
   ["advantage", "|advantage|"], ["turns", "turns"], ["tokens", "tokens"], ["policies", "policies"], ["flags", "notes"]];
 const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "truncated"], ["length", "turn cut at its limit"],
-  ["tool_failure", "tool failure"], ["tree", "turn tree"], ["success", "solved"], ["unsolved", "not solved"]];
+  ["tool_failure", "tool failure"], ["tree", "turn tree"], ["excluded", "not trained on"], ["success", "solved"], ["unsolved", "not solved"]];
 
 // Return the episodes as objects, with the notes of each.
 export function unpack({ columns, rows }) {
   const episodes = rows.map((row) => Object.fromEntries(columns.map((name, index) => [name, row[index]])));
   const groups = new Map();
-  for (const episode of episodes) {
+  for (const episode of episodes.filter((one) => one.excluded !== "greedy")) {
     const key = `${episode.iteration} ${episode.group}`;
     const bounds = groups.get(key) ?? [Infinity, -Infinity, 0];
     groups.set(key, [Math.min(bounds[0], episode.reward), Math.max(bounds[1], episode.reward), bounds[2] + 1]);
   }
   for (const episode of episodes) {
-    const [low, high, count] = groups.get(`${episode.iteration} ${episode.group}`);
+    const [low, high, count] = groups.get(`${episode.iteration} ${episode.group}`) ?? [0, 1, 1];
     episode.flat = count > 1 && low === high;
     episode.unsolved = episode.success === false;
-    episode.flags = FLAGS.filter(([name]) => episode[name] && name !== "tree").map(([name, text]) => (name === "error" ? `error: ${episode.error}` : text)).join(", ");
+    episode.flags = FLAGS.filter(([name]) => episode[name] && name !== "tree").map(([name, text]) => (["error", "excluded"].includes(name) ? `${text}: ${episode[name]}` : text)).join(", ");
   }
   return episodes;
 }

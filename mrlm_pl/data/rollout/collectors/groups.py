@@ -215,7 +215,8 @@ class GroupDraft:
             "dropped_groups": float(self.left_out),
         }
         kept, unused = ([], self.episodes) if self.left_out else (self.episodes, [])
-        return Collected([*kept], [*self.replaced, *unused], [*greedy], self.branches, counts)
+        replaced = [*excluded(self.replaced, "replaced"), *excluded(unused, "left_out")]
+        return Collected([*kept], replaced, [*greedy], self.branches, counts)
 
 
 @dataclass
@@ -254,8 +255,12 @@ class Collected:
 
     @property
     def played(self) -> list[Episode]:
-        """All episodes, in the order in which files hold them."""
-        return [*self.episodes, *self.replaced, *self.greedy, *self.branches]
+        """All episodes, in the order in which files hold them, with the reason for which one is not trained on."""
+        groups = {episode.group for episode in self.episodes}
+        branches = [
+            branch if branch.group in groups else replace(branch, excluded="replaced") for branch in self.branches
+        ]
+        return [*self.episodes, *self.replaced, *excluded(self.greedy, "greedy"), *branches]
 
     @property
     def training(self) -> list[Episode]:
@@ -279,6 +284,11 @@ class Collected:
         """Restore what :meth:`to_plain` returned."""
         episodes, replaced, greedy, branches = ([Episode.from_json(text) for text in part] for part in parts)
         return cls(episodes, replaced, greedy, branches, dict(counts))
+
+
+def excluded(episodes: Sequence[Episode], reason: str) -> list[Episode]:
+    """Return the episodes with the reason for which they are not trained on."""
+    return [replace(episode, excluded=reason) for episode in episodes]
 
 
 class Collector:
