@@ -42,6 +42,7 @@ from .runs import LastCheckpoint as LastCheckpoint
 from .runs import Trainer as Trainer
 from .runs import collect as collect
 from .runs import evaluate as evaluate
+from .runs import recredit as recredit
 from .runs import replay as replay
 from .runs import rescore as rescore
 from .runs import whatif as whatif

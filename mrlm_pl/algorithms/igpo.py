@@ -74,6 +74,10 @@ class IGPO(PolicyGradient):
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
         self.turns: TurnCredit = TurnCredit(gamma, turn_baseline, normalize)
 
+    @property
+    def weights_in_credit(self) -> str | None:
+        return "the information gains"
+
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:

@@ -23,6 +23,7 @@ COMMANDS = {
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
     "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
+    "recredit": ("mrlm_pl.cli.commands.recredit:run", "credit the episodes of a run with another algorithm"),
     "whatif": ("mrlm_pl.cli.commands.replay:whatif_run", "replace a recorded decision and play the rest"),
     "view": ("mrlm_pl.cli.commands.view:run", "look at runs in a browser or a terminal"),
     "balance": (

@@ -360,18 +360,8 @@ class PolicyGradient(Algorithm):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         self.collection_over = False
-        if self.uses_greedy_baseline:
-            episodes = self._beside_greedy(episodes, greedy, sampling)
-        tables = self.credit(episodes, sampling, greedy)
-        frozen = {name for name in self.policies if not self.policy(name).trained}
-        trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
+        trained = self.trained_rows(episodes, sampling, greedy)
         students = {name: rows for name, rows in trained.items() if name in self.policies}
-        if self.zero_variance == "exclude":
-            exclude_zero_variance(self.trainer, self.metrics, students)
-        names = self.tasks_of_run
-        chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
-        if len(names) > 1 or (names and chosen != "none"):
-            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self._warned_of)
         for name, rows in students.items():
             self._add_logprobs(name, rows, sampling)
         if self.reference.used:
@@ -385,6 +375,35 @@ class PolicyGradient(Algorithm):
             }
             keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
         return trained
+
+    def trained_rows(
+        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
+    ) -> dict[str, PolicyBatch]:
+        """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
+        if self.uses_greedy_baseline:
+            episodes = self._beside_greedy(episodes, greedy, sampling)
+        tables = self.credit(episodes, sampling, greedy)
+        frozen = {name for name in self.policies if not self.policy(name).trained}
+        trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
+        students = {name: rows for name, rows in trained.items() if name in self.policies}
+        if self.zero_variance == "exclude":
+            exclude_zero_variance(self.trainer, self.metrics, students)
+        names = self.tasks_of_run
+        chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
+        if len(names) > 1 or (names and chosen != "none"):
+            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self._warned_of)
+        return trained
+
+    @property
+    def weights_in_credit(self) -> str | None:
+        """The part of the credit that models compute; None if advantages follow from the episodes alone."""
+        parts = {
+            "a critic": self.critic is not None,
+            "`kl.placement: reward`": self.reference.used and self.kl.placement == "reward",
+            "`top_entropy`": self.top_entropy < 1,
+            "`distillation`": self.distiller is not None,
+        }
+        return next((part for part, used in parts.items() if used), None)
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
         """Add the log-probabilities of the old and the reference policy, where they are used and not there yet."""

@@ -7,6 +7,8 @@ from .console import RunProgress as RunProgress
 from .console import run_summary as run_summary
 from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
+from .recorded_credit import RecreditReport as RecreditReport
+from .recorded_credit import recredit as recredit
 from .replay import ReplayReport as ReplayReport
 from .replay import RescoreReport as RescoreReport
 from .replay import replay as replay

@@ -19,7 +19,7 @@ from mrlm_pl.settings import seated_policy
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
 
-_CONFIGURATION = re.compile(r"config(?:-(\d+))?\.yaml")
+_CONFIGURATION_FILE = re.compile(r"config(?:-(\d+))?\.yaml")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def latest_configuration(folder: Path) -> Path | None:
     >>> latest_configuration(folder).name
     'config-10.yaml'
     """
-    matches = [(_CONFIGURATION.fullmatch(path.name), path) for path in folder.iterdir()]
+    matches = [(_CONFIGURATION_FILE.fullmatch(path.name), path) for path in folder.iterdir()]
     numbered = [(int(match.group(1) or 1), path) for match, path in matches if match]
     return max(numbered)[1] if numbered else None
 
@@ -214,13 +214,26 @@ def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def recorded_model(folder: Path) -> Mapping[str, Any] | None:
+    """Return the class and arguments of a run's algorithm; None without a configuration.
+
+    Raises:
+        ConfigurationError: the configuration cannot be read.
+    """
+    return _configuration(latest_configuration(folder)).get("model")
+
+
 def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
     """Return the arguments of a run's algorithm and data module; empty without a configuration."""
+    config = _configuration(path)
+    return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+
+
+def _configuration(path: Path | None) -> dict[str, Any]:
     try:
-        config = (yaml.safe_load(path.read_text(encoding="utf-8")) if path else None) or {}
+        return (yaml.safe_load(path.read_text(encoding="utf-8")) if path else None) or {}
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
-    return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -38,7 +38,7 @@ PUBLIC = {
     ),
     *("Tool", "ToolSchema", "RemoteEnvironment"),
     *("Episode", "Message", "Trajectory", "Turn", "read_episodes"),
-    *("LastCheckpoint", "Trainer", "collect", "evaluate", "replay", "rescore", "whatif"),
+    *("LastCheckpoint", "Trainer", "collect", "evaluate", "recredit", "replay", "rescore", "whatif"),
     *("ConfigurationError", "MRLMError"),
 }
 """The frozen list: a change of it is a change of the interface and belongs in the changelog."""

@@ -1,0 +1,85 @@
+"""``mrlm recredit``: credit the episodes of a run with another algorithm or setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ActionConfigFile
+from jsonargparse.typing import NonNegativeInt
+
+from mrlm_pl.cli.parsing.configuration import CLASS, merged
+from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.recorded_run import recorded_model
+
+SHOWN = 10
+"""Changes that are listed."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print how the advantages of recorded turns change; return exit status 0.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or the credit needs weights or other episodes.
+        DataError: the episodes cannot be read.
+    """
+    from mrlm_pl.learner.algorithm import Algorithm
+    from mrlm_pl.runs import recredit
+    from mrlm_pl.runs.console import silence_noise
+    from mrlm_pl.runs.plugins import load_package
+
+    silence_noise()
+    load_package("mrlm_pl.algorithms")
+    parser = CommandParser(
+        prog="mrlm recredit",
+        description="Compute the advantages of a run's episodes with another algorithm, without weights.",
+        allow_abbrev=False,
+    )
+    parser.usage = "mrlm recredit RUN [--model NAME] [--model.ARGUMENT VALUE ...] [options]"
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    parser.add_subclass_arguments(Algorithm, "model", required=True)
+    parser.add_argument("--run", type=str, required=True, help="Run folder; may be given as the first argument.")
+    parser.add_argument("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration.")
+    text = "Folder for the episodes with their new advantages and the report."
+    parser.add_argument("--output", type=str | None, help=text)
+    options = parser.instantiate(parser.read(_with_recorded_model(arguments), {"model": Algorithm}))
+    report = recredit(options.run, options.model, iteration=options.iteration, output=options.output)
+    print(f"{report.episodes} episodes with the credit of {report.algorithm}; advantages, recorded against new:")
+    for agent, change in report.agents.items():
+        alike = "undefined" if change.correlation is None else f"{change.correlation:.4f}"
+        zero = " -> ".join(f"{share:.1%}" for share in change.zero_groups)
+        extra = f", {change.one_sided} turns on one side alone" if change.one_sided else ""
+        print(
+            f"  {agent}: {change.turns} turns, correlation {alike}, {change.sign_changes} signs change, groups without "
+            f"signal {zero}{extra}"
+        )
+    for item in report.largest[:SHOWN]:
+        print(f"  {item.episode} {item.agent} step {item.turn}: {item.recorded:+.4f} -> {item.new:+.4f}")
+    if options.output:
+        print(f"written to {options.output}; `mrlm view {options.run} {options.output}` shows both")
+    return 0
+
+
+def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
+    """Return the options behind the run's algorithm, with those of its arguments that a chosen other one takes.
+
+    Raises:
+        ConfigurationError: there is no such run, or its algorithm is unknown and none is given.
+    """
+    words = list(arguments)
+    if words and not words[0].startswith("-"):
+        words[:1] = ["--run", words[0]]
+    config, _ = merged(words, ("model", "run"))
+    run, chosen = config.get("run"), config.get("model")
+    if run is None or "--help" in words or "-h" in words:
+        return words
+    if not Path(run).is_dir():
+        raise ConfigurationError(f"run: there is no folder {run!r}; name a run folder, as in `mrlm recredit runs/a`")
+    recorded = recorded_model(Path(run))
+    named = chosen.get(CLASS) if isinstance(chosen, dict) else chosen
+    if recorded is None:
+        return words
+    other = [] if named is None else [f"--model={json.dumps({CLASS: named, 'init_args': {}})}"]
+    return [f"--model={json.dumps(recorded, default=str)}", *other, *words]

@@ -1,0 +1,305 @@
+"""Recorded episodes under the credit of another algorithm or setting, without weights and without play."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.episode import Episode, Turn, branches, person_of
+from mrlm_pl.episode_files import iteration_file, not_kept, read_episodes, write_episodes
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.evaluation import sampling_from
+from mrlm_pl.runs.recorded_run import read_run, recorded_model, recorded_settings
+
+if TYPE_CHECKING:
+    from mrlm_pl.learner.algorithm import Algorithm
+    from mrlm_pl.learner.policy_gradient import PolicyGradient
+
+LARGEST = 20
+"""Changes in a report."""
+
+
+@dataclass(frozen=True)
+class AdvantageChange:
+    """A turn with its recorded and its new advantage."""
+
+    episode: str
+    agent: str
+    turn: int
+    recorded: float
+    new: float
+
+
+@dataclass(frozen=True)
+class AgentChange:
+    """The advantages of an agent's turns under two credits.
+
+    Args:
+        turns: turns with both advantages; a decision that paths of a turn tree share counts once.
+        one_sided: turns with one of them alone.
+        correlation: Pearson's; None where one side is constant.
+        sign_changes: turns whose advantages have opposite signs.
+        zero_groups: share of the groups in which all advantages are 0, as recorded and new.
+    """
+
+    turns: int
+    one_sided: int
+    correlation: float | None
+    sign_changes: int
+    zero_groups: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RecreditReport:
+    """Recorded episodes under another credit.
+
+    Args:
+        algorithm: name of its class.
+        episodes: number of episodes that were credited.
+        agents: the change of each agent; calls of one sub-agent count together.
+        largest: the largest changes.
+    """
+
+    algorithm: str
+    episodes: int
+    agents: dict[str, AgentChange]
+    largest: tuple[AdvantageChange, ...]
+
+
+def recredit(
+    run: str | Path,
+    algorithm: Algorithm,
+    *,
+    iteration: int | None = None,
+    output: str | Path | None = None,
+    sampling: Sampling | None = None,
+) -> RecreditReport:
+    """Compute the advantages of recorded episodes with an algorithm's own credit, and compare them with the record.
+
+    Neither weights nor an environment are read. With the run's own settings, the advantages are the recorded ones.
+
+    Args:
+        run: a run folder.
+        algorithm: whose credit is computed; its policies and seats are those of the run.
+        iteration: only the episodes of this iteration.
+        output: folder for the episodes with their new advantages and ``recredit.json``; None writes none.
+        sampling: of the run, for ``overlong_buffer``; None is as its configuration says.
+
+    Raises:
+        ConfigurationError: the credit needs weights or other episodes, or the output exists or lies in the run.
+        DataError: the episodes cannot be read.
+    """
+    folder, learner = Path(run), _checked(algorithm)
+    place = None if output is None else Path(output)
+    if place is not None and (place.exists() or folder.resolve() in place.resolve().parents):
+        fault = "exists" if place.exists() else f"lies in the run {str(folder)!r}"
+        raise ConfigurationError(f"output: {str(place)!r} {fault}; name a new folder beside the run")
+    draft = None if place is None else draft_of(place)
+    crediting = _Crediting(folder, learner, sampling)
+    comparison = _Comparison()
+    try:
+        for number, recorded in _iterations(folder, iteration):
+            new = crediting.credited(number, recorded)
+            comparison.add(recorded, new)
+            if draft is not None:
+                write_episodes(iteration_file(draft, number), new)
+        report = comparison.report(type(learner).__name__)
+        if draft is not None and place is not None:
+            write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
+            put_in_place(draft, place)
+    finally:
+        if draft is not None:
+            remove(draft)
+    return report
+
+
+def _checked(algorithm: Algorithm) -> PolicyGradient:
+    """Return an algorithm whose credit needs no weights.
+
+    Raises:
+        ConfigurationError: it does, or it has no advantages.
+    """
+    from lightning.pytorch import Trainer
+
+    from mrlm_pl.learner.policy_gradient import PolicyGradient
+
+    name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
+    if not isinstance(algorithm, PolicyGradient):
+        raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
+    if (part := algorithm.weights_in_credit) is not None:
+        raise ConfigurationError(f"model: the credit of {name} needs weights for {part}; {advice}")
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    algorithm.trainer = Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet)  # type: ignore[arg-type]
+    return algorithm
+
+
+def _iterations(folder: Path, wanted: int | None) -> Iterator[tuple[int, list[Episode]]]:
+    """Yield each iteration of a run with its episodes, in the order of their files.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found = False
+    for number, episodes in itertools.groupby(read_episodes(folder / "episodes"), lambda item: item.iteration):
+        if number == wanted or (wanted is None and number >= 0):
+            found = True
+            yield number, list(episodes)
+    if not found:
+        gone = not_kept((folder / "episodes").glob("*.gz"))
+        of = "of training" if wanted is None else f"of iteration {wanted}"
+        raise ConfigurationError(f"{str(folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
+
+
+class _Crediting:
+    """Credits a run's iterations, one after the other."""
+
+    def __init__(self, folder: Path, learner: PolicyGradient, sampling: Sampling | None) -> None:
+        recorded = read_run(str(folder), weights=False)
+        self.folder, self.learner, self.name = folder, learner, type(learner).__name__
+        self.sampling = sampling or sampling_from(recorded.sampling, {})
+        self.scales = {
+            name: float((own or {}).get("reward_scale") or 1.0) for name, own in recorded.task_settings.items()
+        }
+        self.environments = list(recorded_settings(folder))
+        trained_by = (recorded_model(folder) or {}).get("class_path")
+        self.other_class = trained_by is not None and str(trained_by).rpartition(".")[2] != self.name
+        self.done = 0
+
+    def credited(self, number: int, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes with new credit; those that are not trained on have none.
+
+        Raises:
+            ConfigurationError: the credit needs other episodes.
+        """
+        from mrlm_pl.data.rollout.tasks.environments import worth
+        from mrlm_pl.learner.credit.records import credited
+
+        plain = [_without_credit(episode) for episode in episodes]
+        groups = Counter(item.group for item in plain if _trains(item) and not item.failed and item.origin is None)
+        training = [
+            item
+            for item in plain
+            if _trains(item)
+            and groups[item.group] >= self.learner.smallest_group
+            and (item.origin is None or self.learner.further is not None)
+        ]
+        greedy = [item for item in plain if item.excluded == "greedy"]
+        self._check(training, greedy)
+        self.learner.meet_rollouts(self.environments or list({item.task.environment: 0 for item in plain}), None)
+        read = worth(training, self.scales)
+        tables = self.learner.trained_rows(read, self.sampling, worth(greedy, self.scales))
+        of_policies = {name: tables[name] for name in self.learner.policies if name in tables}
+        new = {item.id: item for item in credited(training, read, of_policies)}
+        self._check_history(number)
+        return [new.get(item.id, item) for item in plain]
+
+    def _check(self, training: Sequence[Episode], greedy: Sequence[Episode]) -> None:
+        learner, lacking = self.learner, ""
+        if any(map(branches, training)) != (learner.turn_tree is not None):
+            lacking = "turn trees" if learner.turn_tree is not None else "separate episodes instead of turn trees"
+        elif learner.further is not None and (self.other_class or all(item.origin is None for item in training)):
+            lacking = "the further episodes of each group that only its own runs play"
+        elif learner.uses_greedy_baseline and not greedy:
+            lacking = "a greedy episode of each task"
+        if lacking and training:
+            raise ConfigurationError(
+                f"model: {self.name} compares with {lacking}, which {str(self.folder)!r} does not have; choose another "
+                "algorithm, or train with this one"
+            )
+        unknown = {row.policy for item in training for row in item.rows()} - {*learner.policies}
+        if unknown:
+            raise ConfigurationError(
+                f"model.policies: the episodes of {str(self.folder)!r} are of {sorted(unknown)}, and the policies are "
+                f"{sorted(learner.policies)}; give the policies and seats of the run"
+            )
+
+    def _check_history(self, number: int) -> None:
+        """Refuse a baseline of earlier iterations that are not there."""
+        from mrlm_pl.learner.policy_gradient import PolicyGradient
+
+        own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
+        if number != self.done and any(self.learner.progress()[key] for key in own):
+            raise ConfigurationError(
+                f"model: {self.name} compares with earlier iterations, and iteration {self.done} is not among the "
+                f"episodes; credit all iterations of a run that keeps them, or choose another algorithm"
+            )
+        self.done += 1
+
+
+def _trains(episode: Episode) -> bool:
+    return episode.excluded is None
+
+
+def _without_credit(episode: Episode) -> Episode:
+    """Return an episode without advantages and baselines."""
+    rows = {
+        agent: tuple(
+            replace(row, turns=tuple(replace(turn, advantage=None, baseline=None) for turn in row.turns))
+            for row in found
+        )
+        for agent, found in episode.trajectories.items()
+    }
+    return replace(episode, trajectories=rows)
+
+
+class _Comparison:
+    """Pairs of advantages, recorded and new, by agent."""
+
+    def __init__(self) -> None:
+        self._episodes = 0
+        self._pairs: dict[str, list[AdvantageChange]] = defaultdict(list)
+        self._one_sided: Counter[str] = Counter()
+        self._zero: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+
+    def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
+        """Add the episodes of an iteration, in equal order."""
+        seen: set[tuple[str, str, str, int]] = set()
+        groups: dict[tuple[str, str], tuple[bool, bool]] = {}
+        for old, now in zip(recorded, new, strict=True):
+            turns = list(zip(_turns(old), _turns(now), strict=True))
+            self._episodes += any(turn.advantage is not None for _, turn in turns)
+            for before, after in turns:
+                decision = (old.group, before.node, before.agent, before.sample)
+                if before.node and decision in seen:
+                    continue
+                seen.add(decision)
+                agent = person_of(before.agent)
+                if before.advantage is None or after.advantage is None:
+                    self._one_sided[agent] += (before.advantage is None) != (after.advantage is None)
+                    continue
+                change = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
+                self._pairs[agent].append(change)
+                zero = groups.get((agent, old.group), (True, True))
+                groups[agent, old.group] = zero[0] and change.recorded == 0, zero[1] and change.new == 0
+        for (agent, _), both in groups.items():
+            self._zero[agent].append(both)
+
+    def report(self, algorithm: str) -> RecreditReport:
+        """Return the report."""
+        agents = {}
+        for agent in sorted({*self._pairs, *self._one_sided}):
+            changes, zero = self._pairs[agent], self._zero[agent] or [(False, False)]
+            sides = [change.recorded for change in changes], [change.new for change in changes]
+            varied = all(len(set(side)) > 1 for side in sides)
+            agents[agent] = AgentChange(
+                len(changes),
+                self._one_sided[agent],
+                statistics.correlation(*sides) if varied else None,
+                sum(change.recorded * change.new < 0 for change in changes),
+                (math.fsum(pair[0] for pair in zero) / len(zero), math.fsum(pair[1] for pair in zero) / len(zero)),
+            )
+        every = (change for changes in self._pairs.values() for change in changes if change.new != change.recorded)
+        largest = sorted(every, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
+        return RecreditReport(algorithm, self._episodes, agents, tuple(largest))
+
+
+def _turns(episode: Episode) -> list[Turn]:
+    return [turn for row in episode.rows() for turn in row.turns]

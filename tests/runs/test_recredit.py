@@ -1,0 +1,209 @@
+"""Recorded episodes credited again: with the run's own settings, with others, and where that cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mrlm_environments import LengthRatioGame
+
+from mrlm_pl.algorithms import C3, CISPO, COMA, GRPO, IGPO, IPPO, MAGRPO, MAREMAX, RAE, RLOO, SFT, ReMax
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy import Policy
+from mrlm_pl.runs import recredit
+
+SIZES = {"groups": 2, "group_size": 4, "iterations": 2, "sampling": Sampling(max_tokens=6)}
+
+
+def played(algorithm: Any, environment: Any, trainer: Any, **settings: Any) -> Path:
+    trainer.fit(algorithm, RolloutDataModule(environment, **{**SIZES, **settings}))
+    return Path(trainer.default_root_dir)
+
+
+def turns_of(folder: Path) -> dict[tuple[str, str, int], Turn]:
+    return {
+        (episode.id, turn.agent, turn.index): turn
+        for episode in read_episodes(folder / "episodes")
+        for row in episode.rows()
+        for turn in row.turns
+    }
+
+
+@pytest.fixture
+def main(model_folder: Path) -> dict[str, Policy]:
+    return {"main": Policy(str(model_folder), learning_rate=1e-3)}
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (GRPO, {}),
+        (GRPO, {"credit": "turn", "gamma": 0.5}),
+        (MAGRPO, {}),
+        (COMA, {"gamma": 0.5}),
+        (ReMax, {}),
+        (MAREMAX, {}),
+        (RAE, {}),
+        (C3, {"alternatives": 1}),
+    ],
+)
+def test_the_runs_own_settings_give_the_recorded_advantages_exactly(
+    cls: Any, settings: dict[str, Any], main: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    run = played(cls(main, **settings), LengthRatioGame(rounds=2), quiet_trainer(), group_size=2)
+    output = tmp_path / "again"
+    report = recredit(run, cls(main, **settings), output=output)
+    recorded, new = turns_of(run), turns_of(output)
+    assert {key: turn.advantage for key, turn in new.items()} == {key: turn.advantage for key, turn in recorded.items()}
+    assert len({turn.advantage for turn in recorded.values()}) > 2
+    assert report.largest == ()
+    assert all(change.one_sided == 0 for change in report.agents.values())
+    assert json.loads((output / "recredit.json").read_text())["episodes"] == report.episodes > 0
+
+
+def test_rewards_are_scaled_as_in_the_run(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
+    scaled = {"task_settings": {"echo": TaskSettings(reward_scale=3.0)}}
+    run = played(GRPO(main, advantage="group_centered"), echo(), quiet_trainer(), iterations=1, **scaled)
+    told = {"data": {"init_args": {"task_settings": {"echo": {"reward_scale": 3.0}}}}}
+    (run / "config.yaml").write_text(json.dumps(told))
+    report = recredit(run, GRPO(main, advantage="group_centered"))
+    assert report.agents["agent"].correlation == pytest.approx(1)
+    assert report.largest == ()
+
+
+def test_replaced_groups_do_not_count(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
+    environment = echo(reward=1.0)  # no group has a signal, so each is replaced once
+    run = played(GRPO(main), environment, quiet_trainer(), resample_rounds=1)
+    report = recredit(run, GRPO(main), output=tmp_path / "again")
+    assert report.episodes == 2 * 2 * 4
+    again = list(read_episodes(tmp_path / "again" / "episodes"))
+    assert sum(episode.excluded == "replaced" for episode in again) == 2 * 2 * 4
+    (change,) = report.agents.values()
+    assert (change.zero_groups, change.correlation) == ((1.0, 1.0), None)
+
+
+def test_another_baseline_gives_the_numbers_of_a_calculation_by_hand(
+    main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path
+) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer())
+    recorded = turns_of(run)
+    report = recredit(run, RLOO(main), output=tmp_path / "again")
+    groups: dict[str, list[Episode]] = defaultdict(list)
+    for episode in read_episodes(tmp_path / "again" / "episodes"):
+        groups[episode.group].append(episode)
+    pairs = []
+    for members in groups.values():
+        for episode in members:
+            others = [other.reward for other in members if other is not episode]
+            (turn,) = episode.rows()[0].turns
+            assert turn.advantage == pytest.approx(episode.reward - sum(others) / 3, abs=1e-6)
+            pairs.append((recorded[episode.id, "agent", 0].advantage, turn.advantage))
+    (change,) = report.agents.values()
+    assert change.turns == 16
+    assert change.correlation == pytest.approx(statistics.correlation(*zip(*pairs, strict=True)))
+    assert change.correlation < 1
+    assert change.sign_changes == 0
+    silent = sum(len({episode.reward for episode in members}) == 1 for members in groups.values()) / 4
+    assert change.zero_groups == (silent, silent)
+    largest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+    assert (report.largest[0].recorded, report.largest[0].new) == largest
+
+
+def test_another_discount_of_a_turn_tree_is_that_of_its_steps(main: Any, quiet_trainer: Any, tmp_path: Path) -> None:
+    run = played(MAGRPO(main), LengthRatioGame(rounds=2), quiet_trainer(), group_size=2)
+    recredit(run, MAGRPO(main, gamma=0.0, weighting="equal"), output=tmp_path / "again")
+    states: dict[tuple[str, str], dict[int, tuple[float, list[float | None]]]] = defaultdict(dict)
+    for episode in read_episodes(tmp_path / "again" / "episodes"):
+        for turn in (turn for row in episode.rows() for turn in row.turns):
+            step = sum(episode.step_rewards[turn.index].values()) / 2
+            states[episode.group, turn.node].setdefault(turn.sample, (step, []))[1].append(turn.advantage)
+    assert len(states) == 2 * 2 * 3
+    for joint in states.values():
+        mean = sum(step for step, _ in joint.values()) / 2
+        for step, advantages in joint.values():
+            assert advantages == pytest.approx([step - mean] * len(advantages), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        (lambda main: IPPO(main), "the credit of IPPO needs weights for a critic"),
+        (lambda main: IGPO(main), "the credit of IGPO needs weights for the information gains"),
+        (lambda main: GRPO(main, top_entropy=0.5), "needs weights for `top_entropy`"),
+        (lambda main: SFT(main), "SFT gives the turns of episodes no advantage"),
+        (lambda main: COMA(main), "COMA compares with turn trees, which '.*' does not have"),
+        (lambda main: ReMax(main), "ReMax compares with a greedy episode of each task"),
+        (lambda main: C3(main), "C3 compares with the further episodes"),
+        (lambda main: RLOO(), r"of \['first'\], and the policies are \['main'\]"),
+    ],
+)
+def test_credit_that_needs_weights_or_other_play_is_refused(
+    algorithm: Any, reason: str, model_folder: Path, quiet_trainer: Any, echo: Any
+) -> None:
+    first = {"first": Policy(str(model_folder), learning_rate=1e-3)}
+    run = played(GRPO(first), echo(), quiet_trainer(), iterations=1)
+    with pytest.raises(ConfigurationError, match=reason):
+        recredit(run, algorithm(first))
+
+
+def test_a_baseline_of_earlier_iterations_needs_them(main: Any, quiet_trainer: Any, echo: Any) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer(), save_episodes={"last": 1})
+    assert recredit(run, RLOO(main)).episodes == 8
+    with pytest.raises(ConfigurationError, match="RAE compares with earlier iterations, and iteration 0 is not among"):
+        recredit(run, RAE(main))
+    gone = r"no episode of iteration 0; the episodes of 1 of 2 iterations are not kept \(see `data.save_episodes`\)"
+    with pytest.raises(ConfigurationError, match=gone):
+        recredit(run, RLOO(main), iteration=0)
+
+
+def test_the_run_is_never_written_to(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer(), iterations=1)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigurationError, match=r"lies in the run .* name a new folder beside the run"):
+        recredit(run, GRPO(main), output=run / "again")
+    with pytest.raises(ConfigurationError, match="needs weights"):
+        recredit(run, IPPO(main), output=tmp_path / "again")
+    recredit(run, CISPO(main), output=tmp_path / "again")
+    with pytest.raises(ConfigurationError, match="exists"):
+        recredit(run, GRPO(main), output=tmp_path / "again")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_command_takes_the_runs_algorithm_or_another(
+    mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    config = Path(__file__).parents[2] / "configs" / "tasks" / "teams" / "debate.yaml"
+    run, output = tmp_path / "run", tmp_path / "again"
+    sizes = {"iterations": "1", "groups": "2", "group_size": "4"}
+    options = [word for name, value in sizes.items() for word in (f"--data.{name}", value)]
+    assert (
+        mrlm("fit", "--config", str(config), *options, "--trainer.limit_val_batches", "0", "--output", str(run))[0] == 0
+    )
+    status, out, _ = mrlm("recredit", str(run))
+    assert status == 0
+    assert "8 episodes with the credit of GRPO" in out
+    assert len(re.findall(r"(?:con|pro): \d+ turns, correlation 1\.0000, 0 signs change", out)) == 2
+    status, out, err = mrlm("recredit", str(run), "--model", "RLOO", "--output", str(output))
+    assert status == 0, err
+    assert "with the credit of RLOO" in out
+    assert " -> " in out
+    rewards = [episode.rewards()["pro"] for episode in read_episodes(output / "episodes") if episode.group == "0-0"]
+    (first, *_) = read_episodes(output / "episodes")
+    expected = rewards[0] - sum(rewards[1:]) / 3
+    assert first.trajectories["pro"][0].turns[0].advantage == pytest.approx(expected, abs=1e-6)
+    assert mrlm("view", str(output), "--text")[0] == 0
+    status, _, err = mrlm("recredit", str(run), "--model", "PPO")
+    assert status == 2
+    assert "the credit of PPO needs weights for a critic; choose an algorithm without it" in err
