@@ -17,6 +17,8 @@ from .games.length_ratio import LengthRatioGame as LengthRatioGame
 from .games.tic_tac_toe import TicTacToe as TicTacToe
 from .games.word_emission import WordEmission as WordEmission
 from .math.environment import MathEnvironment as MathEnvironment
+from .question.environment import QuestionEnvironment as QuestionEnvironment
+from .question.environment import Reward as Reward
 from .scored import ScoredEnvironment as ScoredEnvironment
 from .shell.environment import ShellEnvironment as ShellEnvironment
 from .sql.environment import SqlEnvironment as SqlEnvironment

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from mrlm_pl.environment import DatasetTasks, Message, SeededTasks, TaskSource
-from mrlm_pl.environment.rows import BadRows, read_split
+from mrlm_pl.environment.rows import BadRows, Rows, read_split
 
 logger = logging.getLogger(__name__)
 
@@ -20,16 +20,19 @@ class DataTasks:
 
     Args:
         environment: the environment's name.
-        data: a file or a hub name, or a mapping from splits to these; None generates the tasks.
+        data: rows, a file or a hub name, or a mapping from splits to these; None generates the tasks.
         bad_rows: whether rows that cannot be used are skipped, with a warning that names them, or stop the run.
         form: the form of a row, for messages; by default its required fields.
     """
 
     def __init__(
-        self, environment: str, data: str | Mapping[str, str] | None, bad_rows: BadRows, form: str = ""
+        self, environment: str, data: Rows | Mapping[str, Rows] | None, bad_rows: BadRows, form: str = ""
     ) -> None:
         self.environment, self.data, self.bad_rows, self.form = environment, data, bad_rows, form
         self._sources: dict[str, TaskSource] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataTasks:
+        return self  # copies of an environment share the rows
 
     def source(
         self,
@@ -56,6 +59,17 @@ class DataTasks:
         """
         if self.data is None:
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
+        return self.rows(split, fields, identity, task_data)
+
+    def rows(
+        self,
+        split: str,
+        fields: Sequence[str],
+        identity: Callable[[Mapping[str, Any]], str],
+        task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
+    ) -> TaskSource:
+        """Return the rows of a split of the data set, with the arguments and errors of :meth:`source`."""
+        assert self.data is not None
         if split not in self._sources:
             rows = read_split(self.data, split, fields, identity, task_data, self.bad_rows, self.form)
             labeled = {number: data for number, data in rows if data is not None}

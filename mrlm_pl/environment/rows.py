@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -10,17 +11,20 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
 from mrlm_pl.settings import one_of
 
-__all__ = ["BadRows", "all_rows", "numbered_rows", "read_rows", "read_split"]
+__all__ = ["BadRows", "Rows", "all_rows", "numbered_rows", "read_rows", "read_split"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Rows: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""A file, a hub name, or the rows themselves."""
+
 BadRows = Literal["skip", "stop"]
 """Unusable rows: skip them with a warning that names them, or stop the run."""
 
@@ -30,20 +34,21 @@ NAMED_ROWS = 10
 REFUSALS = (LookupError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError, MemoryError, re.error)
 """Errors of code that converts a row which is not of the expected form."""
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 MAX_UNPACKED_BYTES = 4 << 30
 """Size of an unpacked file; a small file may unpack to a thousand times its size."""
 
 _CHUNK = 1 << 20
 
 
-def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
+def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
     """Return all rows of a data set, in order, each with at least the given fields.
 
     Args:
-        source: a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows) or
-            ``.parquet`` file, each also with ``.gz``; or a hub name, ``owner/name`` or ``owner/name:configuration``,
-            either with a split of its own behind ``#``, as in ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
+        source: rows; a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows),
+            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.gz``; or a hub name,
+            ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
+            ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
         split: which split of a hub data set that names none; a local file is one split, whatever the value.
         fields: names that every row must have.
 
@@ -54,7 +59,7 @@ def read_rows(source: str, split: str | None, fields: Sequence[str]) -> list[dic
     return [row for _, row in numbered_rows(source, split, fields)]
 
 
-def numbered_rows(source: str, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
+def numbered_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[tuple[int, dict[str, Any]]]:
     """Return the rows of :func:`read_rows` with their numbers."""
     rows = []
     for number, row in _checked_rows(source, split, fields):
@@ -74,17 +79,20 @@ def all_rows(source: str, split: str | None) -> list[tuple[int, dict[str, Any] |
 
 
 def _checked_rows(
-    source: str, split: str | None, fields: Sequence[str]
+    source: Rows, split: str | None, fields: Sequence[str]
 ) -> list[tuple[int, dict[str, Any] | DataError]]:
     """Return each row of a source, or its fault, with its number.
 
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
     """
-    numbered = _local_rows(Path(source)) if _is_local(source) else list(enumerate(_hub_rows(source, split), start=1))
+    if isinstance(source, str) and _is_local(source):
+        numbered = _local_rows(Path(source))
+    else:
+        numbered = list(enumerate(_hub_rows(source, split) if isinstance(source, str) else source, start=1))
     if not numbered:
-        raise DataError(f"{source} has no rows")
-    return [(number, _checked(row, f"{source}, row {number}", fields)) for number, row in numbered]
+        raise DataError(f"{named(source)} has no rows")
+    return [(number, _checked(row, f"{named(source)}, row {number}", fields)) for number, row in numbered]
 
 
 def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
@@ -102,7 +110,7 @@ def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | Da
 
 
 def read_split(
-    data: str | Mapping[str, str],
+    data: Rows | Mapping[str, Rows],
     split: str,
     fields: Sequence[str],
     identity: Callable[[Mapping[str, Any]], str],
@@ -112,12 +120,12 @@ def read_split(
 ) -> list[tuple[int, T]]:
     """Return the rows of one split of a data set, converted by ``make``, with their numbers; the splits share no row.
 
-    One local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
+    Rows, one local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
     ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
     splits of their own; where these give no ``validation``, it is the tenth of ``train`` that the hash assigns to it.
 
     Args:
-        data: a local file or a hub name, or a mapping from splits to these.
+        data: rows, a local file or a hub name, or a mapping from splits to these.
         split: ``train``, ``validation`` or ``test``.
         fields: names that every row must have.
         identity: text that is equal for equal problems.
@@ -147,7 +155,7 @@ def read_split(
             try:
                 rows.append((number, make(row), split_of(identity(row))))
             except (DataError, *REFUSALS) as error:
-                raise DataError(f"{source}, row {number}: {_reason(error, row, form)}") from error
+                raise DataError(f"{named(source)}, row {number}: {_reason(error, row, form)}") from error
         except DataError as fault:
             if bad_rows == "stop":
                 raise
@@ -155,18 +163,18 @@ def read_split(
     if faults and not rows:
         raise faults[0]
     if faults:
-        named = [
+        first = [
             *map(str, faults[:NAMED_ROWS]),
             *([f"and {len(faults) - NAMED_ROWS} more"] * (len(faults) > NAMED_ROWS)),
         ]
         logger.warning(
-            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), source, "\n".join(named)
+            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), named(source), "\n".join(first)
         )
     made = [(number, item) for number, item, assigned in rows if assigned in belongs]
     if not made:
         raise ConfigurationError(
-            f"none of the {len(rows)} rows of {data!r} belongs to split {split!r}; give it more rows or a file of its "
-            f"own, as in {{{split}: FILE}}"
+            f"none of the {len(rows)} rows of {named(data)} belongs to split {split!r}; give it more rows or a file of "
+            f"its own, as in {{{split}: FILE}}"
         )
     return made
 
@@ -183,10 +191,20 @@ def _reason(error: Exception, row: Mapping[str, Any], form: str) -> str:
     return f"{reason}; a row is {form}, and this one has the fields {sorted(row)}"
 
 
-def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tuple[str, ...]]:
+def named(data: Any) -> str:
+    """Return a data set in a message.
+
+    >>> named("a.jsonl"), named([{"a": 1}]), named({"train": "a.jsonl"})
+    ('a.jsonl', 'the given rows', "{'train': 'a.jsonl'}")
+    """
+    return data if isinstance(data, str) else repr(data)[:200] if isinstance(data, Mapping) else "the given rows"
+
+
+def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, tuple[str, ...]]:
     """Return the source of a split's rows, the split in it, and the assigned splits whose rows are taken."""
-    if isinstance(data, str) and (_is_local(data) or "#" in data):
+    if not isinstance(data, (str, Mapping)) or (isinstance(data, str) and (_is_local(data) or "#" in data)):
         return data, split, (split,)
+    sources: dict[str, Rows]
     if isinstance(data, str):
         available = _hub_splits(data)
         if len(available) == 1:
@@ -207,7 +225,7 @@ def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tup
     if split in sources and (split != "train" or "validation" in sources):
         return sources[split], split, SPLITS
     if "train" not in sources or split == "test":
-        raise ConfigurationError(f"data {data!r} has no split {split!r}; it has {', '.join(sources) or 'none'}")
+        raise ConfigurationError(f"data {named(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}")
     belongs = ("validation",) if split == "validation" else ("train", "test")
     return sources["train"], "train", belongs
 
@@ -215,7 +233,7 @@ def _source_of(data: str | Mapping[str, str], split: str) -> tuple[str, str, tup
 def _is_local(source: str) -> bool:
     """Return whether a source means a file: it exists, has a data suffix, or could not be a hub name."""
     path = Path(source)
-    if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".gz", ".csv", ".txt"):
+    if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".gz", ".txt"):
         return True
     return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or "\\" in source
 
@@ -241,7 +259,7 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
         text = raw.decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return _jsonl_rows(text, path) if suffix == ".jsonl" else _json_rows(text, path)
+    return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text, path)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -279,6 +297,18 @@ def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
             except (ValueError, RecursionError) as error:
                 rows.append((number, DataError(f"{path}, row {number}: not JSON ({error})")))
     return rows
+
+
+def _csv_rows(text: str, path: Path) -> list[tuple[int, Any]]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}: not CSV ({error})") from error
+    wrong = "the row has more or fewer cells than the header"
+    return [
+        (number, DataError(f"{path}, row {number}: {wrong}") if None in row or None in row.values() else row)
+        for number, row in enumerate(rows, start=1)
+    ]
 
 
 def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:

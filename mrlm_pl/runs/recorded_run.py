@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,14 +49,15 @@ class RecordedEnvironment:
         Args:
             folder: of the run.
         """
-        for values in _mappings(self.config):
-            name = str(values.get("class_path"))
-            arguments = values.get("init_args")
+        for value in _values(self.config):
+            if isinstance(value, str) and _is_inside(value, folder):
+                return f"{value!r} is a program in the run folder"
+            settings = value if isinstance(value, Mapping) else {}
+            arguments = settings.get("init_args")
             if isinstance(arguments, Mapping) and arguments.get("command"):
-                return f"{name.rpartition('.')[2]} starts the command {str(arguments['command'])!r}"
-            if "class_path" in values and _is_inside(name, folder):
-                return f"the class {name!r} is a program in the run folder"
-            if values.get("level") == "limits":
+                name = str(settings.get("class_path")).rpartition(".")[2]
+                return f"{name} starts the command {str(arguments['command'])!r}"
+            if settings.get("level") == "limits":
                 return "it plays with `sandbox.level: limits`, where programs of the model can do what you can"
         return None
 
@@ -236,24 +238,22 @@ def _configuration(path: Path | None) -> dict[str, Any]:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
 
 
-def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the mappings in a value, itself included."""
-    if isinstance(value, Mapping):
-        yield value
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _mappings(item)
+def _values(value: Any) -> Iterator[Any]:
+    """Yield a value and those in it."""
+    yield value
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _values(item)
 
 
-def _is_inside(class_path: str, folder: Path) -> bool:
-    """Return True if a class, as a dotted path or ``FILE.py:CLASS``, comes from a file or package in a folder."""
-    file, separator, _ = class_path.rpartition(":")
-    if not separator and "." not in class_path:
-        return False  # the short name of an installed class
-    place = Path(file).expanduser() if separator else Path(*class_path.split(".")[:-1]).with_suffix(".py")
+def _is_inside(name: str, folder: Path) -> bool:
+    """Return True if a class or function, as a dotted path or ``FILE.py:NAME``, is of a file or package in a folder."""
+    match = re.fullmatch(r"(.+\.py):\w+|([\w.]*\w)\.\w+", name)
+    if not match:
+        return False  # the short name of an installed class, or another value
+    place = Path(match[1]).expanduser() if match[1] else Path(*match[2].split(".")).with_suffix(".py")
     return any(
-        path.exists() and path.resolve().is_relative_to(folder.resolve()) for path in (place, place.with_suffix(""))
+        os.path.exists(path) and path.resolve().is_relative_to(folder.resolve())  # False for too long a name
+        for path in (place, place.with_suffix(""))
     )
 
 

@@ -31,6 +31,19 @@ def test_every_local_format_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "d.parquet")
     for name in ("d.jsonl", "d.json", "d.jsonl.gz", "d.parquet"):
         assert read_rows(str(tmp_path / name), None, ("a", "b")) == ROWS, name
+    assert read_rows(ROWS, None, ("a", "b")) == ROWS
+
+
+def test_cells_of_a_table_are_text_and_complete(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text('a,b\n1,"x, ""y""\nz"\n')
+    assert read_rows(str(tmp_path / "d.csv"), None, ("a", "b")) == [{"a": "1", "b": 'x, "y"\nz'}]
+    for row in ("1", "1,2,3"):
+        (tmp_path / "d.csv").write_text(f"a,b\n1,2\n{row}\n")
+        with pytest.raises(DataError, match=r"d\.csv, row 2: the row has more or fewer cells than the header"):
+            read_rows(str(tmp_path / "d.csv"), None, ())
+    (tmp_path / "d.csv").write_text('a,b\n1,"2\n')
+    with pytest.raises(DataError, match=r"d\.csv: not CSV"):
+        read_rows(str(tmp_path / "d.csv"), None, ())
 
 
 def test_a_missing_field_is_named_with_its_row(tmp_path: Path) -> None:
@@ -52,9 +65,9 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path) -> Non
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"csv"):
-        read_rows(str(tmp_path / "d.csv"), None, ())
+    (tmp_path / "d.csv.zip").write_text("a,b\n")
+    with pytest.raises(DataError, match=r"'\.zip' is not read"):
+        read_rows(str(tmp_path / "d.csv.zip"), None, ())
 
 
 def test_a_missing_file_with_no_name_like_it_tells_where_it_is_looked_for(tmp_path: Path) -> None:

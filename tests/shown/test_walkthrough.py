@@ -35,8 +35,9 @@ SMALL: Mapping[str, list[str]] = {
 
 @pytest.fixture
 def reader(outside_the_repository: None) -> None:
-    """Change to a folder with the configurations and a data set of answers."""
-    Path("configs").symlink_to(ROOT / "configs")
+    """Change to a folder with the configurations, the examples and a data set of answers."""
+    for folder in ("configs", "examples"):
+        Path(folder).symlink_to(ROOT / folder)
     for name in ("a", "b"):
         Path(f"{name}.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
     rows = [

@@ -305,6 +305,13 @@ def test_a_run_is_evaluated_in_its_environment_with_its_settings(mrlm, recorded,
         ({"class_path": "./run/theirs.py:Env"}, "'./run/theirs.py:Env' is a program in the run folder"),
         ({"class_path": "run.pack.Env"}, "is a program in the run folder"),
         (
+            {
+                "class_path": "mrlm_environments.QuestionEnvironment",
+                "init_args": {"data": "a.jsonl", "rewards": [{"call": "run.theirs.f"}], "prompt": "a.b " * 9999},
+            },
+            "'run.theirs.f' is a program in the run folder",
+        ),
+        (
             {"class_path": "mrlm_environments.CodeEnvironment", "init_args": {"sandbox": {"level": "limits"}}},
             "it plays with `sandbox.level: limits`",
         ),

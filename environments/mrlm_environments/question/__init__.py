@@ -1,0 +1,1 @@
+"""Own rows and reward functions as an environment."""

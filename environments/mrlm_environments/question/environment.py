@@ -1,0 +1,221 @@
+"""Rows of data and reward functions as an environment: one reply of each agent to each row."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any, SupportsFloat
+
+from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
+from mrlm_pl.settings import as_settings
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function and its weight.
+
+    Args:
+        call: a function of the replies and the row, in a configuration its import path or ``./my_file.py:my_function``.
+        weight: factor of all values that it returns.
+        name: of its component; empty is the function's name.
+    """
+
+    call: Callable[..., Any]
+    weight: float = 1.0
+    name: str = ""
+
+
+class QuestionEnvironment(Environment):
+    """Poses each row of a data set to the agents at once, and rewards their replies by functions.
+
+    A reward function is called with the reply and the row: the text of one agent's reply, or a mapping from agents to
+    texts, and the row as a dictionary. It may be ``async``. It returns a number, which becomes a component of the
+    reward, or a mapping of named components; all agents earn it. To reward agents apart it returns a mapping from
+    agents to these; agents that are left out earn 0. A function that raises fails the episode, which is played again
+    and then counted as failed; NaN and infinite values stop the run.
+
+    Args:
+        data: rows, or a file (``.jsonl``, ``.json``, ``.csv``, ``.parquet``) or a hub name, or a mapping from splits to
+            these; see :func:`mrlm_pl.environment.rows.read_split`.
+        rewards: reward functions, or :class:`Reward` with a weight and a name.
+        prompt: the user's message, with fields of the row in braces. A field alone may also hold a list of messages
+            (``{"role": ..., "content": ...}``).
+        agents: who replies.
+        prompts: of agents whose prompt differs.
+        system_prompt: a system message before the prompt; empty is none.
+        system_prompts: of agents whose system message differs.
+        success_at: the episode succeeds if the agents' mean reward is at least this; None: success is not known.
+        bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: there is no agent or no reward, two rewards have one name, a prompt is malformed or of an
+            unknown agent, or a weight is not finite.
+    """
+
+    name = "question"
+    forks = True
+
+    def __init__(
+        self,
+        data: str | dict[str, Any] | list[dict[str, Any]],
+        rewards: list[Reward | Callable[..., Any]],
+        prompt: str = "{prompt}",
+        agents: Sequence[str] = ("agent",),
+        prompts: dict[str, str] | None = None,
+        system_prompt: str = "",
+        system_prompts: dict[str, str] | None = None,
+        success_at: float | None = None,
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        self.agents, self.success_at = tuple(agents), success_at
+        self.rewards = _by_name(rewards)
+        self.prompts = self._of_agents("prompt", prompt, prompts)
+        self.system_prompts = self._of_agents("system_prompt", system_prompt, system_prompts)
+        try:
+            parts = [part for template in self.prompts.values() for part in Formatter().parse(template)]
+        except ValueError as error:
+            raise ConfigurationError(f"question: a prompt is malformed: {error}; write {{{{ for a brace") from error
+        self._fields = sorted({part[1].partition(".")[0].partition("[")[0] for part in parts if part[1] is not None})
+        self._tasks = DataTasks(self.name, data, bad_rows)
+        if type(self) is QuestionEnvironment and any(_is_async(reward.call) for reward in self.rewards.values()):
+            self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return the rows of a split; see :meth:`Environment.tasks`.
+
+        Raises:
+            DataError: the data cannot be read, or a row lacks a field of a prompt or is not JSON.
+            ConfigurationError: the split is unknown or empty.
+        """
+        return self._tasks.rows(split, self._fields, self._identity, _plain_row)
+
+    def reset(self, task: Task) -> Observations:
+        """Pose the row; see :meth:`Environment.reset`."""
+        self._row = task.data
+        return self._posed(task.data)
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Reward the replies; see :meth:`Environment.step`."""
+        return self._judged([reward.call(*self._arguments(actions)) for reward in self.rewards.values()])
+
+    def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
+        """Return an option's value for each agent."""
+        if not self.agents or len(set(self.agents)) < len(self.agents) or not set(own or ()) <= set(self.agents):
+            raise ConfigurationError(
+                f"question: agents is {list(self.agents)} and {option}s names {sorted(own or ())}; give each agent a "
+                "name of its own, and prompts to these"
+            )
+        return dict.fromkeys(self.agents, common) | dict(own or {})
+
+    def _posed(self, row: Mapping[str, Any]) -> dict[str, list[Message]]:
+        """Return each agent's first messages."""
+        posed = {}
+        for agent, template in self.prompts.items():
+            system, chat = self.system_prompts[agent], row.get(template[1:-1])
+            if not isinstance(chat, list):
+                posed[agent] = opening(template.format_map(row), system)
+            elif all(isinstance(message["content"], str) for message in chat):
+                given = [Message(message["role"], message["content"]) for message in chat]
+                posed[agent] = [Message("system", system), *given] if system else given
+            else:
+                raise DataError(f"{template}: {chat!r:.80} must hold messages whose content is text")
+        return posed
+
+    def _identity(self, row: Mapping[str, Any]) -> str:
+        return json.dumps([[message.content for message in posed] for posed in self._posed(row).values()])
+
+    def _arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of a reward function."""
+        replies = {agent: actions[agent].content for agent in self.agents}
+        return (replies if len(replies) > 1 else replies[self.agents[0]]), dict(self._row)
+
+    def _judged(self, values: Sequence[Any]) -> Step:
+        """Return the end of the episode from the values of the reward functions."""
+        components: dict[str, dict[str, float]] = {agent: {} for agent in self.agents}
+        for (name, reward), value in zip(self.rewards.items(), values, strict=True):
+            for agent, part in self._parts(name, value).items():
+                for component, number in part.items():
+                    if component in components[agent]:
+                        raise EnvironmentContractError(
+                            f"question: the reward functions return the component {component!r} twice; rename one"
+                        )
+                    if not math.isfinite(number):
+                        raise NonFiniteError(
+                            f"question: the reward {name!r} is {number!r} for the row {self._row!r:.200}; rewards must "
+                            "be finite; correct the function"
+                        )
+                    components[agent][component] = reward.weight * number
+        rewards = {agent: math.fsum(parts.values()) for agent, parts in components.items()}
+        mean = math.fsum(rewards.values()) / len(rewards)
+        success = None if self.success_at is None else mean >= self.success_at
+        return Step(rewards=rewards, components=components, done=True, stop_reason="answered", success=success)
+
+    def _parts(self, name: str, value: Any) -> dict[str, dict[str, float]]:
+        """Return the components of each agent from a reward function's value."""
+        apart = isinstance(value, Mapping) and not set(value).isdisjoint(self.agents)
+        given = {agent: value.get(agent, {}) for agent in self.agents} if apart else dict.fromkeys(self.agents, value)
+        found = {agent: item if isinstance(item, Mapping) else {name: item} for agent, item in given.items()}
+        numbers = [number for item in found.values() for number in item.values()]
+        if (apart and not set(value) <= set(self.agents)) or not all(
+            isinstance(item, SupportsFloat) for item in numbers
+        ):
+            raise EnvironmentContractError(
+                f"question: the reward {name!r} returned {value!r:.200}; return a number, numbers by name, or a "
+                f"mapping from the agents {', '.join(self.agents)} to these"
+            )
+        return {agent: {key: float(number) for key, number in item.items()} for agent, item in found.items()}
+
+
+class _Awaited(QuestionEnvironment):
+    """A :class:`QuestionEnvironment` with ``async`` reward functions, which wait side by side."""
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        """Reward the replies; see :meth:`Environment.step`."""
+        calls = [_called(reward.call, *self._arguments(actions)) for reward in self.rewards.values()]
+        return self._judged(await asyncio.gather(*calls))
+
+
+def _called(call: Callable[..., Any], replies: Any, row: dict[str, Any]) -> Awaitable[Any]:
+    """Call a reward function: a plain one in a thread."""
+    return call(replies, row) if _is_async(call) else asyncio.to_thread(call, replies, row)
+
+
+def _is_async(call: Any) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
+
+def _by_name(rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:
+    found: dict[str, Reward] = {}
+    for given in rewards:
+        reward = Reward(given) if callable(given) else as_settings(Reward, given, "question: rewards")
+        name = reward.name or getattr(reward.call, "__name__", "reward").replace("<lambda>", "reward")
+        if name in found or not callable(reward.call) or not math.isfinite(reward.weight):
+            raise ConfigurationError(
+                f"question: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
+                "give each a function, a finite weight and a name of its own, as in {call: PATH, weight: 0.1, name: N}"
+            )
+        found[name] = reward
+    if not found:
+        raise ConfigurationError("question: rewards is empty; give at least one function of the replies and the row")
+    return found
+
+
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row as JSON; it is part of the records.
+
+    Raises:
+        DataError: it is not JSON.
+    """
+    try:
+        return json.loads(json.dumps(row, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{error}; rows hold texts, finite numbers, lists and objects") from error

@@ -1,0 +1,18 @@
+"""Own prompts and an own reward: a reply earns the number of its different characters.
+
+python examples/questions/different_letters.py
+"""
+
+from mrlm_environments import QuestionEnvironment
+
+import mrlm_pl
+
+
+def different_letters(reply, row):
+    return len(set(reply.lower()))
+
+
+rows = [{"prompt": f"Tell me about number {n}."} for n in range(100)]
+model = mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny", learning_rate=1e-3)})
+data = mrlm_pl.RolloutDataModule(QuestionEnvironment(rows, [different_letters]), iterations=30)
+mrlm_pl.Trainer(limit_val_batches=0).fit(model, data)

@@ -1,0 +1,327 @@
+"""Own rows and reward functions as an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mrlm_environments import QuestionEnvironment, Reward
+
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Message, Step
+from mrlm_pl.environment.check import check_environment
+from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError, RolloutError
+from mrlm_pl.policy import Policy
+
+ROWS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(40)]
+TWO = ("first", "second")
+
+
+def exact(reply: str, row: Mapping[str, Any]) -> bool:
+    return reply.strip() == row["answer"]
+
+
+def length(reply: str, row: Mapping[str, Any]) -> int:
+    return len(reply)
+
+
+def played(environment: QuestionEnvironment, *replies: str, split: str = "train") -> Step:
+    environment.reset(environment.tasks(split)[0])
+    return finished(
+        environment.step(
+            {agent: Message("assistant", said) for agent, said in zip(environment.agents, replies, strict=True)}
+        )
+    )
+
+
+def finished(value: Any) -> Any:
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def question(rewards: Any, **options: Any) -> QuestionEnvironment:
+    return QuestionEnvironment(ROWS, rewards, **{"prompt": "Compute {question}", **options})
+
+
+def shown(environment: QuestionEnvironment) -> dict[str, list[tuple[str, str]]]:
+    posed = environment.reset(environment.tasks("train")[0])
+    return {agent: [(message.role, message.content) for message in messages] for agent, messages in posed.items()}
+
+
+def test_the_components_are_the_weighted_values_of_the_functions() -> None:
+    environment = question([exact, {"call": length, "weight": -0.5, "name": "brevity"}])
+    row = environment.tasks("train")[0].data
+    step = played(environment, row["answer"])
+    cost = -0.5 * len(row["answer"])
+    assert step.components == {"agent": {"exact": 1.0, "brevity": cost}}
+    assert step.rewards == {"agent": 1.0 + cost}
+    assert (step.done, step.stop_reason, step.success) == (True, "answered", None)
+    assert played(question([Reward(exact, 2.0)]), row["answer"]).rewards == {"agent": 2.0}
+    assert played(question([lambda reply, row: 3]), "x").components == {"agent": {"reward": 3.0}}
+
+
+def test_several_agents_share_a_number_or_earn_apart() -> None:
+    def shared(replies: Mapping[str, str], row: Any) -> float:
+        return len(replies["second"]) / len(replies["first"])
+
+    def apart(replies: Mapping[str, str], row: Any) -> Any:
+        return {"first": 1.0, "second": {"style": 0.25, "facts": 0.5}}
+
+    def one(replies: Mapping[str, str], row: Any) -> Any:
+        return {"second": -1}
+
+    step = played(question([shared, {"call": apart, "weight": 2}, one], agents=TWO), "ab", "abcd")
+    assert step.components == {
+        "first": {"shared": 2.0, "apart": 2.0},
+        "second": {"shared": 2.0, "style": 0.5, "facts": 1.0, "one": -1.0},
+    }
+    assert step.rewards == {"first": 4.0, "second": 2.5}
+
+
+def test_a_mapping_of_named_components_goes_to_all() -> None:
+    def grade(replies: Any, row: Any) -> dict[str, float]:
+        return {"style": 0.5, "facts": 1}
+
+    parts = {"style": 0.5, "facts": 1.0}
+    assert played(question([grade]), "x").components == {"agent": parts}
+    assert played(question([grade], agents=TWO), "x", "y").components == {"first": parts, "second": parts}
+
+
+def test_success_is_a_mean_reward_that_is_reached() -> None:
+    by_agent = {"first": 1.0, "second": 0.5}
+    for bound, success in ((0.75, True), (0.76, False), (None, None)):
+        assert played(question([lambda *_: by_agent], agents=TWO, success_at=bound), "x", "y").success is success
+
+
+def test_prompts_are_formatted_for_each_agent() -> None:
+    environment = question(
+        [exact], agents=TWO, prompts={"second": "Check {question} {{x}}"}, system_prompts={"first": "Be brief."}
+    )
+    asked = environment.tasks("train")[0].data["question"]
+    assert shown(environment) == {
+        "first": [("system", "Be brief."), ("user", f"Compute {asked}")],
+        "second": [("user", f"Check {asked} {{x}}")],
+    }
+    assert shown(question([exact], system_prompt="S"))["agent"][0] == ("system", "S")
+
+
+def test_a_prompt_may_be_a_list_of_messages() -> None:
+    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": "{braces} stay"}]
+    rows = {"train": [{"prompt": chat}], "validation": [{"prompt": "x"}]}
+    environment = QuestionEnvironment(rows, [length])
+    assert shown(environment) == {"agent": [("system", "S"), ("user", "{braces} stay")]}
+    rows["train"] = [{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}]
+    with pytest.raises(DataError, match=r"the given rows, row 1: .* must hold messages whose content is text"):
+        QuestionEnvironment(rows, [length]).tasks("train")
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv"])
+def test_rows_of_a_file_are_those_of_python(suffix: str, split: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    lines = [json.dumps(row) for row in ROWS]
+    table = "question,answer\n" + "".join(f'"{row["question"]}",{row["answer"]}\n' for row in ROWS)
+    path.write_text({"json": f"[{','.join(lines)}]", "jsonl": "\n".join(lines), "csv": table}[suffix])
+    found = QuestionEnvironment(str(path), [exact], prompt="{question}").tasks(split)
+    expected = QuestionEnvironment(ROWS, [exact], prompt="{question}").tasks(split)
+    assert [task.data for task in found] == [task.data for task in expected]
+
+
+def test_copies_share_the_rows_and_a_function_cannot_change_them() -> None:
+    def greedy(reply: str, row: dict[str, Any]) -> float:
+        row.pop("answer")
+        return 0.0
+
+    environment = question([greedy])
+    source = environment.tasks("train")
+    assert environment.copy().tasks("train") is source
+    played(environment, "x")
+    assert "answer" in source[0].data
+
+
+def test_async_functions_wait_side_by_side_and_plain_ones_leave_the_loop() -> None:
+    meeting = asyncio.Barrier(2) if hasattr(asyncio, "Barrier") else None
+    threads = []
+
+    async def one(reply: str, row: Any) -> float:
+        if meeting is not None:
+            await asyncio.wait_for(meeting.wait(), 60)
+        return 1.0
+
+    async def two(reply: str, row: Any) -> float:
+        return 1.0 + await one(reply, row)
+
+    def plain(reply: str, row: Any) -> float:
+        threads.append(threading.current_thread())
+        return 4.0
+
+    environment = question([one, two, plain])
+    assert inspect.iscoroutinefunction(environment.copy().step)
+    assert played(environment, "x").components == {"agent": {"one": 1.0, "two": 2.0, "plain": 4.0}}
+    assert threads[0] is not threading.main_thread()
+    check_environment(question([plain])).raise_on_failure()
+
+
+def test_it_keeps_the_contract() -> None:
+    async def waiting(replies: Any, row: Any) -> float:
+        return float(len(replies))
+
+    check_environment(question([exact, length], success_at=1.0)).raise_on_failure()
+    check_environment(question([waiting], agents=TWO)).raise_on_failure()
+
+
+@pytest.mark.parametrize(
+    "returned", [None, "1", [1.0], {"style": None}, {"first": 1.0, "style": 1.0}, {"first": {"a": "b"}}]
+)
+def test_what_is_no_number_fails_the_episode_with_the_function(returned: Any) -> None:
+    def grade(replies: Any, row: Any) -> Any:
+        return returned
+
+    with pytest.raises(
+        EnvironmentContractError, match=r"the reward 'grade' returned .*; return a number, numbers by name"
+    ):
+        played(question([grade], agents=TWO), "x", "y")
+
+
+def test_two_functions_with_one_component_fail_the_episode() -> None:
+    with pytest.raises(EnvironmentContractError, match="return the component 'length' twice; rename one"):
+        played(question([length, lambda *_: {"length": 1}]), "x")
+
+
+def fitted(tmp_path: Path, quiet_trainer: Any, rewards: Any) -> Any:
+    data = RolloutDataModule(
+        question(rewards), groups=2, group_size=2, iterations=1, retries=0, sampling=Sampling(max_tokens=2)
+    )
+    trainer = quiet_trainer(default_root_dir=str(tmp_path))
+    trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
+    return list(read_episodes(tmp_path / "episodes"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_stops_the_run(value: float, tmp_path: Path, quiet_trainer: Any) -> None:
+    def odd(reply: str, row: Any) -> float:
+        return value
+
+    with pytest.raises(NonFiniteError, match=f"the reward 'odd' is {value} for the row .*; rewards must be finite"):
+        fitted(tmp_path, quiet_trainer, [exact, odd])
+
+
+def test_a_function_that_raises_fails_its_episode_and_earns_nothing(tmp_path: Path, quiet_trainer: Any) -> None:
+    calls: list[str] = []
+
+    def unstable(reply: str, row: Any) -> float:
+        calls.append(reply)
+        if len(calls) == 1:
+            raise ConnectionError("the judge is down")
+        return float(len(calls))
+
+    episodes = fitted(tmp_path, quiet_trainer, [unstable])
+    failed = [episode for episode in episodes if episode.failed]
+    assert len(episodes) == 4
+    assert len(failed) == 1
+    assert "ConnectionError" in str(failed[0].error)
+    assert "test_question.py" in str(failed[0].error)
+    assert all(episode.reward >= 2 for episode in episodes if not episode.failed)
+
+
+def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trainer: Any) -> None:
+    def broken(reply: str, row: Any) -> float:
+        raise KeyError("label")
+
+    with pytest.raises(RolloutError, match=r"KeyError.*label"):
+        fitted(tmp_path, quiet_trainer, [broken])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rewards": []}, "rewards is empty"),
+        ({"rewards": [exact, exact]}, "the reward 'exact' has the function .*a name of its own"),
+        ({"rewards": [Reward(exact, float("nan"))]}, "the weight nan"),
+        ({"rewards": [{"call": exact, "wieght": 2}]}, "Reward has no 'wieght'; did you mean 'weight'"),
+        ({"rewards": ["exact"]}, "is 'exact'; give a Reward"),
+        ({"prompts": {"critic": "x"}}, r"prompts names \['critic'\]"),
+        ({"agents": []}, "agents is"),
+        ({"agents": ["a", "a"]}, "a name of its own"),
+        ({"prompt": "{question"}, "a prompt is malformed: .*write {{ for a brace"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        question(**{"rewards": [exact], **options})
+
+
+def test_rows_that_cannot_be_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    bad = [*ROWS, {"answer": "1"}, {"question": "q", "answer": float("nan")}, {"question": "q", "answer": object()}]
+    environment = QuestionEnvironment(bad, [exact], prompt="{question}", bad_rows="skip")
+    assert [task.data for task in environment.tasks("train")] == [
+        task.data for task in question([exact], prompt="{question}").tasks("train")
+    ]
+    for fault in ("row 41: no field 'question'", "row 42: Out of range", "row 43: Object of type object is not JSON"):
+        assert f"the given rows, {fault}" in caplog.text
+    with pytest.raises(DataError, match="the given rows, row 1: no field 'prompt'"):
+        QuestionEnvironment(ROWS, [exact], bad_rows="stop").tasks("train")
+
+
+OWN = """
+def exact(reply, row):
+    return reply == row["answer"]
+
+async def length(reply, row):
+    return len(reply)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a module of reward functions in the working folder, beside ``rows.jsonl``."""
+    monkeypatch.chdir(tmp_path)
+    Path(f"{tmp_path.name}.py").write_text(OWN)
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path.name
+
+
+def test_functions_of_an_own_file_are_named_on_the_command_line(module: str, mrlm: Any) -> None:
+    words = ("question", "--environment.data", "rows.jsonl", "--environment.prompt", "{question}")
+    rewards = f"[./{module}.py:exact, {{call: {module}.length, weight: -0.01}}]"
+    status, out, err = mrlm("check-env", *words, "--environment.rewards", rewards)
+    assert (status, "9 of 9 checks passed" in out) == (0, True), out + err
+    for mistake, answer in (
+        (f"[{module}.exat]", "did you mean 'exact'"),
+        (f"[./{module}_.py:exact]", f"did you mean '{module}.py'"),
+        (f"[{{call: {module}.exact, wieght: 1}}]", "did you mean 'weight'"),
+        ("[exact]", "rewards"),
+    ):
+        status, _, err = mrlm("check-env", *words, "--environment.rewards", mistake)
+        assert (status, answer in err, len(err.splitlines())) == (2, True, 1), err
+
+
+def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: Any) -> None:
+    rewards = [f"{module}.exact", {"call": f"{module}.length", "weight": 0.1}]
+    arguments = {"data": "rows.jsonl", "prompt": "{question}", "rewards": rewards}
+    environment = {"class_path": "QuestionEnvironment", "init_args": arguments}
+    data = {"environment": environment, "groups": 2, "group_size": 2, "iterations": 1, "sampling": {"max_tokens": 2}}
+    config = {
+        "model": "GRPO",
+        "data": {"class_path": "RolloutDataModule", "init_args": data},
+        "trainer": {"accelerator": "cpu", "limit_val_batches": 0},
+    }
+    Path("own.yaml").write_text(json.dumps(config))
+    status, _, err = mrlm("fit", "--config", "own.yaml", "--output", "run")
+    assert status == 0, err
+    status, out, err = mrlm("replay", "run")
+    assert (status, "4 of 4 episodes are equal" in out) == (0, True), out + err
+    assert mrlm("eval", "--model", "run", "-n", "2")[0] == 0
+    Path("run/theirs.py").write_text(OWN)
+    saved = Path("run/config.yaml")
+    saved.write_text(saved.read_text().replace(f"{module}.exact", "./run/theirs.py:exact"))
+    status, _, err = mrlm("eval", "--model", "run", "-n", "2")
+    assert (status, "'./run/theirs.py:exact' is a program in the run folder" in err) == (2, True), err

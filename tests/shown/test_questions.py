@@ -1,0 +1,55 @@
+"""The examples of ``QuestionEnvironment``: as in the document, as short as their originals, and they learn."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.environment.check import check_environment
+from tests.support.documents import ROOT, blocks
+
+FOLDER = ROOT / "examples" / "questions"
+LINES = {
+    "different_letters": 10,  # TRL, docs/source/quickstart.md: imports, reward function, trainer with data, train
+    "length_ratio": 17,  # CoMLRL, README.md: imports, tokenizer, data, trainer with its reward function, train
+}
+"""Lines of code of the quick starts of TRL (GRPO) and CoMLRL (two agents, MAGRPO)."""
+
+
+def code(name: str) -> str:
+    return (FOLDER / f"{name}.py").read_text().split('"""', 2)[2].strip()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_document_shows_the_example_in_full(name: str) -> None:
+    assert code(name) in [text.strip() for place, text in blocks("python") if place.startswith("docs/questions.md")]
+    assert len([line for line in code(name).splitlines() if line.strip()]) <= LINES[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "gain"), [("different_letters", 5.0), ("length_ratio", 0.3)])
+def test_it_learns(name: str, gain: float, outside_the_repository: None) -> None:
+    script = runpy.run_path(str(FOLDER / f"{name}.py"))
+    check_environment(script["data"].environments["question"]).raise_on_failure()
+    rewards = logged(next(Path("runs").iterdir()))
+    assert len(rewards) == 30
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + gain
+
+
+@pytest.mark.slow
+def test_the_configuration_learns(mrlm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    run = str(tmp_path / "run")
+    status, _, errors = mrlm("fit", "--config", "configs/tasks/questions.yaml", "--output", run)
+    assert status == 0, errors
+    rewards = logged(Path(run))
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+
+
+def logged(run: Path) -> list[float]:
+    """Return the mean reward of each rollout of a run."""
+    with (run / "metrics.csv").open() as file:
+        return [float(row["rollout/reward"]) for row in csv.DictReader(file) if row["rollout/reward"]]
