@@ -26,6 +26,7 @@ COMMANDS = {
     "recredit": ("mrlm_pl.cli.commands.recredit:run", "credit the episodes of a run with another algorithm"),
     "whatif": ("mrlm_pl.cli.commands.replay:whatif_run", "replace a recorded decision and play the rest"),
     "view": ("mrlm_pl.cli.commands.view:run", "look at runs in a browser or a terminal"),
+    "report": ("mrlm_pl.cli.commands.report:run", "compare runs over their seeds at equal cost"),
     "balance": (
         "mrlm_pl.cli.commands.balance:run",
         "balance right and wrong answers to each question, for a verifier",

@@ -111,16 +111,17 @@ class Run:
                 if (found := re.fullmatch(r"model\.policies\.([^.]+)\.model", name))
             },
             "seed": settings.get("seed_everything"),
-            "family": json.dumps(
-                sorted((name, str(value)) for name, value in settings.items() if not _NOT_COMPARED.match(name))
-            )
-            if settings
-            else self.key,
+            "family": self.family(),
             "iterations": _last(curve, "progress/iteration"),
             "episodes": _last(curve, "progress/episodes"),
             "reward": reward,
             "ci95": mean_interval(rewards) if same else None,
         }
+
+    def family(self) -> str:
+        """Return as JSON the settings that runs share which differ in their seed alone; without any, the key."""
+        found = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))
+        return json.dumps(found) if found else self.key
 
     def detail(self) -> dict[str, Any]:
         """Return the state, the configuration, its versions, the resumptions and the evaluations."""
@@ -150,7 +151,7 @@ class Run:
         path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
         try:
             value = yaml.load(_text(path), yaml.CSafeLoader) if path else None
-            yield from itertools.islice(_leaves(value or {}), SETTINGS)
+            yield from itertools.islice(_leaves(value) if value else (), SETTINGS)
         except (yaml.YAMLError, RecursionError, ValueError):
             return
 

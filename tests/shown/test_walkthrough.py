@@ -86,6 +86,7 @@ def test_the_commands_of_the_readme_in_order(
         "rescore",
         "balance",
         "check-env",
+        "report",
         "serve",
         "sessions",
         "info",
@@ -98,6 +99,7 @@ def test_the_commands_of_the_readme_in_order(
     assert "16 of 16 episodes are equal to their record" in out
     assert len(Path("balanced.jsonl").read_text().splitlines()) > 8
     assert re.search(r"^math: (\d+) of \1 checks passed", out, re.MULTILINE)
+    assert re.search(r"^\| runs .* last tenth of [\d,]+ tokens", out, re.MULTILINE)
     assert re.search(r"^0 sessions", out, re.MULTILINE)
 
 

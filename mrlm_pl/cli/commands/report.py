@@ -1,0 +1,44 @@
+"""``mrlm report RUN ...``: compare runs over their seeds at equal cost."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.viewer.runs import find_runs
+from mrlm_pl.viewer.seeds import AXES, compare_seeds
+
+SUFFIXES = (".md", ".csv", ".png")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the table, and write it and the curves; return exit status 0.
+
+    Raises:
+        ConfigurationError: a path holds no run, no run has the metric, or a file cannot be written.
+    """
+    parser = argparse.ArgumentParser(prog="mrlm report", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, or folder of runs")
+    parser.add_argument("--metric", default="rollout/reward", help="column of metrics.csv; default rollout/reward")
+    parser.add_argument("--at", choices=tuple(AXES), default="episodes", help="cost at which runs are compared")
+    text = "files for the table (.md) and the curves (.csv, .png)"
+    parser.add_argument("--output", metavar="FILE", nargs="+", default=[], help=text)
+    options = parser.parse_args(arguments)
+    files = [Path(name) for name in options.output]
+    for file in files:
+        if file.suffix not in SUFFIXES:
+            raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
+    found = compare_seeds(find_runs(options.runs), options.metric, options.at)
+    print(found.markdown(), end="")
+    for file in files:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".png":
+                found.plot(file)
+            else:
+                file.write_text(found.markdown() if file.suffix == ".md" else found.csv(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"output: {str(file)!r} cannot be written: {error.strerror}") from error
+    return 0

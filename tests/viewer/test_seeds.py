@@ -1,0 +1,150 @@
+"""Runs compared over their seeds at equal cost."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.viewer.runs import find_runs
+from mrlm_pl.viewer.seeds import SeedComparison, compare_seeds
+from tests.support.recorded_runs import CONFIGURATION, write_run
+
+LAST, WHOLE = slice(-10, None), slice(None)
+
+
+def run(folder: Path, seed: int | None, rewards: Sequence[float], per_row: int = 10, **settings: Any) -> None:
+    """Write a run that logs a reward after every ``per_row`` episodes of 2 decisions and 20 tokens."""
+    configuration = {**copy.deepcopy(CONFIGURATION), "seed_everything": seed}
+    configuration["model"]["init_args"] |= settings
+    write_run(folder, [], configuration)
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["step", *(f"progress/{name}" for name in ("episodes", "decisions", "generated_tokens")), "rollout/reward"]
+        )
+        for number, reward in enumerate(rewards, start=1):
+            done = per_row * number
+            writer.writerows([[number, done, 2 * done, 20 * done, reward], [number, "", "", "", ""]])
+
+
+def compared(folder: Path, **options: Any) -> SeedComparison:
+    return compare_seeds(find_runs([str(folder)]), **options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with constant rewards 1, 2, 3 at gamma 1, and 2, 4, 6 at gamma 0.5, of three seeds each."""
+    for seed in range(3):
+        run(tmp_path / "runs" / f"a{seed}", seed, [1.0 + seed] * 4, gamma=1.0)
+        run(tmp_path / "runs" / f"b{seed}", seed, [2.0 + 2 * seed] * 4, gamma=0.5)
+    return tmp_path / "runs"
+
+
+def test_groups_differ_in_more_than_the_seed_and_are_paired_by_it(folder: Path) -> None:
+    found = compared(folder)
+    assert [(family.label, sorted(family.curves)) for family in found.families] == [
+        ("gamma=1.0", [0, 1, 2]),
+        ("gamma=0.5", [0, 1, 2]),
+    ]
+    # Means 2 and 4, standard deviations 1 and 2; t(2) = 4.3027, divided by sqrt(3): 2.4842.
+    mean, bounds = found.families[0].estimate(LAST)
+    assert (mean, *bounds) == pytest.approx((2, 2 - 2.4842, 2 + 2.4842), abs=1e-3)
+    mean, bounds = found.families[1].estimate(WHOLE)
+    assert (mean, *bounds) == pytest.approx((4, 4 - 4.9683, 4 + 4.9683), abs=1e-3)
+    (mean, bounds), pairs = found.difference(found.families[1], LAST)  # of 1, 2 and 3
+    assert (mean, *bounds, pairs) == pytest.approx((2, 2 - 2.4842, 2 + 2.4842, 3), abs=1e-3)
+
+
+def test_seeds_that_do_not_match_are_not_paired(folder: Path, tmp_path: Path) -> None:
+    for seed in range(3):
+        run(tmp_path / "other" / f"c{seed}", 10 + seed, [2.0 + 2 * seed] * 4, gamma=0.5)
+    runs = find_runs([*(str(folder / f"a{seed}") for seed in range(3)), str(tmp_path / "other")])
+    found = compare_seeds(runs)
+    (mean, bounds), pairs = found.difference(found.families[1], LAST)
+    half = math.hypot(2.4842, 4.9683)  # Newcombe's method 10 with symmetric intervals
+    assert (mean, *bounds, pairs) == pytest.approx((2, 2 - half, 2 + half, 0), abs=1e-3)
+    assert "2 [-3.555, 7.555], seeds not paired" in found.markdown()
+
+
+@pytest.mark.parametrize(("axis", "scale"), [("episodes", 1), ("decisions", 2), ("tokens", 20)])
+def test_runs_are_compared_up_to_the_cost_that_all_have_reached(axis: str, scale: int, tmp_path: Path) -> None:
+    run(tmp_path / "long", 0, [float(n) for n in range(1, 201)], per_row=1, gamma=1.0)
+    run(tmp_path / "short", 0, [20.0 * n for n in range(1, 6)], per_row=20, gamma=0.5)
+    found = compared(tmp_path, axis=axis)
+    assert found.points[-1] == 100 * scale
+    long, short = (family.curves[0] for family in found.families)
+    assert long == pytest.approx(range(1, 101))  # the reward is the number of episodes
+    assert short == pytest.approx([20.0] * 20 + list(range(21, 101)))  # 20 before the first row, then linear
+    assert found.families[0].estimate(LAST)[0] == pytest.approx(95.5)
+    assert found.families[0].estimate(WHOLE)[0] == pytest.approx(50.5)
+    assert found.families[0].estimate(LAST)[1] == (-math.inf, math.inf)
+
+
+def test_repeated_runs_and_runs_without_the_metric_are_left_out_with_a_note(folder: Path) -> None:
+    run(folder / "z", 2, [9.0] * 4, gamma=1.0)
+    write_run(folder / "empty", [], CONFIGURATION)
+    found = compared(folder)
+    assert found.families[0].curves[2][0] == 3.0
+    assert any("z is left out: its settings and its seed are those of" in note for note in found.notes)
+    assert any("empty is left out: it has no `rollout/reward`" in note for note in found.notes)
+
+
+def test_runs_without_settings_or_seeds_stand_alone(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run(tmp_path / name, 0, [1.0])
+        (tmp_path / name / "config.yaml").unlink()
+    run(tmp_path / "three", None, [1.0])
+    run(tmp_path / "three-2", None, [2.0])
+    found = compared(tmp_path)
+    assert sorted(len(family.curves) for family in found.families) == [1, 1, 2]
+    assert [family.label for family in found.families] == [str(tmp_path / name) for name in ("one", "three", "two")]
+
+
+def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Path, mrlm: Any) -> None:
+    files = [str(tmp_path / "out" / name) for name in ("table.md", "curves.csv", "curves.png")]
+    status, out, err = mrlm("report", str(folder), "--at", "tokens", "--output", *files)
+    assert status == 0, err
+    table = Path(files[0]).read_text()
+    assert out == table
+    assert table.splitlines()[2:4] == [
+        "| gamma=1.0 | 3 | 2 [-0.4841, 4.484] | 2 [-0.4841, 4.484] |  |",
+        "| gamma=0.5 | 3 | 4 [-0.9683, 8.968] | 4 [-0.9683, 8.968] | 2 [-0.4841, 4.484], 3 pairs of seeds |",
+    ]
+    with open(files[1], newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 200
+    assert (rows[-1]["runs"], rows[-1]["tokens"], float(rows[-1]["mean"])) == ("gamma=0.5", "800.0", 4.0)
+    assert Path(files[2]).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--metric", "rollout/rewrad"],
+            "metric: no run has 'rollout/rewrad' by episodes; did you mean 'rollout/reward'",
+        ),
+        (["--at", "iterations"], "metric: no run has 'rollout/reward' by iterations"),
+        (["--at", "seconds"], "invalid choice: 'seconds'"),
+        (["--output", "a.pdf"], "output: 'a.pdf' must end in .md, .csv, .png"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str, folder: Path, mrlm: Any) -> None:
+    status, _, err = mrlm("report", str(folder), *words)
+    assert (status, message in err) == (2, True), err
+
+
+def test_a_picture_without_matplotlib_names_the_extra(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigurationError, match=r"needs matplotlib; install it with `pip install 'mrlm\[plot\]'`"):
+        compared(folder).plot(tmp_path / "a.png")
