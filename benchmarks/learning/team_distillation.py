@@ -23,6 +23,9 @@ from typing import Any
 from co_training import ALONE
 from teams import call, over_seeds
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
+
 
 def command_of(config: str, models: Path, seed: int, turns: int, folder: Path, *options: str) -> list[str]:
     """Return ``mrlm train`` with a configuration and the questions of the models' folder."""
@@ -87,7 +90,7 @@ def main() -> None:
     rows.append({"all seeds": {name: over_seeds(of) for name, of in values.items()}})
     print(json.dumps(rows[-1]), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Each rollout of 16 groups of 8 episodes serves four updates (two passes in two mini-batches), so that later updates are
 off-policy: the losses differ there alone. Printed are the held-out accuracy after the run, `train/loss_weight` and
 `train/clip_fraction` as means over its updates, and the mean accuracy over the seeds with its 95 % interval (Student's
-t); the differences to PPO's clip are paired by seed.
+t); the differences to PPO's clip are paired by seed. ``--json`` keeps the runs of other arms in the file.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from mrlm_pl.policy import Policy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from few_values import mean_and_half
+from provenance import provenance
 from quiet_trainer import quiet_trainer
 
 NAMES = ("ppo", "gspo", "luspo", "gmpo", "cispo", "sapo", "vespo", "dppo")
@@ -113,14 +114,15 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    rows: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+    kept = json.loads(options.json.read_text())["runs"] if options.json and options.json.exists() else {}
+    rows: dict[str, list[dict[str, float]]] = {**kept, **{arm: [] for arm in options.arms}}
     for seed in options.seeds:
         for arm in options.arms:
             rows[arm].append(run(arm, seed, options.iterations))
             print(json.dumps({"arm": arm, **rows[arm][-1]}), flush=True)
-        if options.json:
-            written = {"iterations": options.iterations, "episodes": EPISODES, "summary": summary(rows), "runs": rows}
-            options.json.write_text(json.dumps(written, indent=1) + "\n")
+    if options.json:
+        found = {"iterations": options.iterations, "episodes": EPISODES, "summary": summary(rows), "runs": rows}
+        options.json.write_text(json.dumps({**provenance(), **found}, indent=1) + "\n")
     for arm, numbers in summary(rows).items():
         print(f"{arm:<22}", "  ".join(f"{name} {value:+.3f}" for name, value in numbers.items()))
 

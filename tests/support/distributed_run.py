@@ -21,6 +21,7 @@ from mrlm_callbacks import HeldOutEvaluation
 
 from mrlm_pl.algorithms import (
     C3,
+    CCPO,
     DPO,
     GRPO,
     IPPO,
@@ -35,6 +36,7 @@ from mrlm_pl.algorithms import (
     DrMAS,
     MAPoRL,
     OnPolicyDistillation,
+    Shapley,
     TreeGRPO,
 )
 from mrlm_pl.algorithms import PairwiseRewardModel as Pairwise
@@ -133,7 +135,8 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     known = (GRPO, PPO, IPPO, MAPPO, DPO, SFT, MAGRPO, MAREMAX, MADPO, RAE, DrMAS, MAPoRL, C3, TreeGRPO)
-    classes = {cls.__name__.lower(): cls for cls in (*known, OnPolicyDistillation)} | {"dr_mas": DrMAS}
+    known = (*known, CCPO, Shapley, OnPolicyDistillation)
+    classes = {cls.__name__.lower(): cls for cls in known} | {"dr_mas": DrMAS}
     classes |= {"pairwise": Pairwise, "correctness": CorrectnessModel}
     policies = {
         name: Policy(

@@ -124,17 +124,26 @@ def check_like_one(two: Path, one: Path) -> None:
         {"lora": True, "model": {"kl": {"coefficient": 0.1}}},
         {"model": {"kl": {"coefficient": 0.5}, "reference_sync": {"every": 1, "decay": 0.5}, "top_entropy": 0.5}},
         {"lora": True, "model": {"kl": {"coefficient": 0.5}, "reference_sync": {"every": 1, "decay": 0.5}}},
+        {"model": {"entropy": {"target": 9.0, "delta": 0.05}}},
         {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
     ],
-    ids=["ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "sync", "sync_lora", "recomputation"],
+    ids=[
+        *("ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "sync", "sync_lora", "entropy"),
+        "recomputation",
+    ],
 )
 def test_everything_that_is_shared_out_adds_up(strategy: str, options: dict[str, Any], launch: Any) -> None:
-    assert_same(gradients(launch("two", strategy=strategy, devices=2, **options)), gradients(launch("one", **options)))
+    one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
+    assert_same(gradients(two), gradients(one))
+    alone, *ranks = (json.loads((run / f"metrics-{n}.json").read_text()) for run, n in ((one, 0), (two, 0), (two, 1)))
+    for name in {"train/kl", "train/entropy", "train/entropy_coefficient"} & set(alone):  # of the last update
+        assert [metrics[name] for metrics in ranks] == pytest.approx([alone[name]] * 2, rel=0.02), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "form"), [("ddp", "full"), ("ddp", "sampled"), ("fsdp", "sampled"), ("fsdp", "full")]
+    ("strategy", "form"),
+    [("ddp", "full"), ("ddp", "top_k"), ("ddp", "sampled"), ("fsdp", "sampled"), ("fsdp", "full")],
 )
 def test_teachers_score_the_trajectories_of_all_ranks(strategy: str, form: str, launch: Any) -> None:
     distillation = {"teachers": [{"reprompt": "feedback"}], "form": form}
@@ -195,7 +204,15 @@ def test_turn_trees_of_two_policies_are_shared_out(strategy: str, algorithm: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("algorithm", "branches"), [("c3", 4 * 3 * (2 * 2) * 3), ("treegrpo", 4 * 3 * 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "branches"),
+    [
+        ("c3", 4 * 3 * (2 * 2) * 3),
+        ("treegrpo", 4 * 3 * 2),
+        ("ccpo", 4 * 3 * 2),
+        ("shapley", 4 * (3 * 2 + 1)),  # without both agents all episodes of a group are equal
+    ],
+)
 def test_further_episodes_are_shared_out(strategy: str, algorithm: str, branches: int, launch: Any) -> None:
     options = {"algorithm": algorithm, "policies": ["left", "right"], "duet": True, "data": {"groups": 4}}
     one, two = launch("one", **options), launch("two", strategy=strategy, devices=2, **options)
