@@ -179,7 +179,7 @@ class _Crediting:
         Raises:
             ConfigurationError: the credit needs other episodes.
         """
-        from mrlm_pl.data.rollout.tasks.environments import worth
+        from mrlm_pl.data.rollout.tasks.environments import scaled
         from mrlm_pl.learner.credit.records import credited
 
         plain = [_without_credit(episode) for episode in episodes]
@@ -193,9 +193,14 @@ class _Crediting:
         ]
         greedy = [item for item in plain if item.excluded == "greedy"]
         self._check(training, greedy)
-        self.learner.meet_rollouts(self.environments or list({item.task.environment: 0 for item in plain}), None)
-        read = worth(training, self.scales)
-        tables = self.learner.trained_rows(read, self.sampling, worth(greedy, self.scales))
+        agents = {*self.learner.seats, *itertools.chain.from_iterable(item.agents for item in plain)}
+        environments = self.environments or list({item.task.environment: 0 for item in plain})
+        self.learner.meet_rollouts(agents, environments, None)
+        read, greedy = (
+            [scaled(item, self.scales.get(item.task.environment, 1.0)) for item in chosen]
+            for chosen in (training, greedy)
+        )
+        tables = self.learner.trained_rows(read, self.sampling, greedy)
         of_policies = {name: tables[name] for name in self.learner.policies if name in tables}
         new = {item.id: item for item in credited(training, read, of_policies)}
         self._check_history(number)

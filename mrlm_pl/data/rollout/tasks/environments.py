@@ -93,7 +93,7 @@ class RunTasks:
         Terms that the algorithm adds (``overlong_buffer``, the KL penalty) are not scaled. An advantage that is divided
         by the standard deviation of its group does not depend on the scale.
         """
-        return [_scaled(episode, self._own(episode.task.environment).reward_scale) for episode in episodes]
+        return [scaled(episode, self._own(episode.task.environment).reward_scale) for episode in episodes]
 
     def _own(self, name: str) -> TaskSettings:
         return self.settings.get(name, TaskSettings())
@@ -188,7 +188,8 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
     return dict(zip(chosen, environments, strict=True))
 
 
-def _scaled(episode: Episode, scale: float) -> Episode:
+def scaled(episode: Episode, scale: float) -> Episode:
+    """Return the episode with every reward times ``scale``."""
     if scale == 1.0:
         return episode
 
