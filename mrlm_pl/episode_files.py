@@ -115,11 +115,14 @@ class EpisodeWriter:
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
 
     def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
-        """Schedule a file; blocks while ``behind`` files are pending.
+        """Schedule a file, unless its iteration is not kept; blocks while ``behind`` files are pending.
 
         Raises:
             StorageError: an earlier file could not be written.
         """
+        number, _ = _parts(Path(path))
+        if not self.retention.keeps(number, number):
+            return
         while len(self._waiting) >= self.behind or (self._waiting and self._waiting[0][1].done()):
             self._settle()
         self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))

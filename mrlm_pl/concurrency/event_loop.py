@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
@@ -40,6 +40,26 @@ class EventLoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop and return its future; cancelling it cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, play: Callable[[], Coroutine[Any, Any, T]], wait: Callable[[Callable[[], Future[T]]], T]) -> T:
+        """Return the result of a coroutine on the loop, which is cancelled if the wait is interrupted.
+
+        Args:
+            play: makes the coroutine.
+            wait: starts it by a call of its argument, and returns the result of the future.
+        """
+        started: list[Future[T]] = []
+
+        def start() -> Future[T]:
+            started.append(self.submit(play()))
+            return started[0]
+
+        try:
+            return wait(start)
+        except BaseException:
+            for running in started:
+                running.cancel()
+            raise
 
     def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
         """Like :meth:`submit`; the future fails with a ``RolloutError`` if the loop stands still for ``seconds``.

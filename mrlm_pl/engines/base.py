@@ -145,6 +145,12 @@ class LearnerPlace:
         """
         return cls((device.index or 0,) if device.type == "cuda" else ())
 
+    @classmethod
+    def of_trainer(cls, trainer: Any) -> LearnerPlace:
+        """Return the place of a run."""
+        devices = tuple(trainer.device_ids) if trainer.strategy.root_device.type == "cuda" else ()
+        return cls(devices, int(trainer.local_rank), int(trainer.num_devices))
+
     def ids(self, visible: Sequence[str]) -> tuple[str, ...]:
         """Return the ids of its GPUs among the visible ones."""
         return tuple(visible[index] for index in self.devices)

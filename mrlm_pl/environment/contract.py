@@ -242,7 +242,6 @@ class TurnOrder:
                 f"step received actions of {sorted(actions)}, but due are {list(self.due)}",
                 "pass exactly one message for each agent that received an observation",
             )
-        self._acted = self._acted | self._due  # a new set: an episode that forks has a copy of this order
 
     def stepped(self, step: Step) -> None:
         """Record the result of ``step``.
@@ -254,6 +253,7 @@ class TurnOrder:
         """
         if not isinstance(step, Step):
             raise self._error(f"step returned {_shown(step)}", "return a Step")
+        self._acted = self._acted.union(self._due or ())  # a new set: an episode that forks has a copy of this order
         for agent in (*step.rewards, *step.components):
             if agent not in self.agents:
                 raise self._error(f"a reward names the agent {agent!r}", f"its agents are {list(self.agents)}")

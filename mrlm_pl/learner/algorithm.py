@@ -23,6 +23,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, meant, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
@@ -32,7 +33,6 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.rollout.branches import FurtherEpisodes
-from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings, seated_policy
 from mrlm_pl.trainer.resume import ExactResume
 
@@ -66,6 +66,9 @@ class Algorithm(LightningModule, ABC):
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""
+
+    tree: TreeCredit | None = None
+    """The turn trees in which decisions are compared; None for a group of separate episodes of each task."""
 
     further: FurtherEpisodes | None = None
     """The further episodes that each group is completed with."""
@@ -110,11 +113,6 @@ class Algorithm(LightningModule, ABC):
     def uses_importance_ratio(self) -> bool:
         """True if the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
         return True
-
-    @property
-    def turn_tree(self) -> Branching | None:
-        """The branching of the decisions in each state, or None for a group of separate episodes of each task."""
-        return None
 
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.episode import Trajectory
-from mrlm_pl.losses import BatchTotals, episode_token_counts
+from mrlm_pl.losses import BatchTotals
 
 
 @dataclass(eq=False)
@@ -154,6 +154,26 @@ def padded_masks(masks: Sequence[Sequence[bool]]) -> Tensor:
     [[True, False], [False, True]]
     """
     return pad_sequence([torch.tensor(mask, dtype=torch.bool) for mask in masks], batch_first=True)
+
+
+def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
+    """Action tokens [B] of the episode that each row belongs to, summed over the episode's rows in this batch.
+
+    Call it on the whole batch, before it is cut into micro-batches, and cut the result along with the rows.
+
+    Args:
+        action_mask: [B, T] bool.
+        episode_ids: [B] int64, equal for the rows of one episode.
+
+    >>> mask = torch.tensor([[True, True], [True, False], [True, True]])
+    >>> episode_token_counts(mask, torch.tensor([7, 9, 7])).tolist()
+    [4, 1, 4]
+    """
+    if episode_ids.shape != action_mask.shape[:1]:
+        raise ValueError(f"episode_ids has shape {tuple(episode_ids.shape)}; give one id per row, [B]")
+    labels, index = torch.unique(episode_ids, return_inverse=True)
+    lengths = action_mask.sum(-1)
+    return lengths.new_zeros(labels.numel()).index_add(0, index, lengths)[index]
 
 
 def collate_rows(

@@ -11,10 +11,10 @@ from torch import Tensor
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
-from mrlm_pl.rollout.tree_player import Branching
 
 
 class RolloutLearner(Protocol):
@@ -29,6 +29,9 @@ class RolloutLearner(Protocol):
 
     uses_greedy_baseline: bool
     """True if each group comes with one greedy episode of its task."""
+
+    tree: TreeCredit | None
+    """The turn trees in which decisions are compared; None plays separate episodes."""
 
     metrics: Metrics
     """Its numbers of a rollout are those that :meth:`prepare` left to be logged."""
@@ -72,10 +75,6 @@ class RolloutLearner(Protocol):
 
     def seat(self, agent: str) -> str:
         """Return the name of the policy that decides for an agent."""
-
-    @property
-    def turn_tree(self) -> Branching | None:
-        """The branching of turn trees; None plays separate episodes."""
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         """Return True if a group has zero advantage everywhere."""

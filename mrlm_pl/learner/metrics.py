@@ -169,7 +169,7 @@ class Metrics:
         self._row |= row
 
     def write_row(self, trainer: Any) -> None:
-        """Write what was logged since the last row to the loggers, every ``log_every_n_steps`` updates.
+        """Write the metrics since the last row to the loggers, every ``log_every_n_steps`` updates.
 
         Between the updates, after a micro-batch of several, nothing is written.
         """

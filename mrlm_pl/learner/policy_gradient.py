@@ -18,7 +18,6 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.filters import exclude_zero_variance, keep_top_entropy, normalize_tasks
 from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of
@@ -44,7 +43,6 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalty
-from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 logger = logging.getLogger(__name__)
@@ -118,7 +116,6 @@ class PolicyGradient(Algorithm):
     Attributes:
         loss: of a token.
         gae: advantages of single tokens; None for one advantage per trajectory.
-        tree: the turn trees in which decisions are compared; None for episodes.
         turns: advantages of single turns; None for one advantage per episode.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         kl_controllers: the current KL coefficient of each policy.
@@ -189,6 +186,7 @@ class PolicyGradient(Algorithm):
         self.reference = ReferencePolicy(self.kl.coefficient > 0, reference, sync)
         self.max_length = max_length
         self.entropy = as_settings(Entropy, entropy, "entropy")
+        self.uses_entropy = self.entropy.coefficient > 0 or self.entropy.target is not None
         self.entropy_controllers = {name: EntropyController(self.entropy) for name in self.policies}
         self.stop_at_kl, self.top_entropy, self.off_policy_threshold = stop_at_kl, top_entropy, off_policy_threshold
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
@@ -196,7 +194,6 @@ class PolicyGradient(Algorithm):
         self.recompute_old_logp = self.correction.recomputes(recompute_old_logp)
         self.task_normalization: TaskNormalization | None = task_normalization
         self.gae: TokenGAE | None = None
-        self.tree: TreeCredit | None = None
         self.turns: TurnCredit | None = None
         given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if given is None else Distiller(given, self)
@@ -315,10 +312,6 @@ class PolicyGradient(Algorithm):
     def temperatures(self, sampling: Sampling) -> dict[str, float]:
         """Return the temperature of each policy's log-probabilities."""
         return dict.fromkeys(self.policies, sampling.temperature or 1.0)
-
-    @property
-    def turn_tree(self) -> Branching | None:
-        return None if self.tree is None else self.tree.branching
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         if isinstance(self.further, Coalitions):
@@ -457,7 +450,7 @@ class PolicyGradient(Algorithm):
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
         whole = self._trains_values(rows) or rows.teacher_prompts is not None
-        whole = whole or self.reference.used or self.entropy.used
+        whole = whole or self.reference.used or self.uses_entropy
         if not whole:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
@@ -510,14 +503,14 @@ class PolicyGradient(Algorithm):
 
     def _outputs(self, name: str, rows: PolicyBatch, batch: Batch) -> TokenOutputs:
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
-        others = self.reference.used or self.entropy.used or self._trains_values(rows)
+        others = self.reference.used or self.uses_entropy or self._trains_values(rows)
         teaching = None
         if self.distiller is not None:
             alone = not others and not bool(rows.advantages.any())
             teaching = self.distiller.teaching(name, rows, self.reduction, batch.totals[name], self.max_length, alone)
-        if teaching is None and not self.entropy.used and not self._trains_values(rows):
+        if teaching is None and not self.uses_entropy and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
-        wanted: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
+        wanted: dict[str, Any] = {"with_entropy": self.uses_entropy, "teaching": teaching}
         return self.policy(name).outputs(**rows.inputs(), **wanted)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:

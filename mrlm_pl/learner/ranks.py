@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.base import LearnerPlace
-
 K = TypeVar("K", bound=Hashable)
 
 
@@ -17,13 +15,6 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     """Return this process's data-parallel rank and their number; tensor-parallel ranks have the same one."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
-
-
-def learner_place(trainer: Any) -> LearnerPlace:
-    """Return where the processes of a run compute on this machine."""
-    on_gpu = trainer.strategy.root_device.type == "cuda"
-    devices = tuple(trainer.device_ids) if on_gpu else ()
-    return LearnerPlace(devices, int(trainer.local_rank), int(trainer.num_devices))
 
 
 def each_share(trainer: Any, own: Any) -> list[Any]:

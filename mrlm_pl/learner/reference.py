@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.reference import Reference
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.ranks import learner_place
 from mrlm_pl.losses import kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, one_of, positive
@@ -180,7 +180,7 @@ class ReferencePolicy:
         """
         if self.remote is None:
             return policy.reference_logprobs(**rows.inputs())
-        self.remote.meet_learner(learner_place(trainer))
+        self.remote.meet_learner(LearnerPlace.of_trainer(trainer))
         return self.remote.logprobs(policy, rows)
 
     def follow(self, policies: Iterable[Policy], step: int) -> None:

@@ -1,4 +1,3 @@
-from .clip import Clip as Clip
 from .corrections import Correction as Correction
 from .corrections import RatioLevel as RatioLevel
 from .diagnostics import approx_kl as approx_kl
@@ -16,6 +15,7 @@ from .kl import kl_k3_importance_weighted as kl_k3_importance_weighted
 from .kl import kl_k3_straight_through as kl_k3_straight_through
 from .masking import last_token_mask as last_token_mask
 from .masking import masked_values as masked_values
+from .policy_gradient import Clip as Clip
 from .policy_gradient import cispo_loss as cispo_loss
 from .policy_gradient import gmpo_loss as gmpo_loss
 from .policy_gradient import gspo_loss as gspo_loss
@@ -36,7 +36,6 @@ from .preference import simpo_loss as simpo_loss
 from .reduction import BatchTotals as BatchTotals
 from .reduction import Reduction as Reduction
 from .reduction import batch_totals as batch_totals
-from .reduction import episode_token_counts as episode_token_counts
 from .reduction import reduce_tokens as reduce_tokens
 from .reduction import token_weights as token_weights
 from .reward_model import bradley_terry_loss as bradley_terry_loss

@@ -51,11 +51,6 @@ class Entropy:
         if self.target is None and self.delta != Entropy.delta:
             raise ConfigurationError(f"entropy.delta is {self.delta}, but there is no entropy.target; set one")
 
-    @property
-    def used(self) -> bool:
-        """True if the loss needs the entropy."""
-        return self.coefficient > 0 or self.target is not None
-
 
 class EntropyController:
     """Weight of the entropy bonus.

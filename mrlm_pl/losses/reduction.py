@@ -46,32 +46,12 @@ class BatchTotals:
         return BatchTotals(self.tokens + other.tokens, self.sequences + other.sequences, self.episodes + other.episodes)
 
 
-def episode_token_counts(action_mask: Tensor, episode_ids: Tensor) -> Tensor:
-    """Action tokens [B] of the episode that each row belongs to, summed over the episode's rows in this batch.
-
-    Call it on the whole batch, before it is cut into micro-batches, and cut the result along with the rows.
-
-    Args:
-        action_mask: [B, T] bool.
-        episode_ids: [B] int64, equal for the rows of one episode.
-
-    >>> mask = torch.tensor([[True, True], [True, False], [True, True]])
-    >>> episode_token_counts(mask, torch.tensor([7, 9, 7])).tolist()
-    [4, 1, 4]
-    """
-    if episode_ids.shape != action_mask.shape[:1]:
-        raise ValueError(f"episode_ids has shape {tuple(episode_ids.shape)}; give one id per row, [B]")
-    labels, index = torch.unique(episode_ids, return_inverse=True)
-    lengths = action_mask.sum(-1)
-    return lengths.new_zeros(labels.numel()).index_add(0, index, lengths)[index]
-
-
 def batch_totals(action_mask: Tensor, episode_tokens: Tensor | None = None) -> BatchTotals:
     """Size of this piece of a batch.
 
     Args:
         action_mask: [B, T] bool; a row without action tokens counts nowhere.
-        episode_tokens: [B], from ``episode_token_counts``; None says that every row is an episode of its own.
+        episode_tokens: [B], summed over the rows of its episode; None says that every row is an episode of its own.
 
     >>> mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     >>> batch_totals(mask)
@@ -103,7 +83,7 @@ def token_weights(
         action_mask: [B, T] bool of this piece.
         totals: size of the *global* batch, of one policy (policies never share a denominator).
         max_length: for ``constant_length``, the longest response a row may have; not the padded width.
-        episode_tokens: [B], for ``episode_mean``, from ``episode_token_counts``.
+        episode_tokens: [B], for ``episode_mean``, summed over the rows of its episode.
 
     Raises:
         ConfigurationError: unknown ``reduction``, or its argument is missing.
@@ -128,7 +108,7 @@ def token_weights(
         denominator = totals.sequences * max_length
     elif reduction == "episode_mean":
         if episode_tokens is None:
-            raise ConfigurationError("episode_mean needs episode_tokens: compute it with episode_token_counts")
+            raise ConfigurationError("episode_mean needs episode_tokens, the action tokens of each row's episode")
         units, denominator = episode_tokens, totals.episodes
     else:
         raise ConfigurationError(f"reduction is {reduction!r}; choose one of {', '.join(get_args(Reduction))}")

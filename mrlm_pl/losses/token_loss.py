@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError, nearest
-from mrlm_pl.losses.clip import Clip
 from mrlm_pl.losses.masking import masked_values
-from mrlm_pl.losses.policy_gradient import cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
+from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
 from mrlm_pl.losses.trust_region import dppo_loss, sapo_loss, vespo_loss
 

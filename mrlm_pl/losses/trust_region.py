@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from mrlm_pl.losses.clip import Clip
 from mrlm_pl.losses.masking import MAX_LOG_RATIO, clamped_exp, masked_log_ratio, masked_values
+from mrlm_pl.losses.policy_gradient import Clip
 
 
 def sapo_loss(

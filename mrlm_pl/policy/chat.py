@@ -310,11 +310,6 @@ class Conversation:
         copied._prompt_text = self._prompt_text
         return copied
 
-    @property
-    def restarts(self) -> int:
-        """Number of new rows after a rewritten history."""
-        return len(self.rows) - 1
-
     def observe(self, messages: Sequence[Message]) -> None:
         """Append new messages and the template's generation prompt."""
         if self.tools and not self.row.messages and not self.chat.describes_tools(self.tools):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from contextlib import nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -72,7 +71,8 @@ class Policy(nn.Module):
             Such a policy is frozen, and its weights are not read here: ``model`` gives the tokenizer.
 
     Raises:
-        PolicyError: there is no such model, or it has no tokenizer.
+        PolicyError: there is no such model, it has no tokenizer or no end-of-sequence token, or its chat template might
+            not end.
         ConfigurationError: a value is out of range, the template does not read an argument, or ``served_by`` is of
             neither form.
     """
@@ -130,17 +130,13 @@ class Policy(nn.Module):
         if chat_template_kwargs:
             template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs, model)
             self.tokenizer.chat_template = template
+        eos = getattr(self.config, "eos_token_id", None)
+        extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
         self.model: Any = None
         self.reference: Any = None
         self._moving = False
         self.value_head: ValueHead | None = None
-
-    @cached_property
-    def chat(self) -> ChatFormat:
-        """The chat format of this policy's tokenizer."""
-        eos = getattr(self.config, "eos_token_id", None)
-        extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        return ChatFormat(self.tokenizer, extra_stop_ids=extra)
 
     @property
     def vocabulary_digest(self) -> str:

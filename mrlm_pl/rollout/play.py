@@ -6,12 +6,13 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from mrlm_pl.engines.base import Sample, Sampling
+from mrlm_pl.engines.base import Sample, SampleRequest, Sampling
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.environment.contract import TurnOrder
 from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
+from mrlm_pl.seeding import derive_seed
 
 EVERY_STEP = -1
 """In a script: at each step for which the agent has no other entry."""
@@ -35,14 +36,11 @@ class Seat:
     context_window: int
     cross_policy: CrossPolicy | None = None
 
-    def sampler(self, seed: int, agent: str, step: int, *branch: int | str) -> str:
-        """Return the name of the weights that sample a decision; see :meth:`CrossPolicy.drawn`."""
-        number = None if self.cross_policy is None else self.cross_policy.drawn(seed, agent, step, *branch)
-        return self.policy if number is None else slot_name(self.policy, number)
-
-    def recorded(self, sampler: str, version: int) -> str:
-        """Return the name, in records, of the weights from :meth:`sampler`."""
-        return self.policy if sampler == self.policy else snapshot_name(self.policy, version)
+    def decision(self, request: SampleRequest, sample: Sample, node: str = "", number: int = 0) -> Decision:
+        """Return the decision from the sample of a request, with the name of its weights in records."""
+        stale = request.policy != self.policy
+        policy = snapshot_name(self.policy, sample.version) if stale else self.policy
+        return Decision(sample, policy, node, number)
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,16 @@ class Play:
         spec: which episode.
         environment: its own instance.
         attempt: how many times it was started, this time included.
+
+    Attributes:
+        order: checks the environment's observations and steps, from :meth:`begin` on.
     """
+
+    order: TurnOrder
 
     def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int) -> None:
         self.spec, self.environment, self.attempt = spec, environment, attempt
         self.id = spec.id
-        self.order = TurnOrder(environment.name, environment.agents)
         self.conversations: dict[str, Conversation] = {}
         self.turns: list[tuple[int, Turn]] = []  # with the number of its row
         self.steps = 0
@@ -124,6 +126,17 @@ class Play:
         """Return True if it has ended, for any reason."""
         return bool(self.stop_reason) or self.error is not None
 
+    @property
+    def due(self) -> list[str]:
+        """The agents that decide next, in the environment's order."""
+        return [agent for agent in self.environment.agents if agent in self.observed]
+
+    def begin(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
+        """Hand out the observations of the environment's reset."""
+        self.order = TurnOrder(self.environment.name, self.environment.agents)
+        self.order.began(observations)
+        self.observe(observations, seats)
+
     def observe(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
         """Hand out observations."""
         self.observed = observations
@@ -132,6 +145,22 @@ class Play:
                 tools = [tool.to_chat() for tool in self.environment.tools(agent)]
                 self.conversations[agent] = Conversation(seats[agent].chat, tools)
             self.conversations[agent].observe(messages)
+
+    def request(self, agent: str, seat: Seat, *branch: int | str, session: str = "") -> SampleRequest:
+        """Return the request for an agent's next decision; ``branch`` is part of the key of its seed.
+
+        A snapshot may sample it; see :meth:`CrossPolicy.drawn`.
+        """
+        seed, crossed = self.spec.seed, seat.cross_policy
+        snapshot = None if crossed is None else crossed.drawn(seed, agent, self.steps, *branch)
+        return SampleRequest(
+            token_ids=tuple(self.conversations[agent].row.token_ids),
+            policy=seat.policy if snapshot is None else slot_name(seat.policy, snapshot),
+            seed=derive_seed("turn", seed, agent, self.steps, *branch),
+            sampling=seat.sampling,
+            stop_ids=seat.chat.stop_ids,
+            session=session,
+        )
 
     def record(self, agent: str, decision: Decision) -> None:
         """Record the decision of an agent."""
@@ -212,7 +241,7 @@ class Play:
             agents=tuple(self.environment.agents),
             error=self.error,
             attempts=self.attempt,
-            row_restarts=sum(conversation.restarts for conversation in self.conversations.values()),
+            row_restarts=sum(len(conversation.rows) - 1 for conversation in self.conversations.values()),
             timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
             origin=self.spec.origin,
         )

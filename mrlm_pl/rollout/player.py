@@ -11,27 +11,24 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
-from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.base import Engine
 from mrlm_pl.environment import Environment, Observations
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import (
     ConfigurationError,
-    EnvironmentContractError,
     MRLMError,
     NonFiniteError,
     PolicyError,
     place_of_error,
 )
-from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play, Seat
-from mrlm_pl.seeding import derive_seed
+from mrlm_pl.rollout.play import EpisodeSpec, Play, Seat
 from mrlm_pl.settings import at_least, positive
 
 T = TypeVar("T")
@@ -117,18 +114,7 @@ class EpisodePlayer:
         """Return the result of a coroutine on the player's loop, while the calling thread computes for the engine."""
         if self._loop is None:
             self._loop = EventLoopThread()
-        loop, started = self._loop, list[Future[T]]()
-
-        def start() -> Future[T]:
-            started.append(loop.submit(play()))
-            return started[0]
-
-        try:
-            return self.engine.compute_during(start)
-        except BaseException:
-            for playing in started:
-                playing.cancel()
-            raise
+        return self._loop.run(play, self.engine.compute_during)
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Return one finished record per spec, in order; failures are records with ``error`` set."""
@@ -178,12 +164,13 @@ class EpisodePlayer:
     def idle_environment(self, name: str) -> Environment:
         """Return an instance that plays no episode."""
         idle = self._idle[name]
-        return idle.pop() if idle else self.lend(self.environments[name].copy())
+        return idle.pop() if idle else self.copy_of(self.environments[name])
 
-    def lend(self, environment: Environment) -> Environment:
-        """Return the instance, to be closed with the player at the latest."""
-        self._open[id(environment)] = environment
-        return environment
+    def copy_of(self, environment: Environment) -> Environment:
+        """Return a copy, to be closed with the player at the latest."""
+        copy = environment.copy()
+        self._open[id(copy)] = copy
+        return copy
 
     def finish(self, play: Play, *, keep: bool = True) -> None:
         """Release the environment and the engine's cache of a finished play; without ``keep`` it is not used again."""
@@ -243,8 +230,7 @@ class EpisodePlayer:
             play.environment_seconds += result.seconds
             try:
                 observations: Observations = result.value_or_raise()
-                play.order.began(observations)
-                play.observe(observations, self.seats)
+                play.begin(observations, self.seats)
             except _FATAL:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
@@ -265,61 +251,36 @@ class EpisodePlayer:
             if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
                 play.cut(TURN_STOP)
             elif any(
-                len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window
-                for agent in play.order.due
+                len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window for agent in play.due
             ):
                 play.cut(CONTEXT_STOP)
         return [play for play in plays if not play.over]
-
-    def request(self, play: Play, agent: str, *branch: int | str, session: str = "") -> SampleRequest:
-        """Return the request for an agent's next decision; ``branch`` is part of the key of its seed."""
-        seat = self.seats[agent]
-        return SampleRequest(
-            token_ids=tuple(play.conversations[agent].row.token_ids),
-            policy=seat.sampler(play.spec.seed, agent, play.steps, *branch),
-            seed=derive_seed("turn", play.spec.seed, agent, play.steps, *branch),
-            sampling=seat.sampling,
-            stop_ids=seat.chat.stop_ids,
-            session=session,
-        )
-
-    def decision(self, agent: str, request: SampleRequest, sample: Sample, node: str = "", number: int = 0) -> Decision:
-        """Return an agent's decision from the sample of its request."""
-        return Decision(sample, self.seats[agent].recorded(request.policy, sample.version), node, number)
 
     async def _decide(self, plays: Sequence[Play]) -> None:
         """Sample every decision that is due, in one engine call."""
         owners = []
         for play in plays:
-            for agent in play.order.due:
+            for agent in play.due:
                 if (given := play.spec.given(agent, play.steps)) is not None:
                     play.record(agent, given)
                 else:
                     owners.append((play, agent))
         if not owners:
             return
-        requests = [self.request(play, agent, session=f"{play.id}/{agent}") for play, agent in owners]
+        requests = [play.request(agent, self.seats[agent], session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
         self.now_waiting(plays, "the engine")
         samples = await self.engine.sample(requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
             play.generate_seconds += share
-            play.record(agent, self.decision(agent, request, sample))
+            play.record(agent, self.seats[agent].decision(request, sample))
 
     async def step(self, plays: Sequence[Play]) -> None:
         """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
-        due = []
-        for play in plays:
-            try:
-                play.order.check_actions(play.actions)
-            except EnvironmentContractError as error:
-                play.error = _describe(error, play, "step")
-            else:
-                due.append(play)
-        calls = [partial(play.environment.step, dict(play.actions)) for play in due]
-        self.now_waiting(due, "its environment's step")
-        for play, result in zip(due, await self.caller.run(calls), strict=True):
+        calls = [partial(play.environment.step, dict(play.actions)) for play in plays]
+        self.now_waiting(plays, "its environment's step")
+        for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
             try:
                 play.take(result.value_or_raise(), self.seats)

@@ -149,7 +149,7 @@ class RecordPlayer(EpisodePlayer):
 
     def still_playing(self, plays: Sequence[Play]) -> list[Play]:
         for play in plays:
-            if play.over or all((agent, play.steps) in play.spec.script for agent in play.order.due):
+            if play.over or all((agent, play.steps) in play.spec.script for agent in play.due):
                 continue
             record = self._records[play.id]
             if record.stop_reason in ENDED_BY_PLAYER and play.steps == len(record.step_rewards):

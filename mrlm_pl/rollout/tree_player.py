@@ -154,7 +154,7 @@ class TreePlayer:
             kept.add(path.spec.id)
 
     def _check_size(self, nodes: Sequence[Play]) -> None:
-        total = sum(self.tree.count(len(node.order.due), self.branches_of(node)) for node in nodes)
+        total = sum(self.tree.count(len(node.due), self.branches_of(node)) for node in nodes)
         if total > MOST_JOINT_ACTIONS:
             most = max(map(self.branches_of, nodes))
             raise ConfigurationError(
@@ -165,11 +165,11 @@ class TreePlayer:
 
     async def _branch(self, nodes: Sequence[Play]) -> list[list[_Branch]]:
         """Return the joint actions of each node, decided and not yet judged."""
-        owners = [(node, agent) for node in nodes for agent in node.order.due]
+        owners = [(node, agent) for node in nodes for agent in node.due]
         if not owners:
             return []
         requests = [
-            self.player.request(node, agent, node.id, number)
+            node.request(agent, self.player.seats[agent], node.id, number)
             for node, agent in owners
             for number in range(self.branches_of(node))
         ]
@@ -179,8 +179,9 @@ class TreePlayer:
         share = (time.perf_counter() - started) / len(nodes)
         decided: dict[str, dict[str, list[Decision]]] = {node.id: {} for node in nodes}
         for node, agent in owners:
+            seat = self.player.seats[agent]
             decided[node.id][agent] = [
-                self.player.decision(agent, *next(answers), node.id, number) for number in range(self.branches_of(node))
+                seat.decision(*next(answers), node.id, number) for number in range(self.branches_of(node))
             ]
         branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
         # The last child of a node takes over its environment.
@@ -196,7 +197,7 @@ class TreePlayer:
             environment = node.environment
             if place < len(joints) - 1:
                 environment = (
-                    self.player.lend(environment.copy())
+                    self.player.copy_of(environment)
                     if environment.forks
                     else self.player.idle_environment(node.spec.task.environment)
                 )

@@ -208,8 +208,8 @@ class _Crediting:
 
     def _check(self, training: Sequence[Episode], greedy: Sequence[Episode]) -> None:
         learner, lacking = self.learner, ""
-        if any(map(branches, training)) != (learner.turn_tree is not None):
-            lacking = "turn trees" if learner.turn_tree is not None else "separate episodes instead of turn trees"
+        if any(map(branches, training)) != (learner.tree is not None):
+            lacking = "turn trees" if learner.tree is not None else "separate episodes instead of turn trees"
         elif learner.further is not None and (self.other_class or all(item.origin is None for item in training)):
             lacking = "the further episodes of each group that only its own runs play"
         elif learner.uses_greedy_baseline and not greedy:

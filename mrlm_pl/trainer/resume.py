@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -33,8 +33,6 @@ class ExactResume(Callback):
     :class:`~mrlm_pl.learner.algorithm.Algorithm` brings this callback along.
     """
 
-    _configured: Sequence[Sequence[dict[str, Any]]] = ()
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let a finished run that is resumed end as the first one did, with ``on_train_end``.
 
@@ -46,13 +44,6 @@ class ExactResume(Callback):
             loop = _EndingFitLoop(trainer, trainer.min_epochs, trainer.max_epochs)
             vars(loop).update(vars(trainer.fit_loop))
             trainer.fit_loop = loop
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the optimizer's settings before a checkpoint replaces them."""
-        self._configured = [
-            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            for optimizer in trainer.optimizers
-        ]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the configured settings back, and begin a new epoch after the last batch of one, with its hooks."""
@@ -71,12 +62,13 @@ class ExactResume(Callback):
 
     def _keep_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
-        for optimizer, configured in zip(trainer.optimizers, self._configured, strict=True):
+        configured, _ = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
+        for optimizer, new in zip(trainer.optimizers, configured, strict=True):
             schedule = scheduled.get(id(optimizer))
             closed_form = schedule is not None and isinstance(schedule.scheduler, LambdaLR)
             # Another schedule has its rates in its state, and cannot be asked for them under other base rates.
-            kept = () if schedule is None or closed_form else ("lr", "initial_lr")
-            for group, settings in zip(optimizer.param_groups, configured, strict=True):
+            kept = {"params"} if schedule is None or closed_form else {"params", "lr", "initial_lr"}
+            for group, settings in zip(optimizer.param_groups, new.param_groups, strict=True):
                 group.update({key: value for key, value in settings.items() if key not in kept})
             if schedule is None or not isinstance(schedule.scheduler, LambdaLR):
                 continue

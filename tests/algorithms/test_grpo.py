@@ -15,7 +15,7 @@ from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import returns_of
-from mrlm_pl.losses import batch_totals
+from mrlm_pl.losses import Entropy, batch_totals
 from mrlm_pl.policy import Policy
 
 IDS = (8, 9, 10, 11, 12, 13)
@@ -122,6 +122,8 @@ def test_the_entropy_bonus_is_the_mean_entropy_of_the_action_tokens(model_folder
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
     logp = algorithm.policy("main").model(batch.token_ids).logits[:, :-1].log_softmax(-1)
     entropy = -(logp.exp() * logp).sum(-1)
+    settings = (Entropy(), Entropy(0.1), Entropy(target=1.0))
+    assert [loaded(model_folder, entropy=one).uses_entropy for one in settings] == [False, True, True]
     assert loss.item() == pytest.approx(-0.5 * float((entropy[0, 2:6].sum() + entropy[1, 2:4].sum()) / 6), rel=1e-4)
     assert algorithm.rows_with_gradient(batch).tolist() == [0, 1]
 

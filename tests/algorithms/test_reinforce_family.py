@@ -265,7 +265,7 @@ def test_a_second_pass_without_a_ratio_is_refused_and_a_second_mini_batch_warned
     def checked(**options: Any) -> None:
         data = RolloutDataModule(echo(), groups=4, group_size=4, **options)
         data.trainer = quiet_trainer()
-        data.check(algorithm, 1, 1)
+        data.check(algorithm, data.trainer)
 
     with pytest.raises(ConfigurationError, match=rf"data\.passes is 2, but {cls.__name__} has no importance ratio"):
         checked(passes=2)
@@ -295,10 +295,12 @@ def test_a_loss_depends_on_the_old_policy_where_it_says_so(model_folder: Path) -
 
 
 @pytest.mark.parametrize("cls", [ReMax, MAREMAX])
-def test_a_greedy_baseline_of_greedy_episodes_is_refused(cls: Any, model_folder: Path, echo: Any) -> None:
+def test_a_greedy_baseline_of_greedy_episodes_is_refused(
+    cls: Any, model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
     data = RolloutDataModule(echo(), groups=4, group_size=4, sampling=Sampling(temperature=0.0))
     with pytest.raises(ConfigurationError, match=r"data\.sampling\.temperature is 0"):
-        data.check(cls({"main": Policy(str(model_folder))}), 1, 1)
+        data.check(cls({"main": Policy(str(model_folder))}), quiet_trainer())
 
 
 def test_remax_plays_one_greedy_episode_for_each_task(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -33,4 +33,3 @@ def test_a_mistake_is_an_error() -> None:
         Entropy(-1)
     with pytest.raises(ConfigurationError, match=r"entropy.delta is 0.1, but there is no entropy.target"):
         Entropy(0.01, delta=0.1)
-    assert [Entropy().used, Entropy(0.1).used, Entropy(target=1.0).used] == [False, True, True]

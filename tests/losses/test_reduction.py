@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import episode_token_counts
 from mrlm_pl.losses import (
     BatchTotals,
     Reduction,
     batch_totals,
-    episode_token_counts,
     reduce_tokens,
     token_weights,
 )
@@ -140,7 +140,7 @@ def test_rejected_arguments() -> None:
         token_weights("mean", mask, totals)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="max_length"):
         token_weights("constant_length", mask, totals)
-    with pytest.raises(ConfigurationError, match="episode_token_counts"):
+    with pytest.raises(ConfigurationError, match="needs episode_tokens"):
         token_weights("episode_mean", mask, totals)
     with pytest.raises(ValueError, match="one id per row"):
         episode_token_counts(mask, torch.tensor([1, 2]))

@@ -34,7 +34,7 @@ def test_rows_equal_the_templates_rendering_of_the_whole_conversation() -> None:
     assert conversation.row.token_ids[start : start + 2] == reply
     assert conversation.row.logprobs[start : start + 2] == [-0.5, -0.25]
     assert sum(conversation.row.logprobs) == -0.75
-    assert conversation.restarts == 0
+    assert len(conversation.rows) == 1
 
 
 def test_a_turn_cut_at_the_length_limit_is_closed_by_an_observed_token() -> None:
@@ -55,7 +55,7 @@ def test_a_template_that_rewrites_history_begins_a_new_row_and_is_counted() -> N
     sampled = [*tokenizer.encode("<think>hm</think>A", add_special_tokens=False), tokenizer.eos_token_id]
     conversation.act(sampled, [-1.0] * len(sampled))
     conversation.observe([Message("user", "R")])
-    assert conversation.restarts == 1
+    assert len(conversation.rows) == 2
     assert conversation.rows[0].token_ids[-len(sampled) :] == sampled, "the sampled row is kept as it was"
     rewritten = "<|user|>Q<|end|><|assistant|>A<|end|><|user|>R<|end|><|assistant|>"
     assert tokenizer.decode(conversation.row.token_ids) == rewritten

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.engines.local.llama_weights import unsupported_reason
+from mrlm_pl.engines.local.llama import unsupported_reason
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import LoRA, Policy

@@ -49,7 +49,7 @@ def restarts(chat: ChatFormat, reply: str, *, system: bool = False, tools: Seque
     conversation.act(ids, [-1.0] * len(ids))
     answer = Message("tool", "3", tool_call_id="call00000", name="add") if tools else Message("user", "R")
     conversation.observe([answer])
-    return "new row" if conversation.restarts else "extends"
+    return "new row" if len(conversation.rows) > 1 else "extends"
 
 
 def system_message(chat: ChatFormat) -> str:

@@ -135,7 +135,7 @@ def test_the_answer_of_a_tool_is_appended_to_what_was_sampled(chat_template: str
     say(talk, "It is 2.")
     talk.observe([Message("user", "Sure?")])
     text = talk.chat.tokenizer.decode(talk.row.token_ids[len(before) :])
-    assert talk.restarts == 0
+    assert len(talk.rows) == 1
     assert talk.row.token_ids[: len(before)] == before
     place = "user" if chat_template == ALTERNATING else "tool"
     answer = "the answer" if place == "tool" else "<tool_response>\nthe answer\n</tool_response>"

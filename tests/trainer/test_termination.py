@@ -6,7 +6,8 @@ import asyncio
 import math
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,12 +336,13 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
             told.append(float(mine))
             return mine + (other if len(told) > 1 else 0.0)
 
-        def publish(play: Callable[[], Any]) -> Any:
+        @contextmanager
+        def published() -> Iterator[None]:
             gathered.append(False)
             if interrupted == "gathering":
                 signal.raise_signal(signal.SIGTERM)
             gathered[-1] = True
-            return play()
+            yield
 
         def run_blocking(play: Any) -> None:
             if interrupted == "playing":
@@ -351,7 +353,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
                 self.greedy, self.training = None, SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
 
         monkeypatch.setattr(collectors, "sum_over_ranks", meet)
-        players: Any = SimpleNamespace(publish=publish, learner=SimpleNamespace(trainer=several))
+        players: Any = SimpleNamespace(published=published, learner=SimpleNamespace(trainer=several))
         Collector(players, *[None, None]).collect(0, 1, [0, 1])  # type: ignore[arg-type]
 
     try:

@@ -36,7 +36,7 @@ OWN_PLUGINS = ("mrlm_environments", "mrlm_callbacks")
 OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.")
 LEARNER = PACKAGE / "learner"
 SETTINGS = {
-    "clip": ("Clip", PACKAGE / "losses" / "clip.py"),
+    "clip": ("Clip", PACKAGE / "losses" / "policy_gradient.py"),
     "correction": ("Correction", PACKAGE / "losses" / "corrections.py"),
     "kl": ("KL", LEARNER / "reference.py"),
     "optimization": ("Optimization", LEARNER / "optimization.py"),

@@ -207,7 +207,7 @@ def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:
             return False
     if pending:
         conversation.observe(pending)
-    return not conversation.restarts and tuple(conversation.row.token_ids[written:]) == rest
+    return len(conversation.rows) == 1 and tuple(conversation.row.token_ids[written:]) == rest
 
 
 def _ends_alike(prompt: Sequence[int], given: Sequence[Message], chat: ChatFormat) -> bool:

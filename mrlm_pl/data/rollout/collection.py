@@ -114,7 +114,7 @@ class Collection:
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
         self.trainer, self.learner = learner.trainer, learner
-        self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.turn_tree is not None
+        self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.tree is not None
         self.plan.further = learner.further
         self.plan.silent = lambda group: learner.without_signal(self.tasks.worth(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
@@ -124,29 +124,30 @@ class Collection:
     @property
     def groups(self) -> range:
         """Numbers of this rank's groups in an iteration."""
-        return self.plan.of_rank(*data_parallel_rank(self.trainer))
+        (rank, ranks), groups = data_parallel_rank(self.trainer), self.plan.groups
+        # Blocks: with strides, environments that take turns in the stream would each land on one rank.
+        return range(rank * groups // ranks, (rank + 1) * groups // ranks)
 
-    def collect(self, iteration: int, iterations: int) -> tuple[dict[str, PolicyBatch], dict[str, float]]:
+    def collect(self, iteration: int, last: int) -> tuple[dict[str, PolicyBatch], dict[str, float]]:
         """Return the rows of an iteration by policy, and the numbers to log.
 
         Args:
             iteration: from 0.
-            iterations: of the whole run; none after the last is begun ahead.
+            last: the last iteration whose groups may begin now.
 
         Raises:
             RolloutError: all episodes failed.
             SIGTERMException: the signal came; a resumed run collects the iteration again.
         """
         started, trainer, groups = time.perf_counter(), self.trainer, self.groups
-        furthest = max(iteration, min(iteration + self.max_lag, iterations - 1))
-        self.tasks.plan_until(iteration, furthest, self.plan.groups)
+        if self.collector is None:
+            self.collector = self._new_collector()
+        self.tasks.plan_until(iteration, last, self.plan.groups)
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
-        if self.collector is None:
-            self.collector = self._new_collector()
         with ended_by_sigterm(trainer):
-            collected = self.collector.collect(iteration, iterations, groups)
+            collected = self.collector.collect(iteration, last, groups)
         seconds = collected.seconds or time.perf_counter() - started
         try:
             played = [*collected.episodes, *collected.replaced]
@@ -156,11 +157,10 @@ class Collection:
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
                 rows = self._prepared(collected)
         finally:
-            if self.saved is not None and self.saved.keeps(iteration, iteration):  # also what cannot be trained on
-                rank, ranks = data_parallel_rank(trainer)
+            if self.saved is not None:  # also what cannot be trained on
+                everything, (rank, ranks) = collected.played, data_parallel_rank(trainer)
                 suffix = f"-rank{rank}" if ranks > 1 else ""
-                file = iteration_file(Path(trainer.default_root_dir), iteration, suffix)
-                self._writer.write(file, collected.played)
+                self._writer.write(iteration_file(Path(trainer.default_root_dir), iteration, suffix), everything)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
@@ -205,20 +205,17 @@ class Collection:
             self._signal.see(metrics, measured.returns)
         if (parted := self._verifiers.see(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
             logger.warning(parted)
+        learned = self.tasks.learn(measured.successes) if self.tasks.curriculum is not None else {}
         totals, prepared = self.totals.after(iteration + 1, measured.played), self.learner.metrics.take_rollout()
-        return metrics | prepared | self.tasks.learn(measured.successes) | totals
+        return metrics | prepared | learned | totals
 
     def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
         """Return the sums of what this rank collected."""
         episodes, branches = collected.episodes, collected.branches
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
-
-        def silent(group: Sequence[Episode]) -> bool:
-            return plan.silent([*group, *(branch for branch in branches if branch.group == group[0].group)])
-
         measured = CollectionSums.of(
-            episodes, seconds, silent, unused, by_task=several, earlier_tokens=collected.earlier_tokens
+            episodes, seconds, plan.silent, unused, branches, several, earlier_tokens=collected.earlier_tokens
         )
         measured.means |= collected.metrics
         if plan.resample_rounds:

@@ -32,8 +32,8 @@ class Evaluation:
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Return episodes that the current weights played; all ranks call it."""
         player = self.players.player(sampling)
-        with ended_by_sigterm(self.trainer):
-            return self.players.publish(lambda: player.play_blocking(specs))
+        with ended_by_sigterm(self.trainer), self.players.published():
+            return player.play_blocking(specs)
 
     def specs(self, environment: str, episodes: int, split: str) -> list[EpisodeSpec]:
         """Return the episodes of an environment's tasks."""

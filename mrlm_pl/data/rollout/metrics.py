@@ -116,6 +116,7 @@ class CollectionSums:
         seconds: float,
         silent: Callable[[Sequence[Episode]], bool] = equal_returns,
         unused: Sequence[Episode] = (),
+        branches: Sequence[Episode] = (),
         by_task: bool = False,
         earlier_tokens: float = 0.0,
     ) -> CollectionSums:
@@ -126,6 +127,7 @@ class CollectionSums:
             seconds: of the collection.
             silent: whether a group carries no learning signal.
             unused: others that were played in that time; they are throughput, and may have failed.
+            branches: those of ``unused`` that complete the groups of the ones that train.
             by_task: whether reward and success are also measured by environment.
             earlier_tokens: that were sampled in these seconds for other collections.
         """
@@ -136,6 +138,9 @@ class CollectionSums:
         groups: dict[str, list[Episode]] = {}
         for episode in played:
             groups.setdefault(episode.group, []).append(episode)
+        for branch in branches:
+            if branch.group in groups:
+                groups[branch.group].append(branch)
         values: dict[str, list[tuple[float, float]]] = {
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
             "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],

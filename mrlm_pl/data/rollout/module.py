@@ -150,7 +150,7 @@ class RolloutDataModule(LightningDataModule):
         trainer, learner = self._attached()
         self.players.learner = learner
         if stage == "fit":
-            self.check(learner, data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches))
+            self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         learner.meet_rollouts(dict.fromkeys(agents), list(self.environments), self.players.given)
         if stage == "fit":
@@ -158,12 +158,13 @@ class RolloutDataModule(LightningDataModule):
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
 
-    def check(self, learner: Algorithm, ranks: int, accumulation: int) -> None:
-        """Validate the options against an algorithm, the number of ranks and the micro-batches of an update on each.
+    def check(self, learner: Algorithm, trainer: Trainer) -> None:
+        """Validate the options against an algorithm and a trainer.
 
         Raises:
             ConfigurationError: the algorithm cannot train on these rollouts; the message names the option.
         """
+        ranks, accumulation = data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches)
         checks.check_learns(learner)
         plan, stream, engine = self.collection.plan, self.stream, self.players.given
         checks.check_groups(learner, plan, self.tasks.settings)

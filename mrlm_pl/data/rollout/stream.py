@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -89,7 +88,7 @@ class TrainingStream:
     def next_batch(self) -> Batch:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
         if self._rows is None:
-            self._rows, self._metrics = self.collection.collect(self.iteration, self._all_iterations())
+            self._rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
         cut, learner, trainer = self.cut, self.collection.learner, self.collection.trainer
         pieces = cut.accumulation * data_parallel_rank(trainer)[1]
         if learner.collection_over:
@@ -116,16 +115,16 @@ class TrainingStream:
         generator = torch.Generator().manual_seed(derive_seed("shuffle", plan.seed, self.iteration, pass_number, rank))
         return torch.randperm(plan.groups // ranks, generator=generator)
 
-    def _all_iterations(self) -> int:
-        """Return the iterations of the run within the trainer's bounds; no more are begun ahead.
+    def _last_ahead(self) -> int:
+        """Return the last iteration that may begin now: at most ``max_lag`` ahead, within the trainer's bounds.
 
         A trainer counts from 0, and the data may have been in another one before.
         """
-        trainer, pieces = self.collection.trainer, self.cut.pieces
-        in_all = batches_in_all(trainer)
-        if math.isinf(in_all):
-            return sys.maxsize
-        return self.iteration - round(batches_served(trainer) / pieces) + math.ceil(in_all / pieces)
+        trainer, pieces, lag = self.collection.trainer, self.cut.pieces, self.collection.max_lag
+        if not lag or math.isinf(in_all := batches_in_all(trainer)):
+            return self.iteration + lag
+        left = math.ceil(in_all / pieces) - round(batches_served(trainer) / pieces)
+        return self.iteration + max(0, min(lag, left - 1))
 
     def _shape(self) -> dict[str, Any]:
         """Return the options that decide how a rollout is served."""

@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 from mrlm_pl.concurrency.compute_queue import ComputeQueue
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
-from mrlm_pl.engines.local.generation import Backend, EngineStats, Generated, SessionCache, generate
-from mrlm_pl.engines.local.llama import FusedDecoder
-from mrlm_pl.engines.local.llama_weights import read_affine, unsupported_reason
+from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
+from mrlm_pl.engines.local.llama import FusedDecoder, unsupported_reason
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import EngineError, NonFiniteError
 from mrlm_pl.settings import at_least
@@ -110,16 +109,17 @@ class InProcessEngine(Engine):
         self._open_work().run(self._load, policy, weights, version)
 
     def _load(self, policy: str, model: PreTrainedModel, version: int) -> None:
-        self._sessions.drop_policy(policy)
         loaded = self._loaded.get(policy)
         if loaded is not None and loaded.model is model:
             loaded.backend.refresh()
             loaded.version = version
-            return
-        window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        window = window if window and window > 0 else None  # XLNet's -1 is no bound
-        vocabulary = len(read_affine(model.get_input_embeddings())[0])
-        self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
+        else:
+            window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+            window = window if window and window > 0 else None  # XLNet's -1 is no bound
+            embedding: Any = model.get_input_embeddings()
+            vocabulary = embedding.weight.shape[0]
+            self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
+        self._sessions.drop_policy(policy)
 
     def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
         dtype = self._dtype or model.dtype
@@ -180,34 +180,21 @@ class InProcessEngine(Engine):
         return self._work.serve_during(start)
 
     def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
-        limits = [self._limit(request) for request in requests]
-        by_policy: dict[str, list[int]] = {}
-        for r, request in enumerate(requests):
-            by_policy.setdefault(request.policy, []).append(r)
         samples: dict[int, Sample] = {}
-        for policy, indices in by_policy.items():
+        for policy, limits in self._batches(requests):
             loaded = self._loaded[policy]
-            for batch in self._batches(requests, limits, indices):
-                with torch.inference_mode(isinstance(loaded.backend, FusedDecoder)):
-                    generated = generate(
-                        loaded.backend,
-                        [requests[r] for r in batch],
-                        [limits[r] for r in batch],
-                        self._sessions,
-                        self._stats,
-                        given_up,
+            own = [requests[r] for r in limits]
+            with torch.inference_mode(isinstance(loaded.backend, FusedDecoder)):
+                generated = generate(loaded.backend, own, list(limits.values()), self._sessions, self._stats, given_up)
+            for r, out in zip(limits, generated, strict=True):
+                if not math.isfinite(sum(out.logprobs)):
+                    raise NonFiniteError(
+                        f"policy {policy!r} version {loaded.version} gave a log-probability that is not finite: its "
+                        "logits hold NaN or infinity; check the learning rate and the weights of the last checkpoint"
                     )
-                for r, out in zip(batch, generated, strict=True):
-                    samples[r] = self._finish(policy, loaded.version, out)
+                tokens, logprobs = tuple(out.token_ids), tuple(out.logprobs)
+                samples[r] = Sample(tokens, logprobs, out.finish_reason, loaded.version, self.name)
         return [samples[r] for r in range(len(requests))]
-
-    def _finish(self, policy: str, version: int, out: Generated) -> Sample:
-        if not math.isfinite(sum(out.logprobs)):
-            raise NonFiniteError(
-                f"policy {policy!r} version {version} gave a log-probability that is not finite: its logits hold NaN "
-                "or infinity; check the learning rate and the weights of the last checkpoint"
-            )
-        return Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
 
     def _limit(self, request: SampleRequest) -> int:
         """Return how many tokens may be sampled for a request."""
@@ -224,17 +211,22 @@ class InProcessEngine(Engine):
             )
         return limit
 
-    def _batches(self, requests: list[SampleRequest], limits: list[int], indices: list[int]) -> list[list[int]]:
-        """Split ``indices``, in order, into batches within the token bound, or of a single longer request."""
-        batches: list[list[int]] = []
-        size = 0
-        for r in indices:
-            tokens = len(requests[r].token_ids) + limits[r]
-            if not batches or size + tokens > self._max_batch_tokens:
-                batches.append([])
-                size = 0
-            batches[-1].append(r)
-            size += tokens
+    def _batches(self, requests: list[SampleRequest]) -> list[tuple[str, dict[int, int]]]:
+        """Return each batch's policy, and the limit of each of its requests by the request's number.
+
+        A policy's requests are in order, in batches within the token bound or of a single longer request.
+        """
+        batches: list[tuple[str, dict[int, int]]] = []
+        open_: dict[str, tuple[dict[int, int], int]] = {}
+        for r, request in enumerate(requests):
+            limit = self._limit(request)
+            tokens = len(request.token_ids) + limit
+            batch, size = open_.get(request.policy, ({}, self._max_batch_tokens))
+            if size + tokens > self._max_batch_tokens:
+                batch, size = {}, 0
+                batches.append((request.policy, batch))
+            batch[r] = limit
+            open_[request.policy] = batch, size + tokens
         return batches
 
     def release(self, session_prefix: str) -> None:

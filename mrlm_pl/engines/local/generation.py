@@ -212,6 +212,9 @@ def generate(
     """
     started = time.perf_counter()
     contexts, order = _distinct_contexts(requests, sessions)
+    stats.prefill_tokens += sum(len(context.token_ids) - context.cached for context in contexts)
+    stats.cached_tokens += sum(context.cached for context in contexts)
+    stats.shared_tokens += sum(len(context.token_ids) * (context.rows - 1) for context in contexts)
     most = max(limits)
     logits, rows = backend.prefill(contexts, reserve=most)
     logits = logits.repeat_interleave(torch.tensor([context.rows for context in contexts], device=logits.device), dim=0)
@@ -232,9 +235,6 @@ def generate(
         stats.decode_tokens += len(tokens)
         logits = rows.step(tokens)
     stats.requests += len(requests)
-    stats.prefill_tokens += sum(len(context.token_ids) - context.cached for context in contexts)
-    stats.cached_tokens += sum(context.cached for context in contexts)
-    stats.shared_tokens += sum(len(context.token_ids) * (context.rows - 1) for context in contexts)
     stats.sampled_tokens += sum(len(out.token_ids) for out in batch.out)
     stats.prefill_seconds += prefilled - started
     stats.decode_seconds += time.perf_counter() - prefilled

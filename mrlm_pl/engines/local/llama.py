@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
+from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
 _PREFILL_TOKENS_CPU = 1024
@@ -25,6 +26,9 @@ _PREFILL_TOKENS_ACCELERATOR = 8192
 _ROTATION_SLACK = 1024
 _PADDING_SHARE = 0.25
 _FEW_ROWS = 8
+
+_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+_STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -44,11 +48,45 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x * scale).to(x.dtype) * weight
 
 
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return why :class:`FusedDecoder` cannot hold ``model``, or None if it can.
+
+    It holds the Llama, Qwen2, Qwen3 and Mistral families with dense ``nn.Linear`` projections, full attention, SiLU
+    and rotary embeddings whose frequencies do not depend on the length.
+    """
+    config = model.config
+    if config.model_type not in _FAMILIES:
+        return f"model type {config.model_type!r} is not one of {', '.join(_FAMILIES)}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act!r} is not 'silu'"
+    window = getattr(config, "sliding_window", None)
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if window is not None and sliding and window < config.max_position_embeddings:
+        return f"sliding window attention over {window} tokens"
+    rotary = model.model.rotary_emb
+    if rotary.rope_type not in _STATIC_ROTARY:
+        return f"rotary embedding of type {rotary.rope_type!r}"
+    if 2 * rotary.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
+        return "rotary embedding of a part of the head"
+    dense = [model.lm_head]
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        dense += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        dense += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    for module in dense:
+        if type(module) is not nn.Linear and adapted_weight(module) is None:
+            return f"a projection of type {type(module).__name__} instead of Linear"
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        return f"parameters on several devices: {', '.join(sorted(map(str, devices)))}"
+    return None
+
+
 class FusedDecoder(Backend):
     """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.llama_weights.DecoderWeights`.
 
     Args:
-        model: a model for which :func:`~mrlm_pl.engines.local.llama_weights.unsupported_reason` is None.
+        model: a model for which :func:`unsupported_reason` is None.
         dtype: compute dtype.
         own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
     """

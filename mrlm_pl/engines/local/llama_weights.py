@@ -15,9 +15,6 @@ from mrlm_pl.policy.sharding import whole
 Affine = tuple[Tensor, Tensor | None]
 """Weight and bias."""
 
-_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-_STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-
 
 def read_affine(module: nn.Module) -> Affine:
     """Return the current weight and bias of a linear, norm or embedding module, detached and not copied.
@@ -51,40 +48,6 @@ class LayerWeights:
     down: Affine
 
 
-def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Return why :class:`DecoderWeights` cannot hold ``model``, or None if it can.
-
-    It holds the Llama, Qwen2, Qwen3 and Mistral families with dense ``nn.Linear`` projections, full attention, SiLU
-    and rotary embeddings whose frequencies do not depend on the length.
-    """
-    config = model.config
-    if config.model_type not in _FAMILIES:
-        return f"model type {config.model_type!r} is not one of {', '.join(_FAMILIES)}"
-    if config.hidden_act != "silu":
-        return f"activation {config.hidden_act!r} is not 'silu'"
-    window = getattr(config, "sliding_window", None)
-    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    if window is not None and sliding and window < config.max_position_embeddings:
-        return f"sliding window attention over {window} tokens"
-    rotary = model.model.rotary_emb
-    if rotary.rope_type not in _STATIC_ROTARY:
-        return f"rotary embedding of type {rotary.rope_type!r}"
-    if 2 * rotary.inv_freq.numel() != model.model.layers[0].self_attn.head_dim:
-        return "rotary embedding of a part of the head"
-    dense = [model.lm_head]
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        dense += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        dense += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    for module in dense:
-        if type(module) is not nn.Linear and adapted_weight(module) is None:
-            return f"a projection of type {type(module).__name__} instead of Linear"
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1:
-        return f"parameters on several devices: {', '.join(sorted(map(str, devices)))}"
-    return None
-
-
 class DecoderWeights:
     """The weights of a Llama-like decoder, laid out for generation: Q, K, V in one matrix, gate and up in another.
 
@@ -93,7 +56,7 @@ class DecoderWeights:
     always do. With ``own`` nothing refers to the module's memory, so that the module may change between two reads.
 
     Args:
-        model: a model for which :func:`unsupported_reason` is None.
+        model: a model for which :func:`~mrlm_pl.engines.local.llama.unsupported_reason` is None.
         dtype: compute dtype of the projections and of the head.
         own: copy all weights.
     """

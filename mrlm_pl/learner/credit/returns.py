@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import finite_rewards
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
@@ -100,9 +99,6 @@ def returns_of(
         episodes: one rollout.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
         greedy: one greedy episode for each group, where they are played.
-
-    Raises:
-        NonFiniteError: a reward is NaN or infinite.
     """
     plays = [(e, agent) for e in episodes if not e.failed for agent in e.trajectories]
     groups = group_numbers(episodes)
@@ -115,7 +111,7 @@ def returns_of(
     rewards = [agent_return(episode, agent, turn_bonus) for episode, agent in plays]
     bonuses = [total - agent_return(*play) for total, play in zip(rewards, plays, strict=True)]
     return Returns(
-        reward=finite_rewards(torch.tensor(rewards, dtype=torch.float64)),
+        reward=torch.tensor(rewards, dtype=torch.float64),
         bonus=torch.tensor(bonuses, dtype=torch.float64),
         comparison=torch.tensor(labels((e.group, agent) for e, agent in plays)).long(),
         group=torch.tensor([groups[episode.group] for episode, _ in plays]).long(),

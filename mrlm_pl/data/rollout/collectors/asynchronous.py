@@ -168,12 +168,7 @@ class AsyncCollector(Collector):
         players, plan, sampling: see :class:`Collector`.
         max_lag: greatest age of a token that trains, in versions; at least 1.
         options: see :class:`AsyncOptions`.
-
-    Attributes:
-        iterations: of the whole run; no groups after the last are begun.
     """
-
-    iterations: int
 
     def __init__(
         self, players: Players, plan: GroupPlan, sampling: Sampling, max_lag: int, options: AsyncOptions
@@ -192,7 +187,7 @@ class AsyncCollector(Collector):
 
     # In the trainer's thread.
 
-    def collect(self, iteration: int, iterations: int, groups: Sequence[int]) -> Collected:
+    def collect(self, iteration: int, last: int, groups: Sequence[int]) -> Collected:
         """Publish the current weights, begin the groups that may use them, and return the groups of an iteration.
 
         Waits until all of these are complete; all ranks call it together.
@@ -200,13 +195,12 @@ class AsyncCollector(Collector):
         Raises:
             RolloutError: no episode has moved for a long time.
         """
-        self.iterations = iterations
-        self.players.publish(lambda: None)
-        self.lags.published(iteration, self.players.learner.trainer.global_step)
+        with self.players.published():
+            self.lags.published(iteration, self.players.learner.trainer.global_step)
         if not self.playing:
             self._make_players()
         began = time.monotonic()
-        self._submit(self._admit(iteration, groups)).result()
+        self._submit(self._admit(iteration, last, groups)).result()
         found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
@@ -292,7 +286,7 @@ class AsyncCollector(Collector):
         return self.plan.made_with() | {
             "data.sampling": repr(self.sampling),
             "model.seats": repr({agent: learner.seat(agent) for agent in sorted(agents)}),
-            "the turn tree": repr(learner.turn_tree),
+            "the turn tree": repr(learner.tree and learner.tree.branching),
             "the greedy baseline": repr(learner.uses_greedy_baseline),
             "the further episodes": repr(learner.further),
         }
@@ -322,9 +316,8 @@ class AsyncCollector(Collector):
 
         return [played for found in await asyncio.gather(*map(alone, specs)) for played in found]
 
-    async def _admit(self, iteration: int, groups: Sequence[int]) -> None:
-        """Begin the groups of all iterations up to ``max_lag`` ahead."""
-        last = max(iteration, min(iteration + self.max_lag, self.iterations - 1))
+    async def _admit(self, iteration: int, last: int, groups: Sequence[int]) -> None:
+        """Begin the groups of all iterations up to the last."""
         for ahead in range(iteration, last + 1):
             for number in groups:
                 key = (ahead, number)

@@ -70,11 +70,6 @@ class GroupPlan:
         one_of(get_args(FailedMembers), "data.", failed_members=self.failed_members)
         at_least(1, "data.", member_rounds=self.member_rounds)
 
-    def of_rank(self, rank: int, ranks: int) -> range:
-        """Return the numbers of a rank's groups in an iteration."""
-        # Blocks: with strides, environments that take turns in the stream would each land on one rank.
-        return range(rank * self.groups // ranks, (rank + 1) * self.groups // ranks)
-
     def specs(self, iteration: int, group: int, attempt: int = 0) -> list[EpisodeSpec]:
         """Return the episodes of a group; ``attempt`` counts its tasks from 0."""
         task = self.tasks.attempt(iteration * self.groups + group, attempt, self.resample_rounds + 1)
@@ -321,8 +316,8 @@ class Collector:
         if learner.uses_greedy_baseline:
             self.greedy = self.players.player(replace(sampling, temperature=0.0, top_p=1.0, top_k=0), **options)
         self.playing = [player for player in (self.training, self.greedy) if player is not None]
-        tree = learner.turn_tree
-        self.trees = None if tree is None else TreePlayer(self.training, tree, self.plan.group_sizes)
+        tree = learner.tree
+        self.trees = None if tree is None else TreePlayer(self.training, tree.branching, self.plan.group_sizes)
 
     async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
         """Return the results of a player: an episode for each spec, or the paths of its turn tree."""
@@ -352,7 +347,7 @@ class Collector:
 class SyncCollector(Collector):
     """Plays all groups of an iteration side by side, with the current weights."""
 
-    def collect(self, iteration: int, iterations: int, groups: Sequence[int]) -> Collected:
+    def collect(self, iteration: int, last: int, groups: Sequence[int]) -> Collected:
         """Return the episodes of these groups of an iteration; every rank calls it, with its own groups.
 
         Raises:
@@ -388,8 +383,5 @@ class SyncCollector(Collector):
         It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
         """
 
-        def leaving() -> T:
-            with leaving_at_sigterm(self.players.learner.trainer):
-                return self.training.run_blocking(play)
-
-        return self.players.publish(leaving)
+        with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
+            return self.training.run_blocking(play)

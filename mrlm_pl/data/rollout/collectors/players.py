@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -13,17 +13,15 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.data.rollout.metrics import distinct_turns
 from mrlm_pl.engines import Engine, InProcessEngine, RoutingEngine, Sampling
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.contract import RolloutLearner
-from mrlm_pl.learner.ranks import learner_place
 from mrlm_pl.policy.snapshot import Snapshot
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name
 from mrlm_pl.rollout.play import Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-
-T = TypeVar("T")
 
 
 class StaleSnapshots:
@@ -187,14 +185,13 @@ class Players:
 
                 engine = with_served(engine, policies)
             self._routed = engine
-            self._routed.meet_learner(learner_place(trainer))
+            if engine is not self._own:
+                engine.meet_learner(LearnerPlace.of_trainer(trainer))
         return self._routed
 
-    def publish(self, play: Callable[[], T]) -> T:
-        """Load the current weights into the engine, and return the value of ``play`` while they are whole.
-
-        All ranks must call it together.
-        """
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """Load the current weights into the engine; within the context they are whole. All ranks enter together."""
         learner = self.learner
         was_training = learner.training
         learner.train(False)
@@ -208,7 +205,7 @@ class Players:
                 check, self.check = self.check, None
                 if check is not None:
                     check(self.engine)
-                return play()
+                yield
         finally:
             learner.train(was_training)
 

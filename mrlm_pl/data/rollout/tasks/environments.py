@@ -124,8 +124,7 @@ class RunTasks:
             found: (successes, episodes) over all ranks, by environment that was played; 0 episodes where it does not
                 judge.
         """
-        if self.curriculum is None:
-            return {}
+        assert self.curriculum is not None
         for name in sorted({name for name, (_, episodes) in found.items() if not episodes} - self._silent):
             self._silent.add(name)
             logger.warning(

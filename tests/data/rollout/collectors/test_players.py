@@ -20,7 +20,7 @@ def test_connections_to_servers_are_closed_and_an_engine_that_was_given_is_not(m
 
     monkeypatch.setattr("mrlm_pl.serving.policies.placement.with_served", with_served)
     players = Players({}, given, False, {}, None)
-    monkeypatch.setattr("mrlm_pl.data.rollout.collectors.players.learner_place", lambda trainer: None)
+    monkeypatch.setattr("mrlm_pl.engines.base.LearnerPlace.of_trainer", lambda trainer: None)
     served = SimpleNamespace(served_by="127.0.0.1:1")
     players.learner = SimpleNamespace(policies=["a"], policy=lambda name: served, trainer=None)  # type: ignore[assignment]
     assert isinstance(players.engine, RoutingEngine)
