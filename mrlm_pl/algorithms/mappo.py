@@ -105,8 +105,6 @@ class MAPPO(PolicyGradient):
             values = critic.values(**states.batch.to(self.device).inputs())
             advantages = states.credit(values, self.gamma, self.lam, self.targets)
             rows = acting_batches(episodes, advantages, self.temperatures(sampling))
-        if self.whiten_advantages:
-            self.whiten(rows)
         self._log_critic(states)
         return rows if states is None else {**rows, self.critic.option: states.batch}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import NO_MOMENTS, masked_moments, whiten
+from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Engine, Sampling
@@ -18,7 +16,13 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.credit.filters import exclude_zero_variance, keep_top_entropy, normalize_tasks
+from mrlm_pl.learner.credit.filters import (
+    beside_greedy,
+    exclude_zero_variance,
+    keep_top_entropy,
+    normalize_tasks,
+    whiten_rows,
+)
 from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
@@ -44,8 +48,6 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalty
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
-
-logger = logging.getLogger(__name__)
 
 
 class PolicyGradient(Algorithm):
@@ -219,10 +221,7 @@ class PolicyGradient(Algorithm):
         returns = returns_of(episodes, bonus, greedy)
         if isinstance(self.further, Coalitions):
             returns = self.further.returns(episodes, bonus)
-        rows = returns.rows(self._checked_advantages(returns), temperatures)
-        if self.whiten_advantages:
-            self.whiten(rows)
-        return rows
+        return returns.rows(self._checked_advantages(returns), temperatures)
 
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns, by default :attr:`advantage` of them; every rank calls this.
@@ -265,25 +264,6 @@ class PolicyGradient(Algorithm):
         weights = self.loss.weights(*inputs)
         return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
 
-    def _beside_greedy(
-        self, episodes: Sequence[Episode], greedy: Sequence[Episode], sampling: Sampling
-    ) -> list[Episode]:
-        """Return the episodes of groups with a greedy episode, and log the baselines of all ranks."""
-        found = returns_of(greedy, self.turn_bonus(sampling))
-        played = {episode.group for episode in found.episode}
-        missing = {episode.group for episode in episodes} - played
-        if missing:
-            causes = [episode.error for episode in greedy if episode.group in missing]
-            logger.warning(
-                "%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0]
-            )
-        rewards = found.reward.tolist()
-        totals = merged(self.trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
-        if totals["count"]:
-            self.metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
-        self.metrics.rollout["train/missing_baselines"] = float(totals["missing"])
-        return [episode for episode in episodes if episode.group in played]
-
     def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:
         """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
 
@@ -319,17 +299,6 @@ class PolicyGradient(Algorithm):
         if self.turns is not None:
             return not self.turns.advantages(turn_returns_of(group)).any()
         return equal_returns(group) if self.tree is None else self.tree.without_signal(group)
-
-    def whiten(self, rows: Mapping[str, PolicyBatch]) -> None:
-        """Whiten each trained policy's advantages over its tokens on all ranks, in place; every rank must call this."""
-        own = {
-            name: masked_moments(rows[name].advantages, rows[name].action_mask)
-            for name in self.policies
-            if name in rows and self.policy(name).trained
-        }
-        moments = merged(self.trainer, own)
-        for name in own:
-            rows[name].advantages = whiten(rows[name].advantages, rows[name].action_mask, moments[name])
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None.
@@ -374,11 +343,14 @@ class PolicyGradient(Algorithm):
     ) -> dict[str, PolicyBatch]:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
         if self.uses_greedy_baseline:
-            episodes = self._beside_greedy(episodes, greedy, sampling)
+            found = returns_of(greedy, self.turn_bonus(sampling))
+            episodes = beside_greedy(self.trainer, self.metrics, episodes, greedy, found)
         tables = self.credit(episodes, sampling, greedy)
         frozen = {name for name in self.policies if not self.policy(name).trained}
         trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
+        if self.whiten_advantages:
+            whiten_rows(self.trainer, students)
         if self.zero_variance == "exclude":
             exclude_zero_variance(self.trainer, self.metrics, students)
         names = self.tasks_of_run

@@ -179,7 +179,7 @@ def test_the_target_is_compared_with_the_logged_divergence(model_folder: Path, e
 
 
 class Rows(Logger):
-    """Keeps what the trainer logs."""
+    """Keeps the metrics of the trainer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, MutableSet, Sequence
 from typing import Any
 
@@ -11,20 +12,56 @@ from torch import Tensor
 
 from mrlm_pl.advantages import (
     Moments,
+    masked_moments,
     task_moments,
     task_scaled_advantages,
     task_standardized_advantages,
     unnormalizable_tasks,
+    whiten,
 )
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.returns import task_types
+from mrlm_pl.learner.credit.returns import Returns, task_types
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import each_share, merged
 from mrlm_pl.losses import top_entropy_threshold
 
 logger = logging.getLogger(__name__)
+
+
+def beside_greedy(
+    trainer: Any, metrics: Metrics, episodes: Sequence[Episode], greedy: Sequence[Episode], found: Returns
+) -> list[Episode]:
+    """Return the episodes of groups with a greedy episode, and log the baselines of all ranks.
+
+    Args:
+        trainer: of the run.
+        metrics: of the algorithm.
+        episodes: of the rollout.
+        greedy: one greedy episode for each group.
+        found: returns of those that did not fail.
+    """
+    played = {episode.group for episode in found.episode}
+    missing = {episode.group for episode in episodes} - played
+    if missing:
+        causes = [episode.error for episode in greedy if episode.group in missing]
+        logger.warning("%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0])
+    rewards = found.reward.tolist()
+    totals = merged(trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
+    if totals["count"]:
+        metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
+    metrics.rollout["train/missing_baselines"] = float(totals["missing"])
+    return [episode for episode in episodes if episode.group in played]
+
+
+def whiten_rows(trainer: Any, tables: Mapping[str, PolicyBatch]) -> None:
+    """Whiten each policy's advantages over its tokens, in place."""
+    moments = merged(
+        trainer, {name: masked_moments(rows.advantages, rows.action_mask) for name, rows in tables.items()}
+    )
+    for name, rows in tables.items():
+        rows.advantages = whiten(rows.advantages, rows.action_mask, moments[name])
 
 
 def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch]) -> None:
