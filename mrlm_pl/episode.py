@@ -8,9 +8,10 @@ by (run, iteration, task, group, episode, agent, policy, version, turn, token).
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -339,7 +340,13 @@ class Episode:
         Raises:
             ValueError: a number is NaN or infinite.
         """
-        return _line(self)
+        _check_finite(self)
+        data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        try:
+            task = {**vars(self.task), "data": msgspec.Raw(data.encode())}
+            return _line({"schema": SCHEMA, **vars(self), "task": task})
+        except UnicodeEncodeError:  # a lone surrogate
+            return json.dumps(self.to_dict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Episode:
@@ -352,8 +359,26 @@ class Episode:
         return cls.from_dict(json.loads(text))
 
 
-def _line(record: Episode | TurnTree) -> str:
-    return json.dumps(record.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _line(record: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(record, enc_hook=_plain).decode()
+
+
+def _check_finite(episode: Episode) -> None:
+    """Refuse numbers that JSON lacks, which msgspec would write as null.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
+    numbers: list[Iterable[float | None]] = [episode.metrics.values(), episode.timings.values()]
+    numbers += [step.values() for step in episode.step_rewards]
+    for row in episode.rows():
+        numbers.append(row.logprobs)
+        for turn in row.turns:
+            numbers += [(turn.reward, turn.advantage, turn.baseline), turn.components.values()]
+        for call in (call for message in row.messages for call in message.tool_calls):
+            json.dumps(call.arguments, default=_plain, allow_nan=False)
+    if not all(math.isfinite(number) for number in itertools.chain.from_iterable(numbers) if number is not None):
+        raise ValueError(f"episode {episode.id!r} holds a number that is NaN or infinite, which is not JSON compliant")
 
 
 def _plain(value: Any) -> Any:
@@ -463,7 +488,9 @@ class TurnTree:
 
     def to_json(self) -> str:
         """Return one line of JSON; see :meth:`Episode.to_json`."""
-        return _line(self)
+        for path in self.paths:
+            _check_finite(path)
+        return _line(self.to_dict())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TurnTree:

@@ -19,6 +19,9 @@ from mrlm_pl.episode import Episode, TurnTree, branches, episodes_of
 from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.settings import at_least
 
+LEVEL = 6
+"""Of gzip; see ``benchmarks/results/records.json``."""
+
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
 
 
@@ -98,7 +101,7 @@ def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
         lines += [episode.to_json() for episode in records]
     text = "".join(f"{line}\n" for line in lines)
     with replacing(path) as draft:
-        draft.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
+        draft.write_bytes(gzip.compress(text.encode(), LEVEL, mtime=0))
 
 
 class EpisodeWriter:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrlm_pl.episode import SCHEMA, Episode, Message, Task, ToolCall, Trajectory, Turn
+from mrlm_pl.episode_files import read_episodes, write_episodes
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), st.lists, max_leaves=5)
@@ -77,10 +80,37 @@ def test_json_loses_nothing(
     assert Episode.from_json(text) == episode
 
 
-def test_numbers_that_json_has_not_are_refused() -> None:
-    episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end", metrics={"m": float("nan")})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        episode.to_json()
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_json_has_not_are_refused(number: float) -> None:
+    turn = Turn("a", 0, 0, 1, 0.0, {}, "stop", "main", 0, "e")
+    row = Trajectory("a", "main", (1,), (True,), (-0.5,), (turn,))
+    call = Message("assistant", "", (ToolCall("0", "t", {"x": [number]}),))
+    whole = Episode("id", Task("e", "train", 1), "g", 3, 4, {"a": (row,)}, "end")
+    assert Episode.from_json(whole.to_json()) == whole
+    rows = [
+        replace(row, logprobs=(number,)),
+        replace(row, messages=(call,)),
+        *(replace(row, turns=(replace(turn, **{name: number}),)) for name in ("reward", "advantage", "baseline")),
+        replace(row, turns=(replace(turn, components={"c": number}),)),
+    ]
+    episodes = [
+        *(replace(whole, trajectories={"a": (changed,)}) for changed in rows),
+        *(replace(whole, **{name: {"m": number}}) for name in ("metrics", "timings")),
+        replace(whole, step_rewards=({"a": number},)),
+        replace(whole, task=Task("e", "train", 1, data={"n": number})),
+    ]
+    for episode in episodes:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            episode.to_json()
+
+
+def test_lone_surrogates_and_large_integers_stay(tmp_path: Path) -> None:
+    for text in ("\ud800", "\u00e9"):
+        for data in ({"n": 10**30}, {"n": text}):
+            row = Trajectory("a", "main", (), (), (), (), (Message("user", text),))
+            episode = Episode("id", Task("e", "train", 1, data=data), "g", 3, 4, {"a": (row,)}, "end")
+            write_episodes(tmp_path / "e.jsonl.gz", [episode])
+            assert list(read_episodes(tmp_path)) == [episode]
 
 
 def test_numbers_of_other_libraries_become_plain() -> None:

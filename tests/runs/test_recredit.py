@@ -122,7 +122,8 @@ def test_another_baseline_gives_the_numbers_of_a_calculation_by_hand(
 
 def test_another_discount_of_a_turn_tree_is_that_of_its_steps(main: Any, quiet_trainer: Any, tmp_path: Path) -> None:
     run = played(MAGRPO(main), LengthRatioGame(rounds=2), quiet_trainer(), group_size=2)
-    recredit(run, MAGRPO(main, gamma=0.0, weighting="equal"), output=tmp_path / "again")
+    report = recredit(run, MAGRPO(main, gamma=0.0, weighting="equal"), output=tmp_path / "again")
+    assert [change.turns for change in report.agents.values()] == [2 * 2 * (2 + 4)] * 2  # decisions, not paths
     states: dict[tuple[str, str], dict[int, tuple[float, list[float | None]]]] = defaultdict(dict)
     for episode in read_episodes(tmp_path / "again" / "episodes"):
         for turn in (turn for row in episode.rows() for turn in row.turns):
