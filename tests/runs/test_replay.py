@@ -183,7 +183,8 @@ def test_episodes_that_end_early_and_branches_are_told(
     played, _ = dice(tmp_path)
     branch = dataclasses.replace(played[0], id="branch", origin=Origin("e0", ("agent",), 0))
     failed = dataclasses.replace(played[1], error="broken", trajectories={}, stop_reason="error")
-    path = written(tmp_path, [branch, failed, *played[2:]])
+    greedy = dataclasses.replace(played[0], id="greedy", excluded="greedy")
+    path = written(tmp_path, [branch, failed, greedy, *played[2:]])
     report = rescore("builtin:tiny", Dice(turns=3), episodes=path)
     assert (report.episodes, report.cut, report.failed) == (10, 10, 1)
     named = ("builtin:tiny", "--environment", "tests.runs.test_replay.Dice", "--episodes", str(path))
@@ -228,7 +229,7 @@ def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[i
     settings = ("--data.iterations", "1", "--data.groups", "2", "--data.group_size", "2")
     assert mrlm("fit", "--config", str(config), *settings, "--output", str(run))[0] == 0
     shutil.rmtree(run / "policies")
-    status, out, _ = mrlm("replay", str(run))
+    status, out, _ = mrlm("replay", run.name)
     assert (status, out) == (0, "4 of 4 episodes are equal to their record\n")
     status, out, err = mrlm("replay", str(run), "--episode", "no such episode")
     assert status == 2

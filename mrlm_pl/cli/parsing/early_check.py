@@ -90,7 +90,8 @@ def check_environment_names(arguments: Sequence[str]) -> None:
         ConfigurationError: the name, with the nearest.
     """
     pairs = option_values(arguments)
-    if any(option == "--model" and Path(value).is_dir() for option, value in pairs):
+    models = [*arguments[:1], *(value for option, value in pairs if option == "--model")]
+    if any(Path(model).is_dir() for model in models):
         return
     named = [
         *(word for word in arguments[:1] if not word.startswith("-")),
