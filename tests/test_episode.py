@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mrlm_pl.episode import SCHEMA, Episode, Message, Task, ToolCall, Trajectory, Turn
@@ -57,6 +57,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     trajectories(), finite, st.none() | st.booleans(), st.none() | st.text(), st.dictionaries(st.text(), json_values)
 )
