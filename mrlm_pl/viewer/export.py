@@ -55,7 +55,8 @@ def _answers(runs: Mapping[str, Run]) -> Iterator[tuple[str, Any]]:
         if len(rows) < len(table["rows"]):
             table["notes"].append(f"the exported page holds the newest {len(rows)} of {len(table['rows'])} episodes")
         yield f"episodes?run={run}", {**table, "rows": rows, "older": None}
-        for episode, tree in ((row[0], row[-1]) for row in rows):
+        for row in rows:
+            episode, tree = (row[table["columns"].index(name)] for name in ("id", "tree"))
             query = {"run": run, "id": episode}
             yield f"episode?run={run}&id={episode}", answer(runs, "episode", query)
             if tree:
