@@ -140,12 +140,14 @@ def stopped_before_work() -> Iterator[None]:
         yield
 
 
-def parse(words: Sequence[str]) -> None:
+def parse(words: Sequence[str]) -> int:
     """Parse a command of ``mrlm`` or a Python file in the working folder, without doing its work.
 
+    Returns:
+        0 if its options were parsed, else the status with which it ended.
+
     Raises:
-        AssertionError: the command ended before its options were parsed.
-        MRLMError: the options have an error.
+        AssertionError: the command ended well before its options were parsed.
     """
     from mrlm_pl.cli.main import main
 
@@ -159,10 +161,12 @@ def parse(words: Sequence[str]) -> None:
                     runpy.run_path(words[0], run_name="__main__")
                 status = 0
         except WorkBegins:
-            return
-    if status == 0 and any(word.startswith("--print_config") or word.endswith("help") for word in words):
-        return
-    raise AssertionError(f"{shlex.join(words)} ended with status {status} before its options were parsed")
+            return 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+    if status or any(word.startswith("--print_config") or word.endswith("help") for word in words):
+        return status
+    raise AssertionError(f"{shlex.join(words)} ended before its options were parsed")
 
 
 def dedented(block: str) -> str:
