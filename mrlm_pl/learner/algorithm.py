@@ -168,7 +168,7 @@ class Algorithm(LightningModule, ABC):
         """
         for agent in self.seats:
             if agent not in agents:
-                hint = meant(agent, agents, f"the agents are {sorted(agents)}")
+                hint = meant(agent, agents, f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats")
                 raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
         used = {self.seat(agent) for agent in agents}
         for name in self.policies:

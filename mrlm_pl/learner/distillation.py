@@ -157,15 +157,16 @@ class Distiller:
                     f"distillation.teachers: there is no policy {name!r}; {hint} policies are "
                     f"{sorted(learner.policies)}"
                 )
+            whose = "" if teacher.partner is None or teacher.policy else f" of the partner {teacher.partner!r}"
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
             for student in of:
-                self._check(name, learner.policy(name), student, learner.policy(student))
+                self._check(name, whose, learner.policy(name), student, learner.policy(student))
             if teacher.partner is not None:
                 seat = learner.seat(teacher.partner)
                 self._check_partner(name, learner.policy(name), seat, learner.policy(seat))
         learner.teachers = tuple(name for name in self.names if name is not None)
 
-    def _check(self, name: str, teacher: Policy, student_name: str, student: Policy) -> None:
+    def _check(self, name: str, whose: str, teacher: Policy, student_name: str, student: Policy) -> None:
         """Validate that a teacher can score the tokens of a student."""
         fault = None
         if teacher.trained:
@@ -194,7 +195,7 @@ class Distiller:
                 f"{student.config.get_text_config().vocab_size}; set distillation.form to sampled"
             )
         if fault:
-            raise ConfigurationError(f"distillation.teachers: the policy {name!r} {fault}")
+            raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
 
     def _check_partner(self, name: str, teacher: Policy, partner_name: str, partner: Policy) -> None:
         """Validate that a teacher reads the tokens of a partner."""

@@ -324,6 +324,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         ({"teachers": [{"policy": "teacher"}], "beta": 0.0}, r"beta is 0\.0, but form sampled is the reverse KL"),
         ({"teachers": [{"policy": "teecher"}]}, "no policy 'teecher'; did you mean 'teacher'?"),
         ({"teachers": [{"policy": "student"}]}, "'student' is trained; set `trained: false`"),
+        ({"teachers": [{"partner": "solver"}]}, "the policy 'student' of the partner 'solver' is trained; set"),
         ({"teachers": [{}]}, "is the student itself, and has nothing to teach"),
         ({"teachers": [{"policy": "teacher", "reprompt": "peer"}]}, "reprompt is 'peer'; choose from sibling"),
         ({"teachers": [{"reprompt": "team", "partner": "x"}]}, "reprompt is 'team' and partner 'x'; give one of them"),

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import nearest, nearest_path, place_of
+from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of
 from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, imported, subclasses
 
 MOST_NAMES = 32
@@ -126,6 +126,11 @@ def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
             return MistakeError(
                 key, f"{cls.__name__} needs {', '.join(missing)}; give it as `--{key}.{missing[0]} VALUE`"
             )
+        if not arguments and is_dataclass(cls):
+            try:
+                cls()
+            except MRLMError as error:  # the parser library does not show it
+                return MistakeError(key, str(error).removeprefix(f"{key.partition('.')[2]}: "))
     else:
         faults = [_value_fault(value, annotation, key)]
     return next(filter(None, faults), None)

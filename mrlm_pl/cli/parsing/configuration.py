@@ -88,13 +88,13 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
     return {**old, **{key: _merged(old.get(key), value, key) for key, value in new.items()}}
 
 
-def _assigned(node: Any, parts: Sequence[str], value: Any, append: bool) -> Any:
-    """Return a configuration with a value at a path, in the last item of each list on the way."""
+def _assigned(node: Any, parts: Sequence[str], value: Any, append: bool, name: str = "") -> Any:
+    """Return the configuration of a name with a value at a path, in the last item of each list on the way."""
     if not parts and append:
         before = node if isinstance(node, list) else [] if node is None else [node]
         return [*before, *(value if isinstance(value, list) else [value])]
     if not parts:
-        return _merged(node, value)
+        return _merged(node, value, name)
     if isinstance(node, list) and node:
         return [*node[:-1], _assigned(node[-1], parts, value, append)]
     node = {CLASS: node} if isinstance(node, str) else node or {}
@@ -103,10 +103,10 @@ def _assigned(node: Any, parts: Sequence[str], value: Any, append: bool) -> Any:
         return _merged(node, {CLASS: value})
     if CLASS in node or ARGUMENTS in node:
         inner = node.get(ARGUMENTS) or {}
-        given = {first: _assigned(inner.get(first), rest, value, append)}
+        given = {first: _assigned(inner.get(first), rest, value, append, first)}
         kept = {key: cls for key, cls in node.get(EARLIER, {}).items() if key != first}
         return {**node, ARGUMENTS: {**inner, **given}, **({EARLIER: kept} if EARLIER in node else {})}
-    return {**node, first: _assigned(node.get(first), rest, value, append)}
+    return {**node, first: _assigned(node.get(first), rest, value, append, first)}
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -111,6 +111,14 @@ def test_policy_fields_override_one_field_of_a_file(parsed):
     assert result["model"]["init_args"]["policies"] == {"a": {"model": "x", "learning_rate": 3.0, "weight_decay": 0.5}}
 
 
+def test_an_option_replaces_seats_as_a_later_file_does(parsed):
+    given = ("--model", "{class_path: GRPO, init_args: {}}", "--model.seats", "{pro: first, con: second}")
+    for value, expected in (("{agent: main}", {"agent": "main"}), ("{}", {})):
+        assert parsed(*given, "--model.seats", value)["model"]["init_args"]["seats"] == expected
+    more = parsed(*given, "--model.seats.judge", "first")["model"]["init_args"]["seats"]
+    assert more == {"pro": "first", "con": "second", "judge": "first"}
+
+
 def test_callbacks_by_short_name(parsed):
     result = parsed("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/weight")
     (callback,) = result["trainer"]["callbacks"]
@@ -152,6 +160,14 @@ MISTAKES = {
     ),
     "environment value": (("--data.environment.difficulty", "[x]"), ("data.environment.difficulty", "int", "x")),
     "settings key": (("--data.sampling.temprature", "1"), ("data.sampling.temprature", "Sampling", "'temperature'")),
+    "settings without a value": (
+        (
+            "--model={class_path: OnPolicyDistillation, init_args: {}}",
+            "--model.distillation",
+            "{teachers: [{}]}",
+        ),
+        ("model.distillation.teachers: a teacher without policy is the student itself", "or set reprompt"),
+    ),
     "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 or above")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (
