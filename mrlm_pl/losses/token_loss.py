@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError, nearest
+from mrlm_pl.errors import ConfigurationError, meant, nearest
 from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
@@ -104,13 +104,15 @@ def token_loss(
     given = dict(settings or {})
     for key in given:
         if key not in accepted or key == "clip":
-            others = ", ".join(other for other in accepted if other != "clip") or "none"
-            raise ConfigurationError(f"loss_settings.{key}: loss {name} has no such setting; it accepts: {others}")
+            others = [other for other in accepted if other != "clip"]
+            hint = meant(key, others, f"it accepts: {', '.join(others) or 'none'}")
+            raise ConfigurationError(f"loss_settings.{key}: loss {name} has no such setting; {hint}")
     if "clip" in accepted:
         given["clip"] = clip
     elif clip != Clip():
+        given_clip = {key: value for key, value in dataclasses.asdict(clip).items() if value is not None}
         raise ConfigurationError(
-            f"clip is {clip}, but loss {name} has no clipping range; leave it out, or choose a loss that has one"
+            f"clip is {given_clip}, but loss {name} has no clipping range; leave it out, or choose a loss that has one"
         )
     found = dataclasses.replace(known, settings=given)
     one, mask = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)

@@ -87,9 +87,11 @@ def counterfactuals(
     """
     script = script_of(episode)
     if (agent, step) not in script:
-        steps = sorted(number for name, number in script if name == agent)
-        known = f"it did at {', '.join(map(str, steps))}" if steps else f"agents are {', '.join(episode.trajectories)}"
-        raise ConfigurationError(f"agent {agent!r} did not decide at step {step} of episode {episode.id!r}; {known}")
+        steps = {name: sorted(at for other, at in script if other == name) for name in episode.trajectories}
+        known = "; ".join(f"{name} at {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
+        raise ConfigurationError(
+            f"agent {agent!r} did not decide at step {step} of episode {episode.id!r}; choose a decision of {known}"
+        )
     kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] <= step or rest == "replay"}
     del kept[agent, step]
     return [

@@ -17,6 +17,9 @@ from mrlm_pl.viewer.runs import Run
 ROWS = 50
 """Episodes in a list."""
 
+WIDEST = 1000
+"""Columns of the widest table."""
+
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -44,7 +47,7 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
         shown = _number(head["reward"]) + interval
         values = (head["key"], head["state"], head["algorithm"], ", ".join(head["environments"]))
         table.add_row(*map(visible, values), _number(head["iterations"]), _number(head["episodes"]), Text(shown))
-    console.print(table)
+    _print_whole(table, console)
 
 
 def print_episodes(run: Run, console: Console) -> None:
@@ -57,11 +60,17 @@ def print_episodes(run: Run, console: Console) -> None:
         numbers = (row["reward"], row["turns"], row["tokens"], row["advantage"])
         ended = row["error"] or row["excluded"] or row["stop"]
         table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
-    console.print(table)
+    _print_whole(table, console)
     if len(found["rows"]) > ROWS:
         console.print(f"the newest {ROWS} of {len(found['rows'])}", highlight=False)
     for note in found["notes"]:
         console.print(visible(note), style="yellow")
+
+
+def _print_whole(table: Table, console: Console) -> None:
+    """Print a table with whole names, also where it is wider than the terminal."""
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=WIDEST)).maximum)
+    console.print(table)
 
 
 def print_episode(record: Mapping[str, Any], console: Console) -> None:

@@ -121,8 +121,8 @@ def constant(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Te
         ("sapoo", {}, "loss is 'sapoo'; did you mean 'sapo'?"),
         (
             "sapo",
-            {"settings": {"temperature": 1.0}},
-            "loss_settings.temperature: loss sapo has no such setting",
+            {"settings": {"positive_temprature": 1.0}},
+            "no such setting; did you mean 'positive_temperature'? It accepts: positive_temperature, negative_",
         ),
         ("ppo", {"settings": {"clip": 1.0}}, "loss_settings.clip: loss ppo has no such setting; it accepts: none"),
         (
@@ -131,7 +131,7 @@ def constant(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Te
             "loss sapo with the settings {'positive_temp",
         ),
         ("vespo", {"settings": {"positive_shape": [1.0]}}, "loss vespo with the settings"),
-        ("sapo", {"clip": Clip(high=0.3)}, "loss sapo has no clipping range"),
+        ("sapo", {"clip": Clip(high=0.3)}, "clip is {'high': 0.3}, but loss sapo has no clipping range"),
         ("reinforce", {"clip": Clip(high=0.3)}, "loss reinforce has no clipping range"),
         ("cispo", {"clip": Clip(dual=3.0)}, "clip.dual is 3.0, but this loss bounds the weight"),
         ("gmpo", {"clip": Clip(dual=3.0)}, "clip.dual is 3.0"),

@@ -31,6 +31,19 @@ def test_an_episode_by_agent_and_turn(folder: Path, mrlm) -> None:
     assert "it is 4" in out[second:]
 
 
+def test_a_narrow_terminal_gets_whole_names(folder: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "a_run_with_a_name_as_long_as_researchers_choose_them"
+    write_run(folder.parent / name, [[episode(f"{name}-0")]])
+    assert name in mrlm("view", "--text", str(folder.parent))[1]
+    assert f"{name}-0" in mrlm("view", "--text", str(folder.parent / name))[1]
+
+
+def test_the_help_has_plain_words(mrlm) -> None:
+    for command in ("view", "info", "sessions", "consolidate"):
+        assert "``" not in mrlm(command, "--help")[1]
+
+
 def test_the_runs_and_the_episodes_of_one(folder: Path, mrlm) -> None:
     out = mrlm("view", "--text", str(folder))[1]
     assert "0-0" in out

@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
     """
-    parser = argparse.ArgumentParser(prog="mrlm consolidate", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="mrlm consolidate", description="Write a sharded checkpoint as one file.")
     parser.add_argument("checkpoint", type=Path, help="folder of a run with `save_distributed_checkpoint: true`")
     parser.add_argument("output", type=Path, help="file that a run with any strategy can resume from")
     options = parser.parse_args(list(arguments))

@@ -22,7 +22,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a plugin cannot be imported.
     """
-    parser = argparse.ArgumentParser(prog="mrlm info", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="mrlm info",
+        description="List versions, devices, the sandbox, and the classes and environments of configurations.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     facts = collect()

@@ -25,7 +25,9 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: the server does not answer.
         ConfigurationError: a key cannot be read.
     """
-    parser = argparse.ArgumentParser(prog="mrlm sessions", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="mrlm sessions", description="List the live sessions of a server.", allow_abbrev=False
+    )
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--environment", default="", help="list sessions of one environment")
     parser.add_argument("--limit", type=int, default=50, help="number of listed sessions; 0 lists all")
