@@ -134,7 +134,7 @@ class SeatedModel:
         import torch
         from transformers.utils.logging import disable_progress_bar
 
-        from mrlm_pl.engines import InProcessEngine
+        from mrlm_pl.engines import Engine, InProcessEngine
         from mrlm_pl.policy import Policy
         from mrlm_pl.rollout.play import Seat
         from mrlm_pl.rollout.player import EpisodePlayer
@@ -153,17 +153,25 @@ class SeatedModel:
             device = accelerator.type if accelerator is not None else "cpu"
         with ExitStack() as stack:
             stack.callback(self.environment.close)
-            engine = InProcessEngine()
+            engine: Engine = InProcessEngine()
             stack.callback(engine.close)
             policies: dict[str, Policy] = {}
             for name in sorted(set(names.values())):
                 given = self.run.policies[name]
+                if isinstance(given, Policy) and given.served_by is not None:
+                    policies[name] = given
+                    continue
                 if isinstance(given, Policy):
                     given.load(name=name)
                     stack.callback(given.network.train, given.network.training)
                     given.network.eval()
                 policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
                 engine.load(name, policies[name].network, 0)
+            if any(policy.served_by is not None for policy in policies.values()):
+                from mrlm_pl.serving.policies.placement import with_served  # gRPC and aiohttp
+
+                engine = with_served(engine, policies)
+                stack.callback(engine.close)
             seats = {
                 agent: Seat(name, policies[name].chat, sampling, policies[name].context_window)
                 for agent, name in names.items()

@@ -20,6 +20,7 @@ from mrlm_pl.policy.chat import Conversation
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.runs import whatif
 from mrlm_pl.runs.evaluation import SeatedModel
+from tests.serving.policies.test_placement import Partner
 
 ONE_TOKEN = Sampling(max_tokens=1, temperature=2.0)
 
@@ -144,6 +145,20 @@ def test_a_message_is_played_in_the_place_of_a_decision(tmp_path: Path) -> None:
     assert team.other.returns == (worth(first, said),) * 3
     assert team.recorded.returns == (worth(first, second),) * 3
     assert team.advantage == worth(first, second) - worth(first, said)
+
+
+def test_a_policy_on_a_server_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    _, path = recorded(1, tmp_path)
+    asked = {"episode": "e0", "agent": "a", "turn": 0, "samples": 8, "episodes": path, "sampling": ONE_TOKEN}
+    server = Partner(name="main")
+    try:
+        policy = Policy("builtin:tiny", trained=False, served_by=server.target)
+        there = whatif("builtin:tiny", Pair(), model=policy, device="cpu", **asked)
+    finally:
+        server.stop()
+    assert policy.model is None, "its weights are on the server"
+    assert there == whatif("builtin:tiny", Pair(), device="cpu", **asked)
 
 
 def test_later_decisions_are_replayed(tmp_path: Path) -> None:
