@@ -26,6 +26,7 @@ COMMANDS = {
     "recredit": ("mrlm_pl.cli.commands.recredit:run", "credit the episodes of a run with another algorithm"),
     "whatif": ("mrlm_pl.cli.commands.replay:whatif_run", "replace a recorded decision and play the rest"),
     "view": ("mrlm_pl.cli.commands.view:run", "look at runs in a browser or a terminal"),
+    "sweep": ("mrlm_pl.cli.commands.sweep:run", "train several seeds and settings side by side and compare them"),
     "report": ("mrlm_pl.cli.commands.report:run", "compare runs over their seeds at equal cost"),
     "balance": (
         "mrlm_pl.cli.commands.balance:run",
@@ -45,6 +46,7 @@ TRAINING = ("fit", "train", "validate", "test", "predict")
 INTERRUPTED = {
     "collect": "; the written episodes are kept; continue with",
     "eval": "; nothing was written; start again with",
+    "sweep": "; its runs have saved their checkpoints; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }
 """Rest of the message of a long command that a signal has ended; a trainer that has begun has its own message."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.seeds import AXES, compare_seeds
+from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds
 
 SUFFIXES = (".md", ".csv", ".png")
 
@@ -21,8 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="mrlm report", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, or folder of runs")
-    parser.add_argument("--metric", default="rollout/reward", help="column of metrics.csv; default rollout/reward")
-    parser.add_argument("--at", choices=tuple(AXES), default="episodes", help="cost at which runs are compared")
+    add_options(parser)
     text = "files for the table (.md) and the curves (.csv, .png)"
     parser.add_argument("--output", metavar="FILE", nargs="+", default=[], help=text)
     options = parser.parse_args(arguments)
@@ -32,6 +31,22 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
     found = compare_seeds(find_runs(options.runs), options.metric, options.at)
     print(found.markdown(), end="")
+    write(found, files)
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options ``--metric`` and ``--at``."""
+    parser.add_argument("--metric", default="rollout/reward", help="column of metrics.csv; default rollout/reward")
+    parser.add_argument("--at", choices=tuple(AXES), default="episodes", help="cost at which runs are compared")
+
+
+def write(found: SeedComparison, files: Sequence[Path]) -> None:
+    """Write a comparison to files in the form of their suffixes.
+
+    Raises:
+        ConfigurationError: a file cannot be written, or matplotlib is missing.
+    """
     for file in files:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -41,4 +56,3 @@ def run(arguments: Sequence[str]) -> int:
                 file.write_text(found.markdown() if file.suffix == ".md" else found.csv(), encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"output: {str(file)!r} cannot be written: {error.strerror}") from error
-    return 0

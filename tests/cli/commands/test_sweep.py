@@ -1,0 +1,173 @@
+"""``mrlm sweep`` with a stand-in for ``mrlm train``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mrlm_pl.cli.commands import sweep
+from mrlm_pl.cli.commands.sweep import planned
+from mrlm_pl.durable_files import write_json
+from mrlm_pl.runs.state import running
+from tests.support.documents import ROOT
+
+TRAIN = """
+import csv, json, os, pathlib, signal, sys, time
+
+words = dict(zip(sys.argv[1:], sys.argv[2:]))
+run, seed = pathlib.Path(words["--output"]), int(words["--seed_everything"])
+run.mkdir(parents=True, exist_ok=True)
+
+def end(number, frame):
+    time.sleep(1)
+    (run / "ended").write_text("")
+    sys.exit(143)
+
+def until(condition):
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < 100
+        time.sleep(0.01)
+
+signal.signal(signal.SIGTERM, end)
+with open(run / "calls", "a") as file:
+    file.write(os.environ["OMP_NUM_THREADS"] + "\\n")
+mode = pathlib.Path("mode").read_text()
+if mode == "meet":  # both seeds of a setting run at once
+    until(lambda: all((run.parent / f"seed-{seed}" / "calls").exists() for seed in (0, 1)))
+if mode == "wait":
+    until(lambda: False)
+if mode == "fail" and seed == 1:
+    sys.exit("out of memory")
+rate = words.get("--model.gamma", "1")
+settings = {"seed_everything": seed, "model": {"class_path": "mrlm_pl.GRPO", "init_args": {"gamma": rate}}}
+(run / "config.yaml").write_text(json.dumps(settings))
+with open(run / "metrics.csv", "w", newline="") as file:
+    csv.writer(file).writerows([["progress/episodes", "rollout/reward"], [8, float(rate) + seed]])
+(run / "state.json").write_text(json.dumps({"state": "finished", "reason": ""}))
+"""
+
+CONFIG = str(ROOT / "configs" / "quickstart.yaml")
+WORDS = ("--config", CONFIG, "--seeds", "2", "--output", "s", "--jobs", "2")
+
+
+@pytest.fixture
+def train(outside_the_repository: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replace ``mrlm train``, and return a setter of its behavior: ``meet``, ``fail``, ``wait`` or none of these."""
+    Path("train.py").write_text(TRAIN)
+    Path("mode").write_text("")
+    monkeypatch.setattr(sweep, "COMMAND", (sys.executable, "train.py"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return lambda mode: Path("mode").write_text(mode) and None
+
+
+def calls(folder: str) -> int:
+    return len(Path(folder, "calls").read_text().splitlines())
+
+
+def test_all_combinations_are_planned_with_all_seeds() -> None:
+    found = list(
+        planned(Path("s"), ["--config", "c"], 2, ["model.policies.main.learning-rate=1e-4,1e-3", "model=GRPO,RLOO"])
+    )
+    assert [str(member.folder) for member in found[::2]] == [
+        "s/learning_rate=1e-4,model=GRPO/seed-0",
+        "s/learning_rate=1e-4,model=RLOO/seed-0",
+        "s/learning_rate=1e-3,model=GRPO/seed-0",
+        "s/learning_rate=1e-3,model=RLOO/seed-0",
+    ]
+    assert found[3].words == (
+        *("--config", "c", "--model.policies.main.learning_rate", "1e-4", "--model", "RLOO", "--seed_everything", "1"),
+        *("--output", "s/learning_rate=1e-4,model=RLOO/seed-1", "--resume"),
+    )
+
+
+def test_the_runs_go_side_by_side_and_end_with_the_report(train: Callable[[str], None], mrlm) -> None:
+    train("meet")
+    status, out, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=1,2")
+    assert status == 0, err
+    # Rewards 1 and 2, and 2 and 3: t(1) = 12.706 times the standard error 0.5; the pairs differ by 1 both.
+    assert "| gamma=1 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
+    assert "| gamma=2 | 2 | 2.5 [-3.853, 8.853] |" in out
+    assert "| 1, 2 pairs of seeds |" in out
+    assert Path("s/report.md").read_text() in out
+    assert Path("s/curves.csv").is_file()
+
+
+def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str], None], mrlm) -> None:
+    train("fail")
+    status, out, err = mrlm("sweep", *WORDS)
+    assert status == 1
+    assert "s/seed-1 failed: exit status 1; see s/logs/s-seed-1.log" in err
+    assert "out of memory" in Path("s/logs/s-seed-1.log").read_text()
+    assert "| s/seed-0 | 1 | 1 | 1 |" in out
+    train("")
+    status, out, err = mrlm("sweep", *WORDS)
+    assert status == 0, err
+    assert (calls("s/seed-0"), calls("s/seed-1")) == (1, 2)
+    assert mrlm("sweep", *(word if word != "2" else "3" for word in WORDS))[0] == 0, "further seeds are added"
+    assert (calls("s/seed-1"), calls("s/seed-2")) == (2, 1)
+    status, _, err = mrlm("sweep", *WORDS, "--model.gamma", "0.5")
+    assert (status, "holds a sweep with other options" in err) == (2, True), err
+
+
+def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], None], mrlm) -> None:
+    write_json("s/seed-1/state.json", running())
+    status, _, err = mrlm("sweep", *WORDS)
+    assert (status, "another process trains s/seed-1; wait for its end" in err) == (2, True), err
+    assert not Path("s/seed-0").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, train: Callable[[str], None]) -> None:
+    train("wait")
+    program = (
+        "import sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
+        f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *WORDS]!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    try:
+        started, runs = time.monotonic(), [Path("s", f"seed-{seed}") for seed in (0, 1)]
+        while not all((run / "calls").exists() for run in runs) and time.monotonic() - started < 100:
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == status, errors
+    assert all((run / "ended").exists() for run in runs), "the command waits for its runs"
+    assert "its runs have saved their checkpoints; continue with `mrlm sweep" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--grid", "model.gamma"], "grid: 'model.gamma' must be KEY=VALUE,VALUE"),
+        (["--grid", "model.gamma=[1"], "grid: 'model.gamma=[1' must be KEY=VALUE,VALUE"),
+        (["--grid", "model.gamma=1", "model.gamma=2"], "grid: model.gamma are given twice"),
+        (["--grid", "model.gamma=a b,a_b"], "several values are named 'gamma=a_b' as a folder"),
+        (["--grid", "model.gama=1,2"], "did you mean 'gamma'"),
+        (["--data.gruops", "3"], "did you mean 'groups'"),
+        (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
+        (["--jobs", "0"], "jobs is 0; it must be 1 or above"),
+        (["--at", "seconds"], "invalid choice: 'seconds'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_written(
+    words: list[str], message: str, train: Callable[[str], None], mrlm
+) -> None:
+    status, _, err = mrlm("sweep", *WORDS, *words)
+    assert (status, message in err) == (2, True), err
+    assert not Path("s").exists()
+
+
+def test_the_record_holds_the_options_and_the_files(train: Callable[[str], None], mrlm) -> None:
+    assert mrlm("sweep", *WORDS)[0] == 0
+    record = json.loads(Path("s/sweep.json").read_text())
+    assert record == {"options": ["--config", CONFIG], "files": {CONFIG: Path(CONFIG).read_text()}}
