@@ -12,13 +12,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm, check_language, game_score
-from mrlm_callbacks.elo import GameTable, Rating, elo_ratings
 from mrlm_callbacks.snapshot_pool import INITIAL, Draw, SnapshotPool, check_fit, put_into, weights_of
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import CollectionObserver
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy.lora import merged_state

@@ -20,6 +20,7 @@ COMMANDS = {
     "test": ("mrlm_pl.cli.commands.fit:test", "run the test loop"),
     "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
     "eval": ("mrlm_pl.cli.commands.evaluate:run", "score a run or a model on an environment"),
+    "arena": ("mrlm_pl.cli.commands.evaluate:arena_run", "play runs against each other in every seating, with Elo"),
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
     "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
@@ -45,7 +46,7 @@ TRAINING = ("fit", "train", "validate", "test", "predict")
 
 INTERRUPTED = {
     "collect": "; the written episodes are kept; continue with",
-    "eval": "; nothing was written; start again with",
+    **dict.fromkeys(("eval", "arena"), "; nothing was written; start again with"),
     "sweep": "; its runs have saved their checkpoints; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }

@@ -5,6 +5,7 @@ from .collection import collect as collect
 from .console import PolicySummary as PolicySummary
 from .console import RunProgress as RunProgress
 from .console import run_summary as run_summary
+from .evaluation import arena as arena
 from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
 from .recorded_credit import RecreditReport as RecreditReport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.recorded_run import SINGLE, RecordedRun, read_run
 
 if TYPE_CHECKING:
+    from mrlm_pl.evaluation.arena import ArenaReport
     from mrlm_pl.evaluation.report import EvaluationReport
     from mrlm_pl.policy import Policy
     from mrlm_pl.rollout.play import EpisodeSpec
@@ -131,7 +133,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: an agent has no policy, or the device cannot be used.
         """
-        import torch
         from transformers.utils.logging import disable_progress_bar
 
         from mrlm_pl.engines import Engine, InProcessEngine
@@ -148,9 +149,7 @@ class SeatedModel:
                     f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: {self.environment.name!r} "
                     f"has the agents {', '.join(agents)}"
                 )
-        if device == "auto":
-            accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-            device = accelerator.type if accelerator is not None else "cpu"
+        device = chosen_device(device)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
             engine: Engine = InProcessEngine()
@@ -204,6 +203,14 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     """
     names = [setting.name for setting in fields(Sampling)]
     return Sampling(**{**{name: run_sampling[name] for name in names if name in run_sampling}, **given})
+
+
+def chosen_device(device: str) -> str:
+    """Return the device by the name that torch has for it; ``auto`` prefers an accelerator."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return device if device != "auto" else accelerator.type if accelerator is not None else "cpu"
 
 
 def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
@@ -275,3 +282,59 @@ def evaluate(
             requested=num_episodes,
             majority=seated.environment.majority if len(seated.environment.agents) == 1 else None,
         )
+
+
+def arena(
+    models: Mapping[str, Model],
+    environment: str | type[Environment] | Environment | None = None,
+    *,
+    num_episodes: int = 100,
+    split: str = "test",
+    seed: int = 0,
+    samples_per_task: int = 1,
+    sampling: Sampling | None = None,
+    max_turns: int | None = None,
+    device: str = "auto",
+    name: str | None = None,
+) -> ArenaReport:
+    """Return the results of models against each other: the same episodes in every seating of the environment's agents.
+
+    A model plays an agent with the policy that its own run has for it.
+
+    Args:
+        models: runs or models by the names of the players, two or more; see :func:`evaluate`.
+        environment: as in :func:`evaluate`; None is that of the first model's run.
+        num_episodes: episodes of each seating.
+        split, seed, samples_per_task, sampling, max_turns, device, name: see :func:`evaluate`; settings that are left
+            out are those of the first model's run.
+
+    Raises:
+        ConfigurationError: there are fewer than two models, one cannot be used, an agent has no policy, or a number is
+            below 1.
+    """
+    from mrlm_pl.evaluation.arena import arena_report
+    from mrlm_pl.policy import Policy
+
+    if len(models) < 2:
+        raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
+    first = SeatedModel(next(iter(models.values())), environment, None, name)
+    agents, specs = first.environment.agents, first.specs(num_episodes, split, seed, samples_per_task)
+    runs = {player: _named(model, weights=True)[1] for player, model in models.items()}
+    named = {(player, agent): f"{player}.{run.policy_of(agent)}" for player, run in runs.items() for agent in agents}
+    given = {
+        named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents
+    }
+    device = chosen_device(device)
+    policies = {
+        policy: settings if isinstance(settings, Policy) else loaded_policy(settings, device)
+        for policy, settings in given.items()
+    }
+    played = []
+    for seating in itertools.product(models, repeat=len(agents)):
+        seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
+        table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name)
+        table.run = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
+        with table.player(sampling or sampling_from(first.run.validation_sampling, {}), max_turns, device) as player:
+            played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
+    first.environment.close()
+    return arena_report(list(models), played, environment=first.name, split=split, seed=seed)

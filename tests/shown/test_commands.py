@@ -27,7 +27,7 @@ UNSHOWN = [
 RUNS = {"runs/quickstart": "configs/quickstart.yaml", "runs/team": "configs/tasks/teams/collaborative_reasoning.yaml"}
 """Run folders that commands read, with their configurations."""
 
-OF_RUNS = {"eval", "collect", "recredit", "replay", "rescore", "whatif", "report"}
+OF_RUNS = {"eval", "collect", "recredit", "replay", "rescore", "whatif", "report", "arena"}
 """Commands that read a run."""
 
 RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}

@@ -1,7 +1,8 @@
-"""``mrlm eval``: score a run or a model on an environment."""
+"""``mrlm eval`` and ``mrlm arena``: score runs and models on an environment, alone and against each other."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.evaluation import MAX_TURNS, sampling_from
 
 if TYPE_CHECKING:
+    from mrlm_pl.evaluation.arena import ArenaReport
     from mrlm_pl.evaluation.comparison import Comparison
 
 PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device")
@@ -73,6 +75,71 @@ def run(arguments: Sequence[str]) -> int:
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {output}`")
     return 0 if report.episodes else 1
+
+
+def arena_run(arguments: Sequence[str]) -> int:
+    """Print and write the results of cross-play; return exit status 1 if every episode failed, else 0.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or a model cannot be used.
+    """
+    text = "Play runs or models against each other in every seating of an environment: by default the first run's."
+    parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
+    parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report.")
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    players = {name: model for name, _, model in (word.partition("=") for word in words)}
+    if len(players) < len(words) or not all(map(str.strip, (*players, *players.values()))):
+        raise ConfigurationError(
+            f"arena: {' '.join(words)!r} must be NAME=MODEL for each player, each with its own name"
+        )
+    models = ["--model", next(iter(players.values()))] if players else []
+    read = read_with_run(parser, [*models, *arguments[len(words) :]])
+    options = parser.instantiate(read.config)
+    if options.seats:
+        raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
+    from mrlm_pl.runs import arena
+
+    report = arena(
+        players,
+        options.environment,
+        sampling=sampling_of(options, read.run.validation_sampling),
+        name=read.name_of(options.environment),
+        **{key: options[key] for key in PLAYED if key != "seats"},
+    )
+    print(arena_table(report))
+    if options.output:
+        write_json(options.output, asdict(report))
+    return 0 if any(seating.episodes for seating in report.seatings) else 1
+
+
+def arena_table(report: ArenaReport) -> str:
+    """Return the tables of a report: rewards by seating, scores between players, ratings."""
+    lines = [f"{report.environment} ({report.split}, seed {report.seed})"]
+    for seating in report.seatings:
+        failed = f", {seating.failed} failed" if seating.failed else ""
+        lines.append(f"\n{', '.join(f'{agent}: {player}' for agent, player in seating.players.items())}")
+        lines.append(f"  {seating.episodes} episodes{failed}")
+        lines += [f"  {agent} {mean.value:.4f}{_bounds(mean)}" for agent, mean in seating.rewards.items()]
+    lines += [
+        "",
+        *(
+            f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
+            for item in report.scores
+        ),
+    ]
+    lines += [
+        "",
+        *(
+            f"Elo {name} {rating.elo:.0f}{interval_text((rating.low, rating.high))}"
+            for name, rating in report.ratings.items()
+        ),
+    ]
+    return "\n".join(lines).rstrip()
+
+
+def _bounds(mean: Any) -> str:
+    return interval_text((mean.low, mean.high))
 
 
 def eval_parser() -> CommandParser:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from mrlm_callbacks.elo import GameTable, elo_ratings
+
+from mrlm_pl.evaluation.elo import GameTable, elo_ratings
 
 
 def table(*rows: tuple[str, str, float, int]) -> GameTable:

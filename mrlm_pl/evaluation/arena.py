@@ -1,0 +1,124 @@
+"""Cross-play: models in every seating of an environment, compared by their returns in the same episodes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from mrlm_pl.episode import Episode
+from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings
+from mrlm_pl.evaluation.intervals import mean_interval, share_interval
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean with its 95 % interval; tasks are clusters."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Seating:
+    """The results of one seating.
+
+    Args:
+        players: who plays each agent.
+        episodes: that were played to their end.
+        failed: that the environment failed.
+        rewards: return of each agent.
+    """
+
+    players: Mapping[str, str]
+    episodes: int
+    failed: int
+    rewards: Mapping[str, Mean]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A player's score against another: a game counts 1, .5 or 0 for a higher, an equal or a lower mean return."""
+
+    player: str
+    other: str
+    games: int
+    score: Mean
+
+
+@dataclass(frozen=True)
+class ArenaReport:
+    """Results of cross-play.
+
+    Args:
+        environment: its name.
+        split: of the tasks.
+        seed: of the tasks and the sampling.
+        seatings: every way to seat the players.
+        scores: of each player against each other one, over the seatings in which both play.
+        ratings: Elo, 0 for the first player; empty without games between all players.
+    """
+
+    environment: str
+    split: str
+    seed: int
+    seatings: Sequence[Seating]
+    scores: Sequence[Score]
+    ratings: Mapping[str, Rating]
+
+
+def arena_report(
+    players: Sequence[str],
+    played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]],
+    *,
+    environment: str,
+    split: str,
+    seed: int,
+) -> ArenaReport:
+    """Return the report on episodes of cross-play.
+
+    Args:
+        players: their names.
+        played: the player of each agent, and the episodes, of each seating.
+        environment: its name.
+        split: of the tasks.
+        seed: of the tasks and the sampling.
+    """
+    games, table = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list)), GameTable()
+    seatings = []
+    for seated, episodes in played:
+        whole = [episode for episode in episodes if not episode.failed]
+        returns: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in seated}
+        for episode in whole:
+            rewards = {agent: episode.rewards().get(agent, 0.0) for agent in seated}
+            for agent, reward in rewards.items():
+                returns[agent][episode.task.key].append(reward)
+            means = {
+                player: fmean(rewards[agent] for agent, own in seated.items() if own == player)
+                for player in dict.fromkeys(seated.values())
+            }
+            for one, other in itertools.permutations(means, 2):
+                score = 0.5 if means[one] == means[other] else float(means[one] > means[other])
+                games[one, other][episode.task.key].append(score)
+                if one < other:
+                    table.add(one, other, score, 1)
+        found = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
+        seatings.append(Seating(dict(seated), len(whole), len(episodes) - len(whole), found))
+    scores = []
+    for (one, other), groups in sorted(games.items(), key=lambda item: [players.index(name) for name in item[0]]):
+        sums = [(math.fsum(group), float(len(group))) for group in groups.values()]
+        count = int(sum(size for _, size in sums))
+        mean = Mean(math.fsum(value for value, _ in sums) / count, *share_interval(sums))
+        scores.append(Score(one, other, count, mean))
+    linked = len(games) == len(players) * (len(players) - 1) > 0
+    ratings = elo_ratings(table, zero=players[0]) if linked else {}
+    ordered = dict(sorted(ratings.items(), key=lambda item: -item[1].elo))
+    return ArenaReport(environment, split, seed, seatings, scores, ordered)
+
+
+def _mean(groups: Sequence[Sequence[float]]) -> Mean:
+    return Mean(fmean(itertools.chain.from_iterable(groups)), *mean_interval(groups))

@@ -1,0 +1,117 @@
+"""Cross-play: arithmetic of the report, and games of the tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.episode import Episode
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.arena import ArenaReport, arena_report
+from mrlm_pl.runs import arena
+from tests.support.recorded_runs import episode
+
+
+def games(*rewards: tuple[float, float], failed: int = 0) -> list[Episode]:
+    played = [episode(f"{task}-0", task=task, rewards=pair) for task, pair in enumerate(rewards)]
+    return [*played, *(episode("f-0", error="down") for _ in range(failed))]
+
+
+def report(players: Sequence[str], *played: tuple[str, Sequence[Episode]]) -> ArenaReport:
+    seated = [(dict(zip(("first", "second"), seating, strict=True)), found) for seating, found in played]
+    return arena_report(players, seated, environment="math", split="test", seed=0)
+
+
+def test_scores_rewards_and_ratings_are_those_of_the_games() -> None:
+    won, lost, drawn = (1.0, 0.0), (0.0, 1.0), (0.5, 0.5)
+    found = report(
+        "ba",
+        ("bb", games(won, won)),
+        ("ba", games(won, won, won, lost, failed=2)),
+        ("ab", games(lost, drawn, drawn, lost)),
+        ("aa", games(lost)),
+    )
+    # b earns more in 3 and 2 games, less in 1, as much in 2: (3 + 2 + 1) / 8.
+    assert [(item.player, item.other, item.games, item.score.value) for item in found.scores] == [
+        ("b", "a", 8, 0.75),
+        ("a", "b", 8, 0.25),
+    ]
+    b, a = (item.score for item in found.scores)
+    assert (b.low, b.high) == pytest.approx((1 - a.high, 1 - a.low))
+    assert 0 < b.low < 0.75 < b.high <= 1
+    # One drawn game is added: the odds of b are 6.5 to 2.5.
+    assert found.ratings["b"].elo == 0.0
+    assert found.ratings["a"].elo == pytest.approx(-400 * math.log10(6.5 / 2.5))
+    assert list(found.ratings) == ["b", "a"]
+    seating = found.seatings[1]
+    assert (seating.players, seating.episodes, seating.failed) == ({"first": "b", "second": "a"}, 4, 2)
+    # 3 of 4 with t(3) = 3.1824 and a standard deviation of .5: .75 +- 3.1824 * .25.
+    first = seating.rewards["first"]
+    assert (first.value, first.low, first.high) == pytest.approx((0.75, 0.75 - 0.7956, 0.75 + 0.7956), abs=1e-3)
+
+
+def test_players_that_never_met_have_no_ratings() -> None:
+    found = report("ab", ("aa", games((1.0, 0.0))), ("ab", games(failed=1)))
+    assert (found.scores, found.ratings) == ([], {})
+    assert found.seatings[1].rewards == {}
+
+
+def test_a_model_against_itself_has_mirrored_results(tmp_path: Path) -> None:
+    found = arena({"A": "builtin:tiny", "B": "builtin:tiny"}, "kuhn_poker", num_episodes=12, device="cpu")
+    assert [tuple(seating.players.values()) for seating in found.seatings] == [
+        ("A", "A"),
+        ("A", "B"),
+        ("B", "A"),
+        ("B", "B"),
+    ]
+    assert len({tuple(mean.value for mean in seating.rewards.values()) for seating in found.seatings}) == 1
+    assert [item.score.value for item in found.scores] == [0.5, 0.5], "both play the same cards from both seats"
+    assert found.ratings["B"].elo == pytest.approx(0.0, abs=1e-6)
+
+
+def test_one_player_is_no_arena() -> None:
+    with pytest.raises(ConfigurationError, match=r"the arena has the players \['A'\]; give two or more"):
+        arena({"A": "builtin:tiny"}, "kuhn_poker")
+
+
+def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
+    words = (
+        "--environment",
+        "coordination",
+        "-n",
+        "4",
+        "--max-tokens",
+        "2",
+        "--device",
+        "cpu",
+        "--output",
+        "arena.json",
+    )
+    status, out, err = mrlm("arena", "old=builtin:tiny", "new=builtin:tiny", *words)
+    assert status == 0, err
+    assert "coordination (test, seed 0)" in out
+    assert "row: old, column: new\n  4 episodes" in out
+    assert "old against new 0.5000" in out
+    assert "Elo old 0" in out
+    written = json.loads(Path("arena.json").read_text())
+    assert [seating["players"]["row"] for seating in written["seatings"]] == ["old", "old", "new", "new"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["A=builtin:tiny"], "give two or more"),
+        (["builtin:tiny", "B=builtin:tiny"], "must be NAME=MODEL for each player"),
+        (["A=builtin:tiny", "A=builtin:tiny"], "must be NAME=MODEL for each player, each with its own name"),
+        (["A=builtin:tiny", "B=runs/b"], "runs/b"),
+        (["A=builtin:tiny", "B=builtin:tiny", "--seats", '{"row": "main"}'], "leave it out"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str, mrlm: Any) -> None:
+    status, _, err = mrlm("arena", *words, "--environment", "coordination")
+    assert (status, message in err) == (2, True), err
