@@ -1,14 +1,14 @@
 """Compare credit of turns in games where each step counts: GiGPO and per-turn GRPO against GRPO.
 
-    python benchmarks/learning/turn_credit.py [--tasks guessing ...] [--arms GRPO GiGPO ...] [--seeds 0 1 2 3 4]
+    python benchmarks/learning/turn_credit.py [--tasks wheels ...] [--arms GRPO GiGPO ...] [--seeds 0 1 2 3 4]
         [--tokens N] [--json FILE]
 
+    wheels    turn four wheels to their digits, one after the other; each right one earns a quarter
     guessing  guess a digit in four turns; the observation is "higher" or "lower" (examples/number_guessing.py)
-    range     the same, and the observation is the range that is left, so that equal observations are equal states
 
 Every run has the same budget of generated tokens. Printed are the held-out reward and success of the final weights,
 and the mean reward of the run's rollouts; their means over the seeds have 95 % intervals (Student's t), the
-differences to GRPO are paired by seed.
+differences to GRPO are paired by seed. ``--json`` keeps the runs of other arms in the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from branches import Budget, fit
 from mrlm_pl.algorithms import GRPO, GiGPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
-from mrlm_pl.environment import Outcome
+from mrlm_pl.environment import Outcome, SeededTasks, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
 
@@ -42,42 +42,41 @@ ARMS: dict[str, tuple[type, dict[str, Any]]] = {
     "GRPO": (GRPO, {}),
     "GRPO turn": (GRPO, {"credit": "turn"}),
     "GiGPO": (GiGPO, {}),
+    "GiGPO, entropy .2": (GiGPO, {"entropy": {"coefficient": 0.2}}),
     "GiGPO paper": (GiGPO, {"turn_baseline": "paper"}),
 }
-BUDGET = 40000
+BUDGET = 30000
 """Generated tokens of a run."""
 EPISODES = 512
 """Episodes of the evaluation after a run."""
 MEASURES = ("reward", "success", "rollouts")
 
 
-class RangeGuessing(NumberGuessing):
-    """Number guessing that shows the range that is left."""
+class Wheels(SingleAgentEnvironment):
+    """Turn four wheels to their digits, one after the other; each right one earns a quarter."""
 
-    name = "range-guessing"
+    name = "wheels"
+    DIGITS = "7294"
+
+    def tasks(self, split: str) -> SeededTasks:
+        return SeededTasks(
+            self.name, split, lambda rng: {"lock": rng.randint(100, 999)}, lambda data: str(data["lock"])
+        )
 
     def begin(self, task: Task) -> str:
-        super().begin(task)
-        self.low, self.high = 1, 9
-        return self.asked()
-
-    def asked(self) -> str:
-        """Return the observation."""
-        return f"From {self.low} to {self.high}. Guess."
+        self.turned: list[bool] = []
+        return "Wheel 1"
 
     def reply(self, message: Message) -> Outcome:
-        outcome = super().reply(message)
-        if not outcome.observation:
-            return outcome
-        guess = int([letter for letter in message.content if letter.isdigit()][-1])
-        if outcome.observation == "higher":
-            self.low = max(self.low, guess + 1)
-        else:
-            self.high = min(self.high, guess - 1)
-        return Outcome(observation=self.asked())
+        digits = [letter for letter in message.content if letter.isdigit()]
+        self.turned.append(digits[:1] == [self.DIGITS[len(self.turned)]])
+        components = {"right": self.turned[-1] / len(self.DIGITS)}
+        if len(self.turned) < len(self.DIGITS):
+            return Outcome(components, observation=f"Wheel {len(self.turned) + 1}")
+        return Outcome(components, success=all(self.turned))
 
 
-TASKS = {"guessing": NumberGuessing, "range": RangeGuessing}
+TASKS = {"wheels": Wheels, "guessing": NumberGuessing}
 
 
 class Measure(Budget):
@@ -101,7 +100,8 @@ def run(task: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str
     """Return the measures of a run, and its totals."""
     lightning.seed_everything(seed, verbose=False)
     cls, settings = ARMS[arm]
-    algorithm = cls({"main": Policy("builtin:tiny", learning_rate=options.learning_rate)}, **settings)
+    policies = {"main": Policy("builtin:tiny", learning_rate=options.learning_rate)}
+    algorithm = cls(policies, **{"entropy": {"coefficient": options.entropy}, **settings})
     data = RolloutDataModule(
         TASKS[task](),
         groups=options.groups,
@@ -141,23 +141,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tokens", type=int, default=BUDGET)
     parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--entropy", type=float, default=0.1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    written: dict[str, Any] = {**provenance(), "tasks": {}}
+    kept = json.loads(options.json.read_text())["tasks"] if options.json and options.json.exists() else {}
+    written: dict[str, Any] = {**provenance(), "tasks": kept}
     for task in options.tasks:
-        runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+        known = kept.get(task, {}).get("runs", {})
+        runs: dict[str, list[dict[str, float]]] = {**known, **{arm: [] for arm in options.arms}}
         for seed in options.seeds:
-            for arm, rows in runs.items():
-                rows.append({"seed": seed, **run(task, arm, seed, options)})
-                print(json.dumps({"task": task, "arm": arm, **rows[-1]}), flush=True)
-            written["tasks"][task] = {"summary": summary(runs), "runs": runs}
-            if options.json:
-                options.json.write_text(json.dumps(written, indent=1) + "\n")
+            for arm in options.arms:
+                runs[arm].append({"seed": seed, **run(task, arm, seed, options)})
+                print(json.dumps({"task": task, "arm": arm, **runs[arm][-1]}), flush=True)
+        written["tasks"][task] = {"summary": summary(runs), "runs": runs}
+        if options.json:
+            options.json.write_text(json.dumps(written, indent=1) + "\n")
         for arm, found in summary(runs).items():
             print(f"{task:<9} {arm:<12}", json.dumps(found))
 
