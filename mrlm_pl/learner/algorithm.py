@@ -369,11 +369,6 @@ class Algorithm(LightningModule, ABC):
     def on_train_batch_end(self, *_: Any) -> None:
         self.metrics.write_row(self.trainer)
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        trained = [self.policy(name) for name in self.policies if self.policy(name).trained]
-        self.reference.follow(trained, self.global_step + 1)
-
     def configure_gradient_clipping(
         self,
         optimizer: torch.optim.Optimizer,

@@ -505,6 +505,11 @@ class PolicyGradient(Algorithm):
             before, self.collection_over = self.collection_over, self.collection_over or max(moved) > self.stop_at_kl
             self.metrics.log(self.trainer, {"train/early_stop": float(self.collection_over and not before)})
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        trained = [self.policy(name) for name in self.policies if self.policy(name).trained]
+        self.reference.follow(trained, self.global_step + 1)
+
     def progress(self) -> dict[str, Any]:
         coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}
         entropies = {name: (found.coefficient, found.weight) for name, found in self.entropy_controllers.items()}
