@@ -204,7 +204,7 @@ def test_an_episode_that_is_cut_short_before_any_score_does_not_end_the_run(
     for found in (alone, beside):
         assert found[1]["main"].action_mask.sum() == 4
     assert torch.equal(beside[1]["main"].advantages, alone[1]["main"].advantages)
-    assert alone[0].metrics.take_rollout() == beside[0].take_prepared_metrics()
+    assert alone[0].metrics.take_rollout() == beside[0].metrics.take_rollout()
     # One who had called a tool by then keeps the reward of the call.
     row = discussion({"ann": (1.0,)}).trajectories["ann"][0]
     call = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=0.1, components={"call": 0.1}),))
