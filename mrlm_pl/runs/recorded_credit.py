@@ -183,12 +183,12 @@ class _Crediting:
         from mrlm_pl.learner.credit.records import credited
 
         plain = [_without_credit(episode) for episode in episodes]
-        groups = Counter(item.group for item in plain if _trains(item) and not item.failed and item.origin is None)
+        kept = [item for item in plain if item.excluded is None]
+        groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
         training = [
             item
-            for item in plain
-            if _trains(item)
-            and groups[item.group] >= self.learner.smallest_group
+            for item in kept
+            if groups[item.group] >= self.learner.smallest_group
             and (item.origin is None or self.learner.further is not None)
         ]
         greedy = [item for item in plain if item.excluded == "greedy"]
@@ -237,10 +237,6 @@ class _Crediting:
                 f"episodes; credit all iterations of a run that keeps them, or choose another algorithm"
             )
         self.done += 1
-
-
-def _trains(episode: Episode) -> bool:
-    return episode.excluded is None
 
 
 def _without_credit(episode: Episode) -> Episode:
