@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pkgutil
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +15,15 @@ from typing import Any
 
 import yaml
 
+from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import exported_policies, missing_folder
-from mrlm_pl.runs.plugins import environments_by_name, find_environment, import_environment
+from mrlm_pl.runs.plugins import (
+    environments_by_name,
+    find_environment,
+    import_environment,
+    plugin_entry_points,
+)
 from mrlm_pl.settings import seated_policy
 
 SINGLE = "main"
@@ -43,8 +52,8 @@ class RecordedEnvironment:
     def risk(self, folder: Path) -> str | None:
         """Return the way its configuration would run a program on this machine, or None.
 
-        Found are commands, programs in the run folder, and a sandbox without confinement. Others are not: a class may
-        do with its arguments as it likes.
+        Found are commands, programs in the run folder, functions of Python and of installed packages, and a sandbox
+        without confinement. Others are not: a class may do with its arguments as it likes.
 
         Args:
             folder: of the run.
@@ -52,6 +61,8 @@ class RecordedEnvironment:
         for value in _values(self.config):
             if isinstance(value, str) and _is_inside(value, folder):
                 return f"{value!r} is a program in the run folder"
+            if isinstance(value, str) and _is_installed_function(value):
+                return f"{value!r} is a function of an installed package that would be called"
             settings = value if isinstance(value, Mapping) else {}
             arguments = settings.get("init_args")
             if isinstance(arguments, Mapping) and arguments.get("command"):
@@ -254,6 +265,39 @@ def _is_inside(name: str, folder: Path) -> bool:
     return any(
         os.path.exists(path) and path.resolve().is_relative_to(folder.resolve())  # False for too long a name
         for path in (place, place.with_suffix(""))
+    )
+
+
+def _is_installed_function(name: str) -> bool:
+    """Return True if a dotted path names what could be called: of Python, or of an installed package.
+
+    Classes of our packages and of plugins, and environments of any package, may be named. Modules of the user's own are
+    not imported: a data file ``train.csv`` may lie beside a program ``train.py``.
+    """
+    root = name.partition(".")[0]
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
+        return False
+    ours = {"mrlm_pl", *(entry_point.value.partition(".")[0] for entry_point in plugin_entry_points())}
+    if root not in {"__main__", *ours} and not _is_installed(root):
+        return False
+    try:
+        found = pkgutil.resolve_name(name)
+    except Exception:  # it is no path, or a module fails in any way; then the parser says so
+        return False
+    if not isinstance(found, type):
+        return callable(found)
+    return not issubclass(found, Environment) and found.__module__.partition(".")[0] not in ours
+
+
+def _is_installed(module: str) -> bool:
+    """Return True if a module is of Python or of an installed package, and not of a folder of the user's."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or module in sys.builtin_module_names:
+        return spec is not None
+    places = [Path(place) for place in (spec.origin, *(spec.submodule_search_locations or ())) if place]
+    return module in sys.stdlib_module_names or any(
+        {"site-packages", "dist-packages"} & set(place.parts) or place.is_relative_to(sysconfig.get_path("stdlib"))
+        for place in places
     )
 
 

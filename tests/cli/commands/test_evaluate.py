@@ -253,6 +253,10 @@ def parrot(*difficulty):
     return {"class_path": "mrlm_toy.ParrotEnvironment", "init_args": {"difficulty": list(difficulty)}}
 
 
+def question(rewards, **options):
+    return {"class_path": "mrlm_environments.QuestionEnvironment", "init_args": {"rewards": rewards, **options}}
+
+
 def evaluated(mrlm, *options):
     status, out, err = mrlm("eval", "--model", "run", "-n", "4", "--max-tokens", "2", "--output", "r.json", *options)
     assert status == 0, err
@@ -311,6 +315,15 @@ def test_a_run_is_evaluated_in_its_environment_with_its_settings(mrlm, recorded,
             },
             "'run.theirs.f' is a program in the run folder",
         ),
+        *(
+            (question([reward]), f"{reward!r} is a function of an installed package that would be called")
+            for reward in ("builtins.exec", "os.system", "torch.load", "mrlm_pl.runs.plugins.os.system")
+        ),
+        (question([{"call": "mrlm_pl.durable_files.write_json"}]), "would be called"),
+        (
+            question([{"class_path": "subprocess.Popen", "init_args": {"args": ["touch", "started"]}}]),
+            "'subprocess.Popen'",
+        ),
         (
             {"class_path": "mrlm_environments.CodeEnvironment", "init_args": {"sandbox": {"level": "limits"}}},
             "it plays with `sandbox.level: limits`",
@@ -327,6 +340,19 @@ def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, rec
     status, _, err = mrlm(*command, "--model", "run", "-n", "1")
     assert (status, risk in err, len(err.splitlines())) == (2, True, 1), err
     assert f"name the environment: `--environment {environment['class_path']}`" in err
+    assert not Path("started").exists()
+
+
+def test_names_that_are_no_functions_are_no_risk(mrlm, recorded):
+    """A data file may be named like a module, and is not imported; functions of the user's own modules are called."""
+    Path("rows.py").write_text("open('started', 'w').close()\n")
+    Path("judge_of_mine.py").write_text("def length(reply, row):\n    return len(reply)\n")
+    for name in ("rows.jsonl", "math.jsonl"):
+        Path(name).write_text("".join(f'{{"q": "question {number}"}}\n' for number in range(60)))
+        recorded(({}, {"environment": question(["judge_of_mine.length"], data=name, prompt="{q}", bad_rows="stop")}))
+        status, _, err = mrlm("eval", "--model", "run", "-n", "2", "--max-tokens", "2")
+        assert status == 0, err
+        Path("run/policies/main").unlink()
     assert not Path("started").exists()
 
 
