@@ -47,7 +47,7 @@ TRAINING = ("fit", "train", "validate", "test", "predict")
 INTERRUPTED = {
     "collect": "; the written episodes are kept; continue with",
     **dict.fromkeys(("eval", "arena"), "; nothing was written; start again with"),
-    "sweep": "; its runs have saved their checkpoints; continue with",
+    "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }
 """Rest of the message of a long command that a signal has ended; a trainer that has begun has its own message."""

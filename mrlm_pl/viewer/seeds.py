@@ -138,7 +138,12 @@ class SeedComparison:
         figure.savefig(path, format=path.suffix[1:])
 
 
-def compare_seeds(runs: Mapping[str, Run], metric: str = "rollout/reward", axis: str = "episodes") -> SeedComparison:
+def compare_seeds(
+    runs: Mapping[str, Run],
+    metric: str = "rollout/reward",
+    axis: str = "episodes",
+    labels: Mapping[str, str] | None = None,
+) -> SeedComparison:
     """Return a metric of runs at equal cost, by families of runs that differ in their seed alone.
 
     The costs are ``POINTS`` equal steps up to the largest one that all runs have reached; between two logged rows a
@@ -148,6 +153,7 @@ def compare_seeds(runs: Mapping[str, Run], metric: str = "rollout/reward", axis:
         runs: by name.
         metric: a column of ``metrics.csv``.
         axis: the cost, of :data:`AXES`.
+        labels: of runs by name, for the families that they begin; None names families by the settings that differ.
 
     Raises:
         ConfigurationError: no run has the metric.
@@ -174,10 +180,11 @@ def compare_seeds(runs: Mapping[str, Run], metric: str = "rollout/reward", axis:
             notes.append(f"{name} is left out: its settings and its seed are those of {members[seed]}.")
         else:
             members[name if seed is None else seed] = name
-    labels = _labels(list(grouped), [next(iter(members.values())) for members in grouped.values()])
+    first = [next(iter(members.values())) for members in grouped.values()]
+    named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), first)
     families = [
         Family(label, {seed: np.interp(points, *logged[name]) for seed, name in members.items()})
-        for label, members in zip(labels, grouped.values(), strict=True)
+        for label, members in zip(named, grouped.values(), strict=True)
     ]
     return SeedComparison(metric, axis, points, families, notes)
 

@@ -136,6 +136,19 @@ class RunCommand(LightningCLI):
         return trainer
 
 
+class OptionCheck(RunCommand):
+    """Parses the options of a stage and does nothing else."""
+
+    def _set_seed(self) -> None:
+        """Leave the seeds of this process."""
+
+    def instantiate_classes(self) -> None:
+        """Build nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
 def check_strategy(trainer: Namespace) -> None:
     """Validate the names of the trainer's strategy and accelerator.
 
@@ -159,6 +172,23 @@ def check_strategy(trainer: Namespace) -> None:
         raise ConfigurationError(f"trainer.{key}: there is no {key} {value!r}; {hint}")
 
 
+def check_options(stage: str, arguments: Sequence[str]) -> None:
+    """Validate the options of a stage with its parser, without running it.
+
+    Raises:
+        ConfigurationError: a mistake in the options or files.
+    """
+    _load_classes()
+    OptionCheck(stage, arguments)
+
+
+def _load_classes() -> None:
+    silence_noise()
+    for package in OWN_PACKAGES:
+        load_package(package)
+    load_plugins()
+
+
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
     """Run a stage and return its exit status.
 
@@ -166,10 +196,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
-    silence_noise()
-    for package in OWN_PACKAGES:
-        load_package(package)
-    load_plugins()
+    _load_classes()
     try:
         RunCommand(stage, with_own_configuration(arguments))
     except MisconfigurationException as error:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mrlm_pl.cli.commands.report import add_options, write
-from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_underscores
+from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.early_check import check
+from mrlm_pl.cli.parsing.grid import Cell, cells
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.state import STATE, state_of
@@ -30,7 +28,10 @@ from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import compare_seeds
 
 COMMAND = (sys.executable, "-m", "mrlm_pl.cli.main", "train")
-RESERVED = ("--resume", "--seed_everything", "--trainer.output", "--trainer.resume", "--trainer.default_root_dir")
+RESERVED = (
+    *("--output", "--resume", "--seed_everything"),
+    *("--trainer.output", "--trainer.resume", "--trainer.default_root_dir"),
+)
 """Options of ``mrlm fit`` that a sweep sets."""
 
 FINISHED = "finished"
@@ -39,16 +40,24 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Member:
-    """A run of a sweep: its folder, and its options of ``mrlm fit``."""
+    """A run of a sweep.
+
+    Args:
+        folder: its run folder.
+        cell: its values of the grid.
+        words: its options of ``mrlm fit``.
+        own: those that the sweep sets.
+    """
 
     folder: Path
+    cell: Cell
     words: tuple[str, ...]
+    own: tuple[str, ...]
 
     @property
     def state(self) -> str:
         """Return the state in the run's folder; see :func:`mrlm_pl.runs.state.state_of`."""
-        path = self.folder / STATE
-        return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")[0]
+        return _state(self.folder)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -67,28 +76,25 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the runs")
     text = "values of an option of mrlm fit; several keys make all combinations"
-    parser.add_argument("--grid", nargs="+", default=[], metavar="KEY=VALUE,VALUE", help=text)
+    parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="KEY=VALUE,VALUE", help=text)
     parser.add_argument("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
     at_least(1, "", seeds=options.seeds, jobs=options.jobs)
-    for option, _ in option_values(words):
-        if option in RESERVED:
-            raise ConfigurationError(f"{option[2:]}: `mrlm sweep` sets it for each run; leave it out")
     members = list(planned(options.output, words, options.seeds, options.grid))
     for member in members[:: options.seeds]:
-        check(member.words)
+        _check(member.words)
     if busy := [str(member.folder) for member in members if member.state == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
-    _record(options.output, words)
+    _record(options.output, words, members)
     failed = played(members, options.jobs or _places(), options.output / "logs")
-    finished = [str(member.folder) for member in members if member.state == FINISHED]
-    if finished:
-        found = compare_seeds(find_runs(finished), options.metric, options.at)
-        print(found.markdown(), end="")
-        write(found, [options.output / "report.md", options.output / "curves.csv"])
+    _report(members, failed, options)
     for member, reason in failed.items():
         print(f"mrlm: {member.folder} failed: {reason}", file=sys.stderr)
+    print("next:")
+    if failed:
+        print(f"  {shlex.join(['mrlm', 'sweep', *arguments])}  # trains the failed runs again")
+    print(f"  mrlm view {shlex.quote(str(options.output))}  # runs, curves and episodes in a browser")
     return 1 if failed else 0
 
 
@@ -102,28 +108,19 @@ def planned(output: Path, words: Sequence[str], seeds: int, grid: Sequence[str])
         grid: ``KEY=VALUE,VALUE`` for each key.
 
     Raises:
-        ConfigurationError: an item of the grid has another form, or is there twice.
+        ConfigurationError: an item of the grid has another form or is there twice, or an option is the sweep's own.
 
     >>> [str(member.folder) for member in planned(Path("s"), [], 1, ["data.groups=2,4"])]
     ['s/groups=2/seed-0', 's/groups=4/seed-0']
     """
-    values = dict(_values(item) for item in grid)
-    short = [key.rpartition(".")[2] for key in values]
-    names = short if len(set(short)) == len(short) else list(values)
-    if len(values) < len(grid):
-        raise ConfigurationError(f"grid: {', '.join(values)} are given twice; write all values of a key as KEY=A,B")
-    taken = set[str]()
-    for cell in itertools.product(*values.values()):
-        label = ",".join(f"{name}={value}" for name, value in zip(names, cell, strict=True))
-        folder = re.sub(r"[^\w.=,+-]", "_", label)
-        if folder in taken:
-            raise ConfigurationError(f"grid: several values are named {folder!r} as a folder; sweep them one by one")
-        taken.add(folder)
-        chosen = [word for key, value in zip(values, cell, strict=True) for word in (f"--{key}", value)]
+    for cell in cells(grid):
+        chosen = (*words, *cell.words)
+        for option, _ in option_values(chosen):
+            if option in RESERVED:
+                raise ConfigurationError(f"{option[2:]}: `mrlm sweep` sets it for each run; leave it out")
         for seed in range(seeds):
-            place = output / folder / f"seed-{seed}"
-            own = ("--seed_everything", str(seed), "--output", str(place), "--resume")
-            yield Member(place, (*words, *chosen, *own))
+            place = output / cell.name / f"seed-{seed}"
+            yield Member(place, cell, chosen, ("--seed_everything", str(seed), "--output", str(place), "--resume"))
 
 
 def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, str]:
@@ -139,6 +136,7 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
     logs.mkdir(parents=True, exist_ok=True)
     waiting = [member for member in members if member.state != FINISHED]
     done, total = len(members) - len(waiting), len(members)
+    jobs = min(jobs, max(1, len(waiting)))
     threads = {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
     running: dict[Member, subprocess.Popen[bytes]] = {}
     failed: dict[Member, str] = {}
@@ -146,11 +144,11 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
         while waiting or running:
             while waiting and len(running) < jobs:
                 member = waiting.pop(0)
-                with _log(logs, member).open("ab") as log:
+                with _log(logs, member).open("ab") as output:
                     running[member] = subprocess.Popen(
-                        [*COMMAND, *member.words],
+                        [*COMMAND, *member.words, *member.own],
                         stdin=subprocess.DEVNULL,
-                        stdout=log,
+                        stdout=output,
                         stderr=subprocess.STDOUT,
                         env={**threads, **os.environ},
                         start_new_session=True,  # the terminal's Ctrl-C reaches this process alone, which passes it on
@@ -161,7 +159,8 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
                 del running[member]
                 done += 1
                 if process.returncode:
-                    failed[member] = f"exit status {process.returncode}; see {_log(logs, member)}"
+                    log = _log(logs, member)
+                    failed[member] = f"exit status {process.returncode}: {_last_line(log)}; see {log}"
                 print(f"mrlm: {done} of {total}: {member.folder} {'failed' if process.returncode else 'is finished'}")
             time.sleep(POLL_SECONDS)
     finally:
@@ -173,47 +172,96 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
     return failed
 
 
-def _values(item: str) -> tuple[str, list[str]]:
-    """Return the key and the values of an item of the grid.
-
-    >>> _values("data.environment.difficulty=[1, 1],[1, 2]")
-    ('data.environment.difficulty', ['[1, 1]', '[1, 2]'])
-    """
-    key, _, text = item.partition("=")
-    try:
-        values = yaml.safe_load(f"[{text}]")
-    except yaml.YAMLError:
-        values = None
-    if not key or not values:
-        raise ConfigurationError(
-            f"grid: {item!r} must be KEY=VALUE,VALUE, as in model.policies.main.learning_rate=1e-4,1e-3"
-        )
-    (option,) = with_underscores([f"--{key}"])
-    return option[2:], [value if isinstance(value, str) else json.dumps(value) for value in values]
-
-
-def _record(output: Path, words: Sequence[str]) -> None:
-    """Write the options of a sweep, or check that those of an earlier call are the same.
+def _check(words: Sequence[str]) -> None:
+    """Validate the options of a run as ``mrlm fit`` does.
 
     Raises:
-        ConfigurationError: they differ; its runs would be of several kinds.
+        ConfigurationError: a key or a value is wrong.
     """
+    check(words)
+    from mrlm_pl.cli.commands.fit import check_options
+
+    check_options("fit", words)
+
+
+def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> None:
+    """Write the options of the sweep and the settings of its folders, or check that those of earlier calls agree.
+
+    A sweep without a finished run or a checkpoint is replaced.
+
+    Raises:
+        ConfigurationError: they differ, so that the report would mix runs; or the folder cannot be used.
+    """
+    files = {str(path): path for member in members for path in config_files(member.words)}
     own: dict[str, Any] = {
         "options": list(words),
-        "files": {str(path): path.read_text(encoding="utf-8") for path in config_files(words)},
+        "files": {name: path.read_text(encoding="utf-8") for name, path in files.items()},
+        "settings": {member.cell.name: [list(pair) for pair in member.cell.settings] for member in members},
     }
     record = output / "sweep.json"
-    if record.is_file() and json.loads(record.read_text(encoding="utf-8")) != own:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {**own, "settings": {}}
+        clash = any(_clash(before[key], own[key]) for key in ("files", "settings"))
+        differs = before["options"] != own["options"] or clash
+        if differs and any(_begun(output / name) for name in before["settings"]):
+            raise ConfigurationError(
+                f"output: {str(output)!r} holds a sweep with other options, another content of its configuration "
+                "files or other settings under a folder's name; name another --output"
+            )
+        foreign = [str(output / name) for name in own["settings"] if name not in before["settings"]]
+        if begun := [name for name in foreign if _begun(Path(name))]:
+            raise ConfigurationError(f"output: {begun[0]!r} holds runs of no sweep; name another --output")
+        kept = {} if differs else {key: {**before[key], **own[key]} for key in ("files", "settings")}
+        write_json(record, {**own, **kept})
+    except (ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(
-            f"output: {str(output)!r} holds a sweep with other options or another content of its configuration files; "
-            "name another --output"
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(record, own)
+            f"output: {str(record)!r} is not the record of a sweep; remove it, or name another --output"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"output: {str(output)!r} cannot be used as a folder: {error.strerror}") from error
+
+
+def _clash(before: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    return any(key in before and before[key] != value for key, value in own.items())
+
+
+def _begun(cell: Path) -> bool:
+    """Return whether a run of a combination is finished, is trained now or has a checkpoint."""
+    runs = list(cell.glob("seed-*"))
+    return any(_state(run) in (FINISHED, "running") or any((run / "checkpoints").glob("*")) for run in runs)
+
+
+def _state(folder: Path) -> str:
+    path = folder / STATE
+    return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")[0]
+
+
+def _report(members: Sequence[Member], failed: Mapping[Member, str], options: argparse.Namespace) -> None:
+    """Print the report on the finished runs, with a note on each other one, and write it to the sweep's folder."""
+    finished = [str(member.folder) for member in members if member.state == FINISHED]
+    if not finished:
+        return
+    labels = {str(member.folder): member.cell.label for member in members if member.cell.label}
+    found = compare_seeds(find_runs(finished), options.metric, options.at, labels)
+    notes = [
+        f"{member.folder} is left out: it {'failed' if member in failed else 'is not finished'}."
+        for member in members
+        if str(member.folder) not in finished
+    ]
+    found = replace(found, notes=[*found.notes, *notes])
+    print(found.markdown(), end="")
+    write(found, [options.output / "report.md", options.output / "curves.csv"])
 
 
 def _log(logs: Path, member: Member) -> Path:
     return logs / f"{'-'.join(member.folder.parts[-2:])}.log"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log with text, at most 500 characters of it."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "it has written nothing")
 
 
 def _cores() -> int:

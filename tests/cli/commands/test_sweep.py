@@ -21,7 +21,8 @@ from tests.support.documents import ROOT
 TRAIN = """
 import csv, json, os, pathlib, signal, sys, time
 
-words = dict(zip(sys.argv[1:], sys.argv[2:]))
+split = [part for word in sys.argv[1:] for part in word.split("=", 1)]
+words = {**dict(zip(sys.argv[1:], sys.argv[2:])), **dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)}
 run, seed = pathlib.Path(words["--output"]), int(words["--seed_everything"])
 run.mkdir(parents=True, exist_ok=True)
 
@@ -44,7 +45,7 @@ if mode == "meet":  # both seeds of a setting run at once
     until(lambda: all((run.parent / f"seed-{seed}" / "calls").exists() for seed in (0, 1)))
 if mode == "wait":
     until(lambda: False)
-if mode == "fail" and seed == 1:
+if mode == "refuse" or (mode == "fail" and seed == 1):
     sys.exit("out of memory")
 rate = words.get("--model.gamma", "1")
 settings = {"seed_everything": seed, "model": {"class_path": "mrlm_pl.GRPO", "init_args": {"gamma": rate}}}
@@ -82,19 +83,40 @@ def test_all_combinations_are_planned_with_all_seeds() -> None:
         "s/learning_rate=1e-3,model=GRPO/seed-0",
         "s/learning_rate=1e-3,model=RLOO/seed-0",
     ]
-    assert found[3].words == (
-        *("--config", "c", "--model.policies.main.learning_rate", "1e-4", "--model", "RLOO", "--seed_everything", "1"),
-        *("--output", "s/learning_rate=1e-4,model=RLOO/seed-1", "--resume"),
-    )
+    assert found[3].words == ("--config", "c", "--model.policies.main.learning_rate=1e-4", "--model=RLOO")
+    own = ("--seed_everything", "1", "--output", "s/learning_rate=1e-4,model=RLOO/seed-1", "--resume")
+    assert found[3].own == own
+
+
+def test_values_are_handed_on_as_they_are_written() -> None:
+    (item,) = ['data.environment.prompt={qestion},"1",2024-01-01,[1, 1],null']
+    found = list(planned(Path("s"), [], 1, [item]))
+    written = ["{qestion}", '"1"', "2024-01-01", "[1, 1]", "null"]
+    assert [member.words for member in found] == [(f"--data.environment.prompt={value}",) for value in written]
+
+
+def test_settings_that_differ_have_folders_that_differ() -> None:
+    grids = [
+        ["model.policies.a.model=builtin:tiny,builtin_tiny"],
+        ["model.policies.a.learning_rate=1,2", "model.policies.b.learning_rate=1,2"],
+        [f"model.x={'a' * 300}b,{'a' * 300}c"],
+    ]
+    for grid in grids:
+        folders = [member.folder.parent.name for member in planned(Path("s"), [], 1, grid)]
+        assert len(set(folders)) == len(folders) > 1
+        assert all(len(name) < 200 for name in folders)
+    assert "s/model.policies.a.learning_rate=1,model.policies.b.learning_rate=2/seed-0" in [
+        str(member.folder) for member in planned(Path("s"), [], 1, grids[1])
+    ]
 
 
 def test_the_runs_go_side_by_side_and_end_with_the_report(train: Callable[[str], None], mrlm) -> None:
     train("meet")
-    status, out, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=1,2")
+    status, out, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=1,2", "--grid", "data.groups=8")
     assert status == 0, err
     # Rewards 1 and 2, and 2 and 3: t(1) = 12.706 times the standard error 0.5; the pairs differ by 1 both.
-    assert "| gamma=1 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
-    assert "| gamma=2 | 2 | 2.5 [-3.853, 8.853] |" in out
+    assert "| gamma=1,groups=8 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
+    assert "| gamma=2,groups=8 | 2 | 2.5 [-3.853, 8.853] |" in out
     assert "| 1, 2 pairs of seeds |" in out
     assert Path("s/report.md").read_text() in out
     assert Path("s/curves.csv").is_file()
@@ -104,7 +126,9 @@ def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str],
     train("fail")
     status, out, err = mrlm("sweep", *WORDS)
     assert status == 1
-    assert "s/seed-1 failed: exit status 1; see s/logs/s-seed-1.log" in err
+    assert "s/seed-1 failed: exit status 1: out of memory; see s/logs/s-seed-1.log" in err
+    assert "next:\n  mrlm sweep --config" in out
+    assert "s/seed-1 is left out: it failed." in Path("s/report.md").read_text()
     assert "out of memory" in Path("s/logs/s-seed-1.log").read_text()
     assert "| s/seed-0 | 1 | 1 | 1 |" in out
     train("")
@@ -142,7 +166,7 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         process.kill()
     assert process.returncode == status, errors
     assert all((run / "ended").exists() for run in runs), "the command waits for its runs"
-    assert "its runs have saved their checkpoints; continue with `mrlm sweep" in errors
+    assert "its runs have ended; continue with `mrlm sweep" in errors
 
 
 @pytest.mark.parametrize(
@@ -150,8 +174,15 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
     [
         (["--grid", "model.gamma"], "grid: 'model.gamma' must be KEY=VALUE,VALUE"),
         (["--grid", "model.gamma=[1"], "grid: 'model.gamma=[1' must be KEY=VALUE,VALUE"),
-        (["--grid", "model.gamma=1", "model.gamma=2"], "grid: model.gamma are given twice"),
-        (["--grid", "model.gamma=a b,a_b"], "several values are named 'gamma=a_b' as a folder"),
+        (["--grid", "model.gamma=1", "model.gamma=2"], "grid: model.gamma is given twice"),
+        (["--grid", "model.gamma=1", "--grid", "model.gamma=2"], "grid: model.gamma is given twice"),
+        (["--grid", "model.gamma=1,1"], "grid: model.gamma has the value 1 twice"),
+        (["--grid", "model.gamma=1,,2"], "grid: 'model.gamma=1,,2' must be KEY=VALUE,VALUE"),
+        (["--grid", "learning_rate=1e-3,1e-4"], "there is no option '--learning_rate'"),
+        (["--grid", "model.policies.main.learning_rate=1e-3,abc"], "model.policies.main.learning_rate"),
+        (["--grid", "seed_everything=1,2"], "seed_everything: `mrlm sweep` sets it for each run"),
+        (["--grid", "output=a,b"], "output: `mrlm sweep` sets it for each run"),
+        (["--grid", "trainer.output=a,b"], "trainer.output: `mrlm sweep` sets it for each run"),
         (["--grid", "model.gama=1,2"], "did you mean 'gamma'"),
         (["--data.gruops", "3"], "did you mean 'groups'"),
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
@@ -170,4 +201,45 @@ def test_mistakes_are_named_before_anything_is_written(
 def test_the_record_holds_the_options_and_the_files(train: Callable[[str], None], mrlm) -> None:
     assert mrlm("sweep", *WORDS)[0] == 0
     record = json.loads(Path("s/sweep.json").read_text())
-    assert record == {"options": ["--config", CONFIG], "files": {CONFIG: Path(CONFIG).read_text()}}
+    files = {CONFIG: Path(CONFIG).read_text()}
+    assert record == {"options": ["--config", CONFIG], "files": files, "settings": {"": []}}
+    assert mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")[0] == 0
+    record = json.loads(Path("s/sweep.json").read_text())
+    assert record["settings"] == {"": [], "gamma=0.5": [["model.gamma", "0.5"]]}
+
+
+def test_a_folder_of_other_settings_is_refused(train: Callable[[str], None], mrlm) -> None:
+    assert mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")[0] == 0
+    record = json.loads(Path("s/sweep.json").read_text())
+    other = {"gamma=0.5": [["model.policies.main.gamma", "0.5"]]}
+    write_json("s/sweep.json", {**record, "settings": other})
+    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")
+    assert (status, "other settings under a folder's name" in err) == (2, True), err
+    assert json.loads(Path("s/sweep.json").read_text())["settings"] == other
+    Path("s/sweep.json").unlink()
+    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")
+    assert (status, "'s/gamma=0.5' holds runs of no sweep" in err) == (2, True), err
+    assert calls("s/gamma=0.5/seed-0") == 1
+
+
+def test_a_sweep_that_trained_nothing_is_replaced(train: Callable[[str], None], mrlm) -> None:
+    train("refuse")
+    assert mrlm("sweep", *WORDS, "--data.groups", "3")[0] == 1
+    train("")
+    assert mrlm("sweep", *WORDS, "--data.groups", "4")[0] == 0
+    assert json.loads(Path("s/sweep.json").read_text())["options"][-1] == "4"
+    assert calls("s/seed-0") == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"options": [], "files": 1, "settings": {}}'])
+def test_a_broken_record_is_named(content: str, train: Callable[[str], None], mrlm) -> None:
+    Path("s").mkdir()
+    Path("s/sweep.json").write_text(content)
+    status, _, err = mrlm("sweep", *WORDS)
+    assert (status, "'s/sweep.json' is not the record of a sweep; remove it" in err) == (2, True), err
+
+
+def test_an_output_that_is_a_file_is_named(train: Callable[[str], None], mrlm) -> None:
+    Path("s").write_text("")
+    status, _, err = mrlm("sweep", *WORDS)
+    assert (status, "output: 's' cannot be used as a folder" in err, err.count("\n")) == (2, True, 1), err
