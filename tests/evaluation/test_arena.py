@@ -79,6 +79,17 @@ def test_one_player_is_no_arena() -> None:
         arena({"A": "builtin:tiny"}, "kuhn_poker")
 
 
+def test_a_missing_folder_is_refused_before_any_player_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: Any) -> None:
+        raise AssertionError("a player is loaded")
+
+    monkeypatch.setattr("mrlm_pl.runs.evaluation.loaded_policy", loaded)
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        arena({"A": "builtin:tiny", "B": str(tmp_path / "runs/b")}, "kuhn_poker", device="cpu")
+
+
 def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
     words = (
         "--environment",
@@ -108,7 +119,7 @@ def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
         (["A=builtin:tiny"], "give two or more"),
         (["builtin:tiny", "B=builtin:tiny"], "must be NAME=MODEL for each player"),
         (["A=builtin:tiny", "A=builtin:tiny"], "must be NAME=MODEL for each player, each with its own name"),
-        (["A=builtin:tiny", "B=runs/b"], "runs/b"),
+        (["A=builtin:tiny", "B=./runs/b"], "model: there is no folder './runs/b'; there is no folder 'runs' either"),
         (["A=builtin:tiny", "B=builtin:tiny", "--seats", '{"row": "main"}'], "leave it out"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,13 +19,9 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from tests.support.ports import nowhere
 
 ROOT = Path(__file__).parents[3]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture
@@ -104,7 +99,7 @@ def test_a_wrong_token(mrlm: Any, monkeypatch: pytest.MonkeyPatch, guarded: str,
 
 def test_nobody_listens(mrlm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
-    environment = {"address": f"127.0.0.1:{free_port()}", "name": "math"}
+    environment = {"address": nowhere(), "name": "math"}
     flags = [word for key, value in environment.items() for word in (f"--environment.{key}", value)]
     fresh = json.dumps({"class_path": "RemoteEnvironment", "init_args": {}})  # drops the settings of the file's own
     own = [word.replace("--environment", "--data.environment") for word in flags]

@@ -25,6 +25,7 @@ from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import EnvironmentServer
 from tests.support.environment_servers import Served, offer
+from tests.support.ports import nowhere
 
 DEBATE = Debate(
     "Cities should ban private cars.",
@@ -354,5 +355,5 @@ def test_what_a_policy_server_refuses_is_not_asked_for_again(scripted: tuple[Scr
 
 def test_a_policy_server_that_is_gone() -> None:
     with pytest.raises(GenerationError) as gone:
-        ServedPolicy("127.0.0.1:9", "judge", model="builtin:tiny", seconds=1.0).generate([Message("user", "x")], 0)
+        ServedPolicy(nowhere(), "judge", model="builtin:tiny", seconds=1.0).generate([Message("user", "x")], 0)
     assert gone.value.again

@@ -24,6 +24,7 @@ from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.tools import Tool, ToolError
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import ConfigurationError
+from tests.support.ports import nowhere
 
 TASK = Task("tools", "train", 0)
 SERVER = """
@@ -167,7 +168,7 @@ def test_a_server_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         McpTools(sys.executable, [str(hangs)], start_timeout=1).open(TASK)
     assert processes() == before
     with pytest.raises(McpError, match="127"):
-        McpTools(url="http://127.0.0.1:9/mcp", start_timeout=5).tools()
+        McpTools(url=f"http://{nowhere()}/mcp", start_timeout=5).tools()
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from mrlm_pl.serving.policies.placement import with_served
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from tests.support.environment_servers import ServerProcess, eventually
+from tests.support.ports import nowhere
 
 ROOT = Path(__file__).parents[3]
 TINY = "builtin:tiny"
@@ -142,8 +143,9 @@ def test_what_the_server_has_is_checked_first(partner: Any, monkeypatch: pytest.
     with pytest.raises(ConfigurationError, match="'here' is not HOST:PORT"):
         served_policy("here")
     monkeypatch.setattr(served_policies, "ANSWER_SECONDS", 0.7)
-    with pytest.raises(RemoteError, match=r"at 127.0.0.1:9 did not answer within 0\.7 s; start their server again"):
-        with_served(engine, served_policy("127.0.0.1:9"))
+    away = nowhere()
+    with pytest.raises(RemoteError, match=rf"at {away} did not answer within 0\.7 s; start their server again"):
+        with_served(engine, served_policy(away))
     engine.close()
 
 

@@ -21,6 +21,7 @@ from mrlm_pl.serving.policies import engine as policy_engine
 from mrlm_pl.serving.policies.engine import RemoteEngine
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import EnvironmentServer
+from tests.support.ports import nowhere
 
 
 @pytest.fixture
@@ -117,6 +118,6 @@ def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:
         asyncio.run(remote.sample([SampleRequest((), "judge", 0, Sampling())]))
     with pytest.raises(EngineError, match="its weights cannot be set from here"):
         remote.load("judge", None, 1)
-    absent = RemoteEngine("127.0.0.1:9", seconds=0.5)
+    absent = RemoteEngine(nowhere(), seconds=0.5)
     with pytest.raises(RemoteError):
         asyncio.run(absent.sample(requests(1)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,17 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import addresses
 from mrlm_pl.serving.transport.addresses import in_turn, is_gone
 from tests.support.environment_servers import TASK, Served, eventually
+from tests.support.ports import free_port, nowhere
 
 Server = Callable[..., Served]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+@pytest.fixture(autouse=True)
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what earlier tests of this process have learned about servers."""
+    monkeypatch.setattr(addresses, "_gone", {})
+    monkeypatch.setattr(addresses, "_silent", set())
+    monkeypatch.setattr(addresses, "_turns", defaultdict(itertools.count))
 
 
 def opened(environment: RemoteEnvironment) -> RemoteEnvironment:
@@ -57,7 +62,7 @@ def test_an_address_that_is_gone_costs_its_time_once(serve: Server, monkeypatch:
 
 
 def test_the_clients_of_other_servers_do_not_change_the_rotation() -> None:
-    ours, others = remote("127.0.0.1:9", "127.0.0.1:10").addresses, remote("127.0.0.1:11", "127.0.0.1:12").addresses
+    ours, others = remote("ours-1:1", "ours-2:1").addresses, remote("others-1:1", "others-2:1").addresses
     first = []
     for _ in range(6):
         first.append(in_turn(ours)[0])
@@ -88,7 +93,7 @@ def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monke
 
     monkeypatch.setattr("mrlm_pl.concurrency.backoff.asyncio", Clock())
     monkeypatch.setattr(addresses, "connection", connection)
-    (address,) = remote("127.0.0.1:9").addresses
+    (address,) = remote("gone:1").addresses
     client.submit(_noted(address)).result(10)
     eventually(lambda: len(pauses) == 8)
     longest = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
@@ -140,7 +145,7 @@ def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server) -> No
 def test_what_is_asked_outside_of_episodes_passes_over_them_too(
     serve: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dead, served = f"127.0.0.1:{free_port()}", serve()
+    dead, served = nowhere(), serve()
     environment = remote(dead, served.target)
     started = time.monotonic()
     assert environment.agents == ("agent",)
@@ -149,5 +154,5 @@ def test_what_is_asked_outside_of_episodes_passes_over_them_too(
     assert time.monotonic() - started < 10.0, "and does not delay the request"
     monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
     with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.5 s; start one .*[Rr]efused"):
-        _ = remote(f"127.0.0.1:{free_port()}").agents
+        _ = remote(nowhere()).agents
     assert "does not answer (UNAVAILABLE" in caplog.text
