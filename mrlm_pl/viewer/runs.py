@@ -31,7 +31,7 @@ LARGEST_TEXT = 64 << 20
 """Bytes of a configuration, a metrics file or a report that are read."""
 
 MOST_POINTS = 2000
-"""Points of a curve; of more rows every n-th is shown."""
+"""Points of a curve; of more every n-th and the last are shown."""
 
 MOST_REPORTS = 1000
 """Files of ``mrlm whatif`` that are read."""
@@ -89,7 +89,7 @@ class Run:
         rewards = self.index.last_rewards()
         values = [value for group in rewards for value in group]
         stored = math.fsum(values) / len(values) if values else None
-        curve = self._read_metrics()
+        curve = self.logged()
         logged = _last(curve, "rollout/reward")
         reward = stored if logged is None else logged
         same = stored is not None and reward is not None and math.isclose(stored, reward, rel_tol=1e-5, abs_tol=1e-6)
@@ -121,7 +121,7 @@ class Run:
     def family(self) -> str:
         """Return as JSON the settings that runs share which differ in their seed alone; without any, the key."""
         found = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))
-        return json.dumps(found) if found else self.key
+        return json.dumps(found or self.key)
 
     def detail(self) -> dict[str, Any]:
         """Return the state, the configuration, its versions, the resumptions and the evaluations."""
@@ -156,12 +156,18 @@ class Run:
             return
 
     def metrics(self) -> dict[str, Any]:
-        """Return the logged numbers: columns by name with None where a row lacks one, and the marks of resumptions."""
-        columns = self._read_metrics()
-        rows = max((len(values) for values in columns.values()), default=0)
-        every = -(-rows // MOST_POINTS) or 1
+        """Return the logged numbers for curves, and the marks of resumptions.
+
+        Of a column with more than :data:`MOST_POINTS` numbers every n-th and the last are kept; all columns share rows.
+        """
+        columns, kept, every = self.logged(), set[int](), 1
+        for values in columns.values():
+            rows = [row for row, value in enumerate(values) if value is not None]
+            step = -(-len(rows) // MOST_POINTS) or 1
+            kept.update(rows[step - 1 :: step], rows[-1:])
+            every = max(every, step)
         return {
-            "columns": {name: values[every - 1 :: every] for name, values in columns.items()},
+            "columns": {name: [values[row] for row in sorted(kept)] for name, values in columns.items()},
             "every": every,
             "resumed": self._resumed(),
         }
@@ -181,7 +187,8 @@ class Run:
                 row["tokens"] = self._token_texts(str(row["policy"]), row["token_ids"])
         return record
 
-    def _read_metrics(self) -> dict[str, list[float | None]]:
+    def logged(self) -> dict[str, list[float | None]]:
+        """Return all logged numbers: columns by name, with None where a row lacks one."""
         path = self._inside(self.path / "metrics.csv")
         if path is None:
             return {}

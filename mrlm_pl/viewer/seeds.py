@@ -24,6 +24,9 @@ POINTS = 100
 """Points of a curve."""
 
 LAST = POINTS // 10
+SHORT = 0.9
+"""A run that ends before this share of the longest one's cost is named in a note."""
+
 LABELED = 4
 """Settings in a label; runs that differ in more are named by their folders."""
 
@@ -70,14 +73,17 @@ class SeedComparison:
     families: Sequence[Family]
     notes: Sequence[str]
 
-    def difference(self, family: Family, points: slice) -> tuple[Estimate, int]:
-        """Return how much a family exceeds the first one, and the number of pairs: 0 if seeds do not match."""
+    def difference(self, family: Family, points: slice) -> tuple[Estimate, Sequence[Any]]:
+        """Return how much a family exceeds the first one, and the seeds that are paired.
+
+        None are paired where the two share none, or only one of several: one pair has no interval.
+        """
         own, first = family.means(points), self.families[0].means(points)
-        pairs = [own[seed] - first[seed] for seed in own if seed in first]
-        if len(pairs) > 1:
-            return _estimate(pairs), len(pairs)
+        seeds = [seed for seed in own if seed in first]
+        if len(seeds) > 1 or len(seeds) == len(own) == len(first):
+            return _estimate([own[seed] - first[seed] for seed in seeds]), seeds
         (mean, bounds), (other, other_bounds) = family.estimate(points), self.families[0].estimate(points)
-        return (mean - other, difference_interval((mean, bounds), (other, other_bounds))), 0
+        return (mean - other, difference_interval((mean, bounds), (other, other_bounds))), ()
 
     def markdown(self) -> str:
         """Return the comparison as a table."""
@@ -90,12 +96,19 @@ class SeedComparison:
         if len(rows) > 1:
             head.append("last tenth less the first row's")
             for family, row in zip(self.families, rows, strict=True):
-                (difference, pairs) = self.difference(family, last)
-                paired = f", {pairs} pairs of seeds" if pairs else ", seeds not paired"
-                row.append("" if family is self.families[0] else _text(difference) + paired)
+                difference, seeds = self.difference(family, last)
+                row.append("" if family is self.families[0] else f"{_text(difference)}, {self._pairs(family, seeds)}")
         lines = [head, ["---"] * len(head), *rows]
         table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
         return "\n".join([table, "", "Means over seeds with 95 % intervals (Student's t).", *self.notes]) + "\n"
+
+    def _pairs(self, family: Family, seeds: Sequence[Any]) -> str:
+        """Return how many seeds are paired, and which ones where a family has others too."""
+        if not seeds:
+            return "seeds not paired"
+        whole = len(seeds) == len(family.curves) == len(self.families[0].curves)
+        named = "" if whole else f" ({', '.join(map(str, seeds))})"
+        return f"{len(seeds)} pair{'' if len(seeds) == 1 else 's'} of seeds{named}"
 
     def csv(self) -> str:
         """Return the curves, a row for each family and point."""
@@ -129,8 +142,9 @@ class SeedComparison:
                 self.points, [mean for mean, _ in found], label=f"{family.label} ({len(family.curves)})"
             )
             bounds = np.array([interval for _, interval in found])
-            if np.isfinite(bounds).all():
-                axes.fill_between(self.points, bounds[:, 0], bounds[:, 1], color=line.get_color(), alpha=0.2)
+            known = np.isfinite(bounds).all(axis=1)
+            low, high = np.where(known[:, None], bounds, np.nan).T
+            axes.fill_between(self.points, low, high, where=known, color=line.get_color(), alpha=0.2)
             for curve in family.curves.values():
                 axes.plot(self.points, curve, color=line.get_color(), alpha=0.3, linewidth=0.7)
         axes.set(xlabel=self.axis, ylabel=self.metric)
@@ -160,18 +174,26 @@ def compare_seeds(
     """
     logged, notes, known = dict[str, np.ndarray](), list[str](), set[str]()
     for name, run in runs.items():
-        columns = run.metrics()["columns"]
+        columns = run.logged()
         known |= {column for column in columns if not column.startswith("progress/")}
         pairs = zip(columns.get(f"progress/{AXES[axis]}", ()), columns.get(metric, ()), strict=False)
         rows = np.array([pair for pair in pairs if None not in pair], dtype=float).T
         if rows.size:
             logged[name] = rows
         else:
-            notes.append(f"{name} is left out: it has no `{metric}` at its {axis}.")
+            notes.append(f"{name} is left out: it has no `{metric}` at its {axis}{_state(run)}.")
     if not logged:
         hint = meant(metric, known, f"they have {', '.join(sorted(known)) or 'no metrics.csv'}")
-        raise ConfigurationError(f"metric: no run has {metric!r} by {axis}; {hint}")
-    points = min(float(rows[0, -1]) for rows in logged.values()) * np.arange(1, POINTS + 1) / POINTS
+        states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))
+        raise ConfigurationError(f"metric: no run has {metric!r} by {axis}; {hint}{states}")
+    reached = {name: float(rows[0, -1]) for name, rows in logged.items()}
+    longest = max(reached.values())
+    notes += [
+        f"{name} ends at {end:,.0f} {axis}{_state(runs[name])}; others reached {longest:,.0f}."
+        for name, end in reached.items()
+        if end < SHORT * longest
+    ]
+    points = min(reached.values()) * np.arange(1, POINTS + 1) / POINTS
     grouped: dict[str, dict[Any, str]] = {}
     for name in logged:
         family, seed = runs[name].family(), dict(runs[name].settings()).get("seed_everything")
@@ -191,7 +213,8 @@ def compare_seeds(
 
 def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return what tells families apart: the settings in which they differ, else the names of their first runs."""
-    settings = [dict(json.loads(family)) if family.startswith("[") else {} for family in families]
+    known = [json.loads(family) for family in families]
+    settings = [dict(found) if isinstance(found, list) else {} for found in known]
     differing = [
         key
         for key in sorted({key for found in settings for key in found})
@@ -199,17 +222,40 @@ def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     ]
     if not 0 < len(differing) <= LABELED or not all(settings):
         return list(names)
-    return [", ".join(_setting(key, str(found.get(key))) for key in differing) for found in settings]
+    short = _short(differing)
+    labels = [", ".join(f"{short[key]}={_value(key, str(found.get(key)))}" for key in differing) for found in settings]
+    return labels if len(set(labels)) == len(labels) else list(names)
 
 
-def _setting(key: str, value: str) -> str:
-    """Return a setting for a label.
+def _short(keys: Sequence[str]) -> dict[str, str]:
+    """Return for each key the fewest of its last parts that tell it from the others.
 
-    >>> _setting("model.class_path", "mrlm_pl.GRPO"), _setting("model.policies.main.learning_rate", "0.001")
-    ('model=GRPO', 'learning_rate=0.001')
+    >>> list(_short(["model.class_path", "policies.a.rate", "policies.b.rate"]).values())
+    ['model', 'a.rate', 'b.rate']
     """
-    owner = key.removesuffix(".class_path")
-    return f"{owner.rpartition('.')[2]}={value if owner == key else value.rpartition('.')[2]}"
+    parts = {key: key.removesuffix(".class_path").split(".") for key in keys}
+    found = {}
+    for key, own in parts.items():
+        others = [other for name, other in parts.items() if name != key]
+        count = next((n for n in range(1, len(own)) if all(own[-n:] != other[-n:] for other in others)), len(own))
+        found[key] = ".".join(own[-count:])
+    return found
+
+
+def _value(key: str, value: str) -> str:
+    """Return a setting's value on one line; of a class its name alone.
+
+    >>> _value("model.class_path", "mrlm_pl.GRPO"), _value("model.prompt", "Think.\\nAnswer.")
+    ('GRPO', 'Think. Answer.')
+    """
+    return value.rpartition(".")[2] if key.endswith(".class_path") else " ".join(value.split())
+
+
+def _state(run: Run) -> str:
+    """Return in parentheses the state of a run, with its reason; empty for one that finished or has none."""
+    state, reason = run.state()
+    told = f"{state}: {' '.join(reason.split())}" if reason else state
+    return "" if state in ("unknown", "file", "finished") else f" ({told})"
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

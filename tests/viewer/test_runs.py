@@ -315,6 +315,17 @@ def test_a_long_run_shows_every_nth_row(folder: Path) -> None:
     assert found["columns"]["step"][:2] == [2.0, 5.0]
 
 
+def test_a_column_with_gaps_is_thinned_over_its_numbers(folder: Path) -> None:
+    rows = "".join(f"{2 * row},{row}\n{2 * row + 1},\n" for row in range(1001))
+    (folder / "metrics.csv").write_text("step,reward\n" + rows)
+    columns = run_of(folder).metrics()["columns"]
+    held = [
+        (step, reward) for step, reward in zip(columns["step"], columns["reward"], strict=True) if reward is not None
+    ]
+    assert held == [(2.0 * row, float(row)) for row in range(1001)]
+    assert columns["step"][-1] == 2001.0
+
+
 def test_the_viewer_imports_no_torch(folder: Path) -> None:
     code = """if True:
         import sys, mrlm_pl.cli.commands.view

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import SeedComparison, compare_seeds
 from tests.support.recorded_runs import CONFIGURATION, write_run
@@ -59,8 +61,9 @@ def test_groups_differ_in_more_than_the_seed_and_are_paired_by_it(folder: Path) 
     assert (mean, *bounds) == pytest.approx((2, 2 - 2.4842, 2 + 2.4842), abs=1e-3)
     mean, bounds = found.families[1].estimate(WHOLE)
     assert (mean, *bounds) == pytest.approx((4, 4 - 4.9683, 4 + 4.9683), abs=1e-3)
-    (mean, bounds), pairs = found.difference(found.families[1], LAST)  # of 1, 2 and 3
-    assert (mean, *bounds, pairs) == pytest.approx((2, 2 - 2.4842, 2 + 2.4842, 3), abs=1e-3)
+    (mean, bounds), seeds = found.difference(found.families[1], LAST)  # of 1, 2 and 3
+    assert (mean, *bounds) == pytest.approx((2, 2 - 2.4842, 2 + 2.4842), abs=1e-3)
+    assert seeds == [0, 1, 2]
 
 
 def test_seeds_that_do_not_match_are_not_paired(folder: Path, tmp_path: Path) -> None:
@@ -68,10 +71,68 @@ def test_seeds_that_do_not_match_are_not_paired(folder: Path, tmp_path: Path) ->
         run(tmp_path / "other" / f"c{seed}", 10 + seed, [2.0 + 2 * seed] * 4, gamma=0.5)
     runs = find_runs([*(str(folder / f"a{seed}") for seed in range(3)), str(tmp_path / "other")])
     found = compare_seeds(runs)
-    (mean, bounds), pairs = found.difference(found.families[1], LAST)
+    (mean, bounds), seeds = found.difference(found.families[1], LAST)
     half = math.hypot(2.4842, 4.9683)  # Newcombe's method 10 with symmetric intervals
-    assert (mean, *bounds, pairs) == pytest.approx((2, 2 - half, 2 + half, 0), abs=1e-3)
+    assert (mean, *bounds) == pytest.approx((2, 2 - half, 2 + half), abs=1e-3)
+    assert not seeds
     assert "2 [-3.555, 7.555], seeds not paired" in found.markdown()
+
+
+def test_of_seeds_that_match_in_part_the_paired_ones_are_named(tmp_path: Path) -> None:
+    for seed in range(4):
+        run(tmp_path / f"a{seed}", seed, [1.0 + seed] * 4, gamma=1.0)
+    for seed in range(1, 3):
+        run(tmp_path / f"b{seed}", seed, [4.0 + 2 * seed] * 4, gamma=0.5)
+    # Of 4 and 5, with t(1) = 12.7062 and a standard deviation of sqrt(.5): 4.5 +- 6.3531.
+    assert "4.5 [-1.853, 10.85], 2 pairs of seeds (1, 2) |" in compared(tmp_path).markdown()
+
+
+def test_one_seed_of_each_is_one_pair(tmp_path: Path) -> None:
+    run(tmp_path / "a", 0, [1.0] * 4, gamma=1.0)
+    run(tmp_path / "b", 0, [4.0] * 4, gamma=0.5)
+    assert "| 3, 1 pair of seeds |" in compared(tmp_path).markdown()
+
+
+def test_all_numbers_of_a_long_run_count(tmp_path: Path) -> None:
+    run(tmp_path / "run", 0, range(1, 1002), per_row=1)  # 1001 rows, each with a row without the number
+    found = compared(tmp_path)
+    assert found.points[-1] == 1001
+    # The reward is the number of episodes: the mean of 10.01 k for k of 91 to 100.
+    assert found.families[0].estimate(LAST)[0] == pytest.approx(10.01 * 95.5)
+
+
+def test_a_run_that_ends_early_is_named_with_its_state(tmp_path: Path) -> None:
+    run(tmp_path / "long", 0, [1.0] * 100)
+    run(tmp_path / "short", 1, [1.0] * 10)
+    run(tmp_path / "as long", 2, [1.0] * 95)
+    write_state(tmp_path / "short", {"state": "failed", "reason": "NonFiniteError: the loss\nis nan"})
+    assert compared(tmp_path).notes == [
+        f"{tmp_path / 'short'} ends at 100 episodes (failed: NonFiniteError: the loss is nan); others reached 1,000."
+    ]
+
+
+def test_a_failed_run_without_numbers_says_why(folder: Path, tmp_path: Path) -> None:
+    write_run(folder / "empty", [], CONFIGURATION)
+    write_state(folder / "empty", {"state": "failed", "reason": "EngineError: no room"})
+    because = r"empty is left out: it has no `rollout/reward` at its episodes \(failed: EngineError: no room\)\."
+    assert any(re.search(because, note) for note in compared(folder).notes)
+    with pytest.raises(ConfigurationError, match=r"no metrics\.csv; \S+empty \(failed: EngineError: no room\)"):
+        compared(folder / "empty")
+
+
+def test_names_and_settings_of_any_form_keep_the_table_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("[x]", "{}"):
+        run(Path(name), 0, [1.0])
+        (Path(name) / "config.yaml").unlink()
+    assert [family.label for family in compare_seeds(find_runs(["[x]", "{}"])).families] == ["[x]", "{}"]
+    for name, rate in (("a", 1e-3), ("b", 1e-4)):
+        policies = {key: {"learning_rate": own} for key, own in (("solver", rate), ("critic", 2 * rate))}
+        run(Path("runs", name), 0, [1.0], policies=policies, prompt=f"Think.\n{name}")
+    assert [family.label for family in compared(Path("runs")).families] == [
+        "critic.learning_rate=0.002, solver.learning_rate=0.001, prompt=Think. a",
+        "critic.learning_rate=0.0002, solver.learning_rate=0.0001, prompt=Think. b",
+    ]
 
 
 @pytest.mark.parametrize(("axis", "scale"), [("episodes", 1), ("decisions", 2), ("tokens", 20)])
@@ -140,6 +201,16 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
 def test_mistakes_are_named(words: list[str], message: str, folder: Path, mrlm: Any) -> None:
     status, _, err = mrlm("report", str(folder), *words)
     assert (status, message in err) == (2, True), err
+
+
+def test_the_band_is_drawn_where_the_interval_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn: list[Any] = []
+    monkeypatch.setattr(axes, "fill_between", lambda self, *_, where, **__: drawn.append(list(where)))
+    for seed in range(3):
+        run(tmp_path / "same" / str(seed), seed, [1.0, 1.0 + seed], per_row=50)
+    compared(tmp_path / "same").plot(tmp_path / "a.png")
+    assert drawn == [[False] * 50 + [True] * 50], "equal up to 50 of 100 episodes, then apart"
 
 
 def test_a_picture_without_matplotlib_names_the_extra(

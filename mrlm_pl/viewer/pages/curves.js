@@ -82,7 +82,7 @@ export async function curvesView(parameters) {
           dispatchEvent(new Event("hashchange"));
         } } }), told(run.key))))),
     el("p", { class: "note" }, "Runs that differ in their seed alone share a color: thin lines, with mean and 95 % interval. Dashed: a resumption.",
-      every > 1 ? ` Every ${every}th row is shown.` : ""),
+      every > 1 ? ` Of the longest column every ${every}th number is shown.` : ""),
     box,
   ];
 }
