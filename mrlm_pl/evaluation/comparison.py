@@ -20,10 +20,11 @@ class Comparison:
 
     Args:
         gain: mean over the tasks of the one's result less the other's.
-        ci95: its paired 95 % interval, within [-1, 1]; tasks that pose the same problem are one cluster.
+        ci95: its paired 95 % interval, of accuracies within [-1, 1]; tasks that pose the same problem are one cluster.
         tasks: how many tasks both have.
         own: the one's mean over these tasks.
-        own_measure: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task.
+        own_measure: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task; ``mean reward`` of
+            both where a task of one of them has no accuracy.
         own_decisions: decisions for each task: what its results cost.
         other: the other's mean, and so on.
         other_measure: see ``own_measure``.
@@ -45,7 +46,7 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
     """Return the improvement of a report over another one; both as ``mrlm eval --output`` writes them.
 
     Raises:
-        ConfigurationError: they have no task in common, or one of them has no accuracy.
+        ConfigurationError: they have no task in common.
     """
     own, theirs = _by_task(report), _by_task(other)
     common = [key for key in own if key in theirs]
@@ -55,13 +56,16 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
             f"{len(theirs)} of {other['environment']!r} ({other['split']}); play both with the same environment, data, "
             "split and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
         )
-    (measure, values), (their_measure, their_values) = _results(own, report), _results(theirs, other)
+    found, their_found, low, high = _results(own), _results(theirs), -1.0, 1.0
+    if found is None or their_found is None:
+        found, their_found, low, high = _rewards(own), _rewards(theirs), -math.inf, math.inf
+    (measure, values), (their_measure, their_values) = found, their_found
     differences: dict[str, list[float]] = defaultdict(list)
     for key in common:
         differences[key[1]].append(values[key] - their_values[key])
     return Comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
-        ci95=mean_interval(list(differences.values()), low=-1.0, high=1.0),
+        ci95=mean_interval(list(differences.values()), low, high),
         tasks=len(common),
         own=math.fsum(values[key] for key in common) / len(common),
         own_measure=measure,
@@ -104,7 +108,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
 
 
 def _is_report(data: Any) -> bool:
-    return isinstance(data, dict) and {"environment", "split", "tasks", "decisions_per_task"} <= set(data)
+    keys = {"environment", "split", "tasks", "decisions_per_task"}
+    return isinstance(data, dict) and keys <= set(data) and all("reward" in item for item in data["tasks"])
 
 
 _Key = tuple[str, str]
@@ -114,15 +119,20 @@ def _by_task(report: Mapping[str, Any]) -> dict[_Key, Mapping[str, Any]]:
     return {(item["task"], item["problem"]): item for item in report["tasks"]}
 
 
-def _results(tasks: Mapping[_Key, Mapping[str, Any]], report: Mapping[str, Any]) -> tuple[str, dict[_Key, float]]:
-    """Return a report's measure and its value for each task: the majority if every task has one, else the accuracy."""
+def _results(tasks: Mapping[_Key, Mapping[str, Any]]) -> tuple[str, dict[_Key, float]] | None:
+    """Return a report's measure and its value for each task: the majority if every task has one, else the accuracy.
+
+    None if a task has neither.
+    """
     if all(item["majority"] is not None for item in tasks.values()):
         samples = sorted({item["episodes"] for item in tasks.values()})
         named = str(samples[0]) if len(samples) == 1 else f"{samples[0]}-{samples[-1]}"
         return f"majority@{named}", {key: float(item["majority"]) for key, item in tasks.items()}
     if any(item["accuracy"] is None for item in tasks.values()):
-        raise ConfigurationError(
-            f"the evaluation of {report['environment']!r} has no accuracy for some of its tasks; "
-            "only evaluations with an accuracy are compared"
-        )
+        return None
     return "accuracy", {key: float(item["accuracy"]) for key, item in tasks.items()}
+
+
+def _rewards(tasks: Mapping[_Key, Mapping[str, Any]]) -> tuple[str, dict[_Key, float]]:
+    """Return the mean reward of each task."""
+    return "mean reward", {key: float(item["reward"]) for key, item in tasks.items()}

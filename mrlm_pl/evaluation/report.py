@@ -74,7 +74,8 @@ class EvaluationReport:
         seats: the policy of each agent.
         agents: what each agent earned and did, in the order in which they act.
         policies: what each policy earned and did, in all of its seats.
-        tasks: each task's key, what tells its problem from others, episodes, share of successes and majority.
+        tasks: each task's key, what tells its problem from others, episodes, mean reward, share of successes and
+            majority.
         transcripts: the messages, episode after episode.
     """
 
@@ -331,6 +332,7 @@ def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[st
         "task": task.key,
         "problem": problem_digest(task),
         "episodes": len(group),
+        "reward": math.fsum(episode.reward for episode in group) / len(group),
         "accuracy": sum(judged) / len(group) if judged else None,
         "majority": voted,
     }

@@ -181,14 +181,25 @@ def test_a_task_whose_other_samples_failed_is_compared_by_its_majority_as_well()
     assert found.gain == 0.5
 
 
+@pytest.mark.parametrize("success", [None, True])
+def test_rewards_are_compared_where_an_evaluation_has_no_accuracy(success: bool | None) -> None:
+    own = summary([episode(0, 4.0), episode(0, 8.0), episode(1, 2.0), episode(1, 2.0)])
+    other = summary([episode(0, 1.0, success), episode(1, 3.0, success)])
+    found = compare(as_data(own), as_data(other))
+    assert (found.own_measure, found.own, found.other_measure, found.other) == ("mean reward", 4.0, "mean reward", 2.0)
+    # Differences 5 and -1: s = sqrt(18), t of 1 degree 12.7062, so that 2 +- 12.7062 * 3.
+    assert (found.gain, *found.ci95) == pytest.approx((2.0, 2 - 38.1186, 2 + 38.1186), abs=1e-3)
+
+
 def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:
     one, other = as_data(summary([episode(0, 1.0, True)])), as_data(summary([episode(7, 1.0, True)]))
     with pytest.raises(ConfigurationError, match="no task in common"):
         compare(one, other)
-    with pytest.raises(ConfigurationError, match="only evaluations with an accuracy"):
-        compare(one, as_data(summary([episode(0, 1.0)])))
-    (tmp_path / "old.json").write_text('{"environment": "math"}')
-    with pytest.raises(ConfigurationError, match="no report"):
-        read_report(tmp_path / "old.json")
+    for task in one["tasks"]:
+        del task["reward"]
+    for data in ({"environment": "math"}, one):
+        (tmp_path / "old.json").write_text(json.dumps(data))
+        with pytest.raises(ConfigurationError, match="no report"):
+            read_report(tmp_path / "old.json")
     with pytest.raises(ConfigurationError, match="there is no file"):
         read_report(tmp_path / "absent.json")
