@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,13 @@ def screen(command: list[str], folder: Path) -> str:
     os.close(inside)
     written = b""
     try:
-        while part := os.read(terminal, 1 << 16):
-            written += part
-    except OSError:  # the end of a terminal on Linux
-        pass
-    os.close(terminal)
-    assert process.wait(60) == 0, written.decode()
+        with suppress(OSError):  # the end of a terminal on Linux
+            while part := os.read(terminal, 1 << 16):
+                written += part
+        assert process.wait(60) == 0, written.decode()
+    finally:
+        process.kill()
+        os.close(terminal)
     text = re.sub(r"\x1b\[[\d;?]*[A-Zlh]", "\n", written.decode())
     return re.sub(r"\x1b\[[\d;]*m", "", text).replace("\r", "\n")
 

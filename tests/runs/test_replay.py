@@ -55,15 +55,19 @@ def written(folder: Path, episodes: Sequence[Episode]) -> Path:
 def served() -> Iterator[Callable[..., RemoteEnvironment]]:
     """A client of an environment that this process serves."""
     servers: list[Served] = []
+    clients: list[RemoteEnvironment] = []
 
     def serve(cls: type[Environment], **settings: Any) -> RemoteEnvironment:
         loop = EventLoopThread()
         server = EnvironmentServer(Offer({cls.name: lambda _: cls(**settings)}, processes=0, step_seconds=60.0))
         loop.submit(server.start()).result(60)
         servers.append(Served(server, loop))
-        return RemoteEnvironment(servers[-1].target, cls.name)
+        clients.append(RemoteEnvironment(servers[-1].target, cls.name))
+        return clients[-1]
 
     yield serve
+    for client in clients:
+        client.close()
     for server in servers:
         server.stop()
 

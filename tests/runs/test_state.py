@@ -56,15 +56,16 @@ def test_a_fit_lives_then_is_finished(
     model_folder: Path, echo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mrlm_pl.runs.trainer.SIGN_SECONDS", 0)
-    signs = set()
+    states, signs = set(), set()
 
     class Looking(echo):
         def begin(self, task: Any) -> str:
-            assert state(tmp_path / "run") == ("running", "")
+            states.add(state(tmp_path / "run"))
             signs.add(json.loads((tmp_path / "run" / STATE).read_text())["alive"])
             return super().begin(task)
 
     Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, Looking(), iterations=2))
+    assert states == {("running", "")}
     assert len(signs) == 2
     assert state(tmp_path / "run") == ("finished", "")
     assert "process" not in json.loads((tmp_path / "run" / STATE).read_text())
@@ -73,13 +74,13 @@ def test_a_fit_lives_then_is_finished(
 def test_a_failed_fit_says_why_and_a_refused_one_leaves_the_state(
     model_folder: Path, echo: Any, tmp_path: Path
 ) -> None:
-    class Failing(echo):
-        def begin(self, task: Any) -> str:
-            self.reward = float("nan") if (tmp_path / "run" / "episodes").exists() else 1.0
-            return super().begin(task)
+    class Failing(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 1:
+                raise NonFiniteError("the loss is nan")
 
     with pytest.raises(NonFiniteError):
-        Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, Failing()))
+        Trainer(output=str(tmp_path / "run"), callbacks=[Failing()], **QUIET).fit(*make(model_folder, echo()))
     kind, reason = state(tmp_path / "run")
     assert (kind, "NonFiniteError: " in reason) == ("failed", True)
     with pytest.raises(ConfigurationError, match="holds a run"):
@@ -100,7 +101,7 @@ def test_a_run_that_sigterm_ends_is_interrupted(model_folder: Path, echo: Any, t
 def test_a_killed_run_stopped_without_an_end(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: (tmp_path / "began").exists() or process.poll() is not None, 120)
+        eventually(lambda: (tmp_path / "began").exists() or process.poll() is not None, 250)
         assert state(tmp_path / "run") == ("running", "")
         process.kill()
         process.wait(60)

@@ -22,6 +22,9 @@ EARLIER = "earlier"
 DROPPED = "dropped"
 """Key of a class's mapping: it was named with ``init_args: {}``, which drops unfit arguments of an earlier class."""
 
+SWITCHES = ("true", "false", "null")
+"""Plain values in place of settings, which an option for one of the settings replaces; see :func:`merged`."""
+
 
 def merged(
     arguments: Sequence[str], groups: Collection[str], load: Callable[[str], Any] = yaml.safe_load
@@ -97,6 +100,8 @@ def _assigned(node: Any, parts: Sequence[str], value: Any, append: bool, name: s
         return _merged(node, value, name)
     if isinstance(node, list) and node:
         return [*node[:-1], _assigned(node[-1], parts, value, append)]
+    if isinstance(node, bool) or node in SWITCHES:
+        node = {}
     node = {CLASS: node} if isinstance(node, str) else node or {}
     first, *rest = parts
     if first == CLASS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -90,11 +91,12 @@ def check_environment_names(arguments: Sequence[str]) -> None:
         ConfigurationError: the name, with the nearest.
     """
     pairs = option_values(arguments)
-    models = [*arguments[:1], *(value for option, value in pairs if option == "--model")]
-    if any(Path(model).is_dir() for model in models):
+    first = [word for word in arguments[:1] if not word.startswith("-")]
+    models = [*first, *(value for option, value in pairs if option == "--model")]
+    if any(os.path.isdir(model) for model in models):  # `Path.is_dir` raises where a name is too long
         return
     named = [
-        *(word for word in arguments[:1] if not word.startswith("-")),
+        *first,
         *(value for option, value in pairs if option == "--environment"),
         *(name.strip() for option, value in pairs if option == "--environments" for name in value.split(",")),
     ]

@@ -77,6 +77,21 @@ def test_a_policy_may_be_its_model_alone(mrlm, model):
         assert (policy["model"], policy["learning_rate"], policy["trained"]) == (model, 0.5, True)
 
 
+@pytest.mark.parametrize("before", ["true", "false", "null"])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_an_option_for_a_setting_replaces_a_switch(mrlm, before, in_file):
+    Path("run.yaml").write_text(
+        "model: {class_path: GRPO}\n"
+        f"data: {{class_path: RolloutDataModule, init_args: {{environment: parrot, save_episodes: {before}}}}}\n"
+    )
+    switch = () if in_file else ("--data.save_episodes", before)
+    options = (*switch, "--data.save_episodes.last", "3", "--data.save_episodes.every", "2")
+    status, out, err = mrlm("fit", "--config", "run.yaml", *options, "--print_config")
+    assert status == 0, err
+    found = yaml.safe_load(out)["data"]["init_args"]["save_episodes"]
+    assert (found["last"], found["every"]) == (3, 2)
+
+
 def test_later_files_and_options_override(parsed):
     Path("faster.yaml").write_text("model: {init_args: {rate: 0.75}}\ntrainer: {max_epochs: 7}\n")
     result = parsed("--config", "faster.yaml", "--trainer.max_epochs", "9")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from mrlm_pl.cli.parsing.early_check import FOLDERS, PACKAGE, SETTINGS, check, parameters
+from mrlm_pl.cli.parsing.early_check import FOLDERS, PACKAGE, SETTINGS, check, check_environment_names, parameters
 from mrlm_pl.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +69,11 @@ def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(
     file.write_text("data:\n  class_path: RolloutDataModule\n  init_args:\n    environment: math\n")
     with pytest.raises(ConfigurationError, match=r"did you mean 'code'\?$"):
         check(["--config", str(file), "--data.environment", "coode"])
+
+
+@pytest.mark.parametrize("first", ["--environment.text=", ""])
+def test_a_word_may_be_longer_than_a_file_name(first: str) -> None:
+    check_environment_names([first + 300 * "x", "--model", 300 * "y"])
 
 
 def test_the_source_has_the_parameters_of_environments() -> None:
