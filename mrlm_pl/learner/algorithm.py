@@ -26,7 +26,7 @@ from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
-from mrlm_pl.learner.metrics import Metrics, on_evaluation_bar, on_rollout_bar, on_update_bar
+from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, weight_group
 from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
@@ -366,9 +366,6 @@ class Algorithm(LightningModule, ABC):
             rates[self.metrics.name(f"learning_rate{part}", group["policy"])] = group["lr"]
         self.metrics.log(self.trainer, rates)
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.metrics.write_row(self.trainer)
-
     def configure_gradient_clipping(
         self,
         optimizer: torch.optim.Optimizer,
@@ -412,8 +409,8 @@ class Algorithm(LightningModule, ABC):
         return batch.episodes
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the callback that makes a resumed run exact."""
-        return [ExactResume()]
+        """Return the callbacks that make a resumed run exact and write the metrics."""
+        return [ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "state_dict" in checkpoint:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments
@@ -33,6 +34,7 @@ class Metrics:
         policies: their names.
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
+        row: numbers since the last row that :class:`UpdateRows` wrote.
     """
 
     def __init__(self, policies: Collection[str]) -> None:
@@ -43,8 +45,7 @@ class Metrics:
         self._largest: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._evaluated: dict[str, dict[tuple[str, str], float]] = {}
-        self._row: dict[str, float] = {}
-        self._updated = False
+        self.row: dict[str, float] = {}
 
     def name(self, metric: str, policy: str) -> str:
         """Return the name of a policy's metric: ``train/METRIC``, with the policy's name if there are several.
@@ -147,13 +148,14 @@ class Metrics:
                 metrics[name] = metrics.get(name, 0.0) + value
         metrics |= {name: total / weight for name, (total, weight) in totals.items() if weight}
         self.update = metrics | _of_means(metrics)
-        self._updated = True
         return self.update
 
     def log(
         self, trainer: Any, values: Mapping[str, float], on_bar: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Log numbers of an update: to callbacks and the progress bar at once, to the loggers with :meth:`write_row`.
+        """Log numbers of an update: to callbacks and the progress bar at once, to the loggers with its row.
+
+        :class:`UpdateRows` writes the row; numbers that other callbacks log in ``on_train_batch_end`` are in it.
 
         ``LightningModule.log`` takes .4 ms for each number, together a tenth of a small model's step.
 
@@ -162,26 +164,10 @@ class Metrics:
             values: the numbers by name.
             on_bar: whether the progress bar shows the number of a name.
         """
-        numbers = torch.tensor(list(values.values()), dtype=torch.float32)
-        row = dict(zip(values, numbers.tolist(), strict=True))
-        trainer.callback_metrics.update(zip(values, numbers, strict=True))
+        row = {name: float(value) for name, value in values.items()}
+        trainer.callback_metrics.update(_tensors(row))
         trainer.progress_bar_metrics.update({name: value for name, value in row.items() if on_bar(name)})
-        self._row |= row
-
-    def write_row(self, trainer: Any) -> None:
-        """Write the metrics since the last row to the loggers, every ``log_every_n_steps`` updates.
-
-        Between the updates, after a micro-batch of several, nothing is written.
-        """
-        updated, self._updated = self._updated, False
-        every, step = trainer.log_every_n_steps, trainer.global_step - 1
-        if not updated or not every or not ((step + 1) % every == 0 or trainer.should_stop or trainer.fast_dev_run):
-            return
-        row, self._row = {"epoch": float(trainer.current_epoch), **self._row}, {}
-        trainer.logged_metrics.update(row)
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=step)
-            logger.save()
+        self.row |= row
 
     def of_this_rank(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
         """Return this rank's (total, weight) of each mean, largest values and sums, in one transfer from the device."""
@@ -220,6 +206,58 @@ class Metrics:
                 weight = sums["weight", name]
                 found[f"{prefix}/{name}"] = sums[kind, name] / weight if weight else math.nan
         return found | {f"{prefix}/{name}": count for (kind, name), count in sorted(sums.items()) if kind == "count"}
+
+
+class UpdateRows(Callback):
+    """Writes a row of numbers to the loggers every ``log_every_n_steps`` updates.
+
+    Lightning runs it after all other callbacks but those that save checkpoints: the row of an update is written before
+    the checkpoint that lets a resumed run begin after the update.
+
+    Args:
+        metrics: what is written.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self._updates = self._written = 0  # of the run at the last batch, and at the last row
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Drop the numbers of an earlier fit that was interrupted."""
+        if stage == "fit":
+            self.metrics.row = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._updates = self._written = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Write the row if the batch was the last one of an update."""
+        updated, self._updates = trainer.global_step != self._updates, trainer.global_step
+        every = trainer.log_every_n_steps
+        if updated and every and (trainer.global_step % every == 0 or trainer.should_stop or trainer.fast_dev_run):
+            self._write(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the numbers since the last row."""
+        if trainer.log_every_n_steps and self._written != self._updates:
+            self._write(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"row": self.metrics.row}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.metrics.row = dict(state_dict["row"])
+
+    def _write(self, trainer: Trainer) -> None:
+        row, self.metrics.row, self._written = self.metrics.row, {}, trainer.global_step
+        trainer.logged_metrics.update(_tensors(row))
+        for logger in trainer.loggers:
+            logger.log_metrics({"epoch": trainer.current_epoch, **row}, step=trainer.global_step - 1)
+            logger.save()
+
+
+def _tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
+    return dict(zip(numbers, torch.tensor(list(numbers.values())), strict=True))
 
 
 def on_update_bar(name: str, metrics: Mapping[str, float]) -> bool:

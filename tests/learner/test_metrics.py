@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
@@ -209,3 +209,44 @@ def test_an_update_is_one_row(
     last, reward = rows.rows[-1][1], [row["rollout/reward"] for _, row in rows.rows if "rollout/reward" in row][-1]
     assert float(trainer.callback_metrics["train/loss"]) == last["train/loss"] == trainer.logged_metrics["train/loss"]
     assert trainer.progress_bar_metrics["rollout/reward"] == reward
+    assert isinstance(trainer.logged_metrics["train/loss"], Tensor)
+    assert [row["epoch"] for _, row in rows.rows] == [0] * len(steps)
+
+
+class Own(GRPO):
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Do nothing."""
+
+
+def short(model_folder: Path, echo: Any) -> tuple[GRPO, RolloutDataModule]:
+    """Return what two iterations of three updates need."""
+    sampling = Sampling(max_tokens=3)
+    data = RolloutDataModule(echo(), groups=3, group_size=2, iterations=2, minibatches=3, sampling=sampling)
+    return Own({"main": Policy(str(model_folder))}), data
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(
+    step: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    whole, rest = Rows(), Rows()
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=step, save_top_k=-1)
+    trainer = quiet_trainer(logger=whole, callbacks=[keep], enable_checkpointing=True, log_every_n_steps=2)
+    trainer.fit(*short(model_folder, echo))
+    path = tmp_path / f"step={step}.ckpt"
+    quiet_trainer(logger=rest, log_every_n_steps=2).fit(*short(model_folder, echo), ckpt_path=path)
+    assert [at for at, _ in whole.rows] == [1, 3, 5]
+    expected = [(at, sorted(row)) for at, row in whole.rows if at is not None and at >= step]
+    assert [(at, sorted(row)) for at, row in rest.rows] == expected
+
+
+def test_the_numbers_of_a_fit_are_in_its_rows(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    rows = Rows()
+    algorithm, data = short(model_folder, echo)
+    quiet_trainer(logger=rows, log_every_n_steps=4).fit(algorithm, data)
+    assert [(step, "train/loss" in row) for step, row in rows.rows] == [(3, True), (5, True)]
+    assert algorithm.metrics.row == {}
+    algorithm.metrics.row = {"left": 1.0}  # by a fit that was interrupted
+    _, data = short(model_folder, echo)
+    quiet_trainer(logger=rows, log_every_n_steps=4).fit(algorithm, data)
+    assert not any("left" in row for _, row in rows.rows)

@@ -12,6 +12,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import DataError, NonFiniteError
 from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.metrics import Metrics
 
 
 @final
@@ -36,6 +37,7 @@ class ToyAlgorithm(Algorithm):
 
     def __init__(self, policies: dict[str, ToyPolicy] | None = None, rate: float = 0.5, fail_at: int = -1) -> None:
         super(Algorithm, self).__init__()  # the toy has no models to be put in seats
+        self.metrics = Metrics(())
         self.save_hyperparameters()
         self.settings, self.rate, self.fail_at = policies or {}, rate, fail_at
         self.weight = torch.nn.Parameter(torch.zeros(()))
@@ -56,7 +58,6 @@ class ToyAlgorithm(Algorithm):
         return (self.weight - batch).square()
 
     on_before_optimizer_step = LightningModule.on_before_optimizer_step
-    on_train_batch_end = LightningModule.on_train_batch_end
     on_validation_epoch_end = LightningModule.on_validation_epoch_end
     on_test_epoch_end = LightningModule.on_test_epoch_end
     configure_gradient_clipping = LightningModule.configure_gradient_clipping
