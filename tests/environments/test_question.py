@@ -306,7 +306,7 @@ def test_functions_of_an_own_file_are_named_on_the_command_line(module: str, mrl
 
 def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: Any) -> None:
     rewards = [f"{module}.exact", {"call": f"{module}.length", "weight": 0.1}]
-    arguments = {"data": "rows.jsonl", "prompt": "{question}", "rewards": rewards}
+    arguments = {"data": "rows.jsonl", "prompt": "{question}", "rewards": rewards, "success_at": 1.0}
     environment = {"class_path": "QuestionEnvironment", "init_args": arguments}
     data = {"environment": environment, "groups": 2, "group_size": 2, "iterations": 1, "sampling": {"max_tokens": 2}}
     config = {
@@ -319,7 +319,15 @@ def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: A
     assert status == 0, err
     status, out, err = mrlm("replay", "run")
     assert (status, "4 of 4 episodes are equal" in out) == (0, True), out + err
-    assert mrlm("eval", "--model", "run", "-n", "2")[0] == 0
+    assert f'rewards ["{module}.exact", {{"call": "{module}.length"' in err
+    status, out, err = mrlm("eval", "--model", "run", "-n", "2", "--output", "report.json")
+    assert (status, f'rewards ["{module}.exact"' in out) == (0, True), out + err
+    recorded = json.loads(Path("report.json").read_text())["settings"]["rewards"]
+    assert recorded == [f"{module}.exact", {"call": f"{module}.length", "weight": 0.1, "name": ""}]
+    status, _, err = mrlm("eval", "--model", "run", "-n", "2", "--compare", "report.json")
+    assert (status, "other environment settings" in err) == (0, False), err
+    status, _, err = mrlm("collect", "--model", "run", "-n", "2", "--output", "kept.jsonl")
+    assert status == 0, err
     Path("run/theirs.py").write_text(OWN)
     saved = Path("run/config.yaml")
     saved.write_text(saved.read_text().replace(f"{module}.exact", "./run/theirs.py:exact"))

@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     name = read.name_of(options.environment)
     if options.temperatures and options.temperature is not None:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
-    print(f"mrlm: collecting in {name} ({shown_settings(read.config.environment)})", file=sys.stderr)
+    print(f"mrlm: collecting in {name} ({shown_settings(read.played)})", file=sys.stderr)
     file = collect(
         options.model,
         options.environment,

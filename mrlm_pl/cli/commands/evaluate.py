@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         **{key: options[key] for key in PLAYED},
     )
     written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
-    print(report_table(report, sampling, shown_settings(read.config.environment)))
+    print(report_table(report, sampling, shown_settings(read.played)))
     if output is not None:
         write_json(output, written)
     if other is not None and report.episodes:

@@ -150,7 +150,7 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
     read = read_with_run(parser, words, weights=False)
     options = parser.instantiate(read.config)
     print(
-        f"mrlm: playing again in {read.name_of(options.environment)} ({shown_settings(read.config.environment)})",
+        f"mrlm: playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})",
         file=sys.stderr,
     )
     return options, read

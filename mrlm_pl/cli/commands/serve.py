@@ -20,7 +20,7 @@ import yaml
 from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from mrlm_pl.cli.parsing.environment_option import environment_parser, read
+from mrlm_pl.cli.parsing.environment_option import environment_config, environment_parser, read
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
@@ -115,7 +115,7 @@ def _check_port(endpoint: Endpoint) -> None:
 def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> EnvironmentServer:
     settings = read_settings(options.settings)
     if options.environment is not None:
-        config = options.environment.as_dict()
+        config = environment_config(serve_parser(), options)
         settings[config["class_path"]] = config.get("init_args") or {}
     names = _names(options.environments)
     if not (names or settings) and not options.policies and not options.verifier:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from jsonargparse import ActionConfigFile
@@ -29,11 +29,13 @@ class RunOptions:
         config: all options, with the environment's class and arguments.
         run: what ``--model`` names.
         recorded: the run's environment that is played, or None: it is another one, or a model is played.
+        played: class and arguments of the environment, as a configuration file has them.
     """
 
     config: Any
     run: RecordedRun
     recorded: RecordedEnvironment | None
+    played: Mapping[str, Any] = field(default_factory=dict)
 
     def name_of(self, environment: Environment) -> str:
         """Return the environment's name in the run, else its own."""
@@ -41,7 +43,7 @@ class RunOptions:
 
     def environment_settings(self) -> dict[str, Any]:
         """Return the environment's arguments."""
-        return dict(self.config.environment.as_dict().get("init_args") or {})
+        return dict(self.played.get("init_args") or {})
 
 
 def environment_parser(command: str, description: str, *, required: bool = True) -> CommandParser:
@@ -101,25 +103,34 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: b
         if recorded.name is not None and named == recorded.name:
             words = _without(words, _OPTION)
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
-    return RunOptions(read(parser, words), run, recorded)
+    options = read(parser, words)
+    return RunOptions(options, run, recorded, environment_config(parser, options))
 
 
-def shown_settings(config: Any) -> str:
+def environment_config(parser: CommandParser, options: Any) -> dict[str, Any]:
+    """Return the class and arguments of the environment as a configuration file has them, functions by their paths."""
+    config: dict[str, Any] = json.loads(parser.dump(options, format="json", skip_validation=True))["environment"]
+    return config
+
+
+def shown_settings(config: Mapping[str, Any]) -> str:
     """Return the arguments of an environment that differ from its defaults, in one line.
 
     Args:
-        config: the class and its arguments, as the parser gives them.
+        config: the class and its arguments, as a configuration file has them.
     """
-    module, _, name = config.class_path.rpartition(".")
+    module, _, name = config["class_path"].rpartition(".")
     cls = getattr(importlib.import_module(module), name)
     defaults = {key: _plain(item.default) for key, item in inspect.signature(cls).parameters.items()}
-    given = config.as_dict().get("init_args") or {}
+    given = config.get("init_args") or {}
     changed = {key: value for key, value in given.items() if value != defaults.get(key, inspect.Parameter.empty)}
-    return ", ".join(f"{key} {json.dumps(value, default=str)}" for key, value in changed.items()) or "defaults"
+    return ", ".join(f"{key} {json.dumps(value)}" for key, value in changed.items()) or "defaults"
 
 
 def _plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    """Return a default as a configuration file has it."""
+    value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return json.loads(json.dumps(value, default=str))
 
 
 def _without(words: Sequence[str], option: str) -> list[str]:

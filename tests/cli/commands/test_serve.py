@@ -111,6 +111,18 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     assert "Traceback" not in log
 
 
+def test_reward_functions_of_an_own_file_are_served(running, tmp_path):
+    (tmp_path / "grades_of_mine.py").write_text("def length(reply, row):\n    return len(reply) * row['weight']\n")
+    rows = [{"prompt": f"say {number}", "weight": 2} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewards = f"[{{call: {tmp_path}/grades_of_mine.py:length, weight: 0.5}}]"
+    words = ("--environment", "question", "--environment.data", str(tmp_path / "rows.jsonl"))
+    server = running(*words, "--environment.rewards", rewards, "--processes", "1")
+    environment = begun(RemoteEnvironment(server.target, "question"))
+    step = asyncio.run(environment.step({"agent": Message("assistant", "four")}))
+    assert step.rewards == {"agent": 4.0}
+
+
 def test_settings_of_clients_are_checked_like_a_configuration(running):
     server = running("--environments", "math", "--allow_settings", "true")
     environment = RemoteEnvironment(server.target, "math", {"difficulty": [5, 5], "kinds": ["algebra"]})
