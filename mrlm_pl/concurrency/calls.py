@@ -222,6 +222,7 @@ def in_daemon(function: Callable[[], T]) -> Future[T]:
     What would end the thread, such as ``SystemExit``, is a ``RuntimeError``.
     """
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a thread cannot be cancelled
 
     def run() -> None:
         try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -130,34 +133,53 @@ def test_rows_of_a_file_are_those_of_python(suffix: str, split: str, tmp_path: P
     lines = [json.dumps(row) for row in ROWS]
     table = "question,answer\n" + "".join(f'"{row["question"]}",{row["answer"]}\n' for row in ROWS)
     path.write_text({"json": f"[{','.join(lines)}]", "jsonl": "\n".join(lines), "csv": table}[suffix])
-    found = QuestionEnvironment(str(path), [exact], prompt="{question}").tasks(split)
+    found = QuestionEnvironment(path if suffix == "json" else str(path), [exact], prompt="{question}").tasks(split)
     expected = QuestionEnvironment(ROWS, [exact], prompt="{question}").tasks(split)
     assert [task.data for task in found] == [task.data for task in expected]
 
 
 def test_copies_share_the_rows_and_a_function_cannot_change_them() -> None:
     def greedy(reply: str, row: dict[str, Any]) -> float:
-        row.pop("answer")
+        row["answers"].append(row.pop("question"))
         return 0.0
 
-    environment = question([greedy])
+    rows = [{**row, "answers": [{"text": row["answer"]}]} for row in ROWS]
+    environment = QuestionEnvironment(rows, [greedy, Reward(greedy, name="again")], prompt="{question}")
     source = environment.tasks("train")
     assert environment.copy().tasks("train") is source
+    before = json.dumps(source[0].data)
     played(environment, "x")
-    assert "answer" in source[0].data
+    assert json.dumps(source[0].data) == before
+
+
+def test_copies_share_a_judge_with_a_lock() -> None:
+    class Judge:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __call__(self, reply: str, row: Any) -> float:
+            with self.lock:
+                return 1.0
+
+    environment = question([Judge()]).copy()
+    assert played(environment, "x").rewards == {"agent": 1.0}
 
 
 def test_async_functions_wait_side_by_side_and_plain_ones_leave_the_loop() -> None:
-    meeting = asyncio.Barrier(2) if hasattr(asyncio, "Barrier") else None
+    first, second = asyncio.Event(), asyncio.Event()
     threads = []
 
+    async def met(mine: asyncio.Event, other: asyncio.Event) -> None:
+        mine.set()
+        await asyncio.wait_for(other.wait(), 60)
+
     async def one(reply: str, row: Any) -> float:
-        if meeting is not None:
-            await asyncio.wait_for(meeting.wait(), 60)
+        await met(first, second)
         return 1.0
 
     async def two(reply: str, row: Any) -> float:
-        return 1.0 + await one(reply, row)
+        await met(second, first)
+        return 2.0
 
     def plain(reply: str, row: Any) -> float:
         threads.append(threading.current_thread())
@@ -170,6 +192,98 @@ def test_async_functions_wait_side_by_side_and_plain_ones_leave_the_loop() -> No
     check_environment(question([plain])).raise_on_failure()
 
 
+def test_coroutines_of_plain_functions_and_in_subclasses_are_awaited() -> None:
+    class Mine(QuestionEnvironment):
+        name = "mine"
+
+    async def judge(reply: str, row: Any) -> float:
+        return 2.0
+
+    def asks(reply: str, row: Any) -> Any:
+        return judge(reply, row)
+
+    async def other(reply: str, row: Any) -> float:
+        return 1.0
+
+    assert played(question([asks]), "x").rewards == {"agent": 2.0}
+    assert played(question([asks, other]), "x").rewards == {"agent": 3.0}
+    assert played(Mine(ROWS, [judge, length], prompt="{question}"), "x").rewards == {"agent": 3.0}
+
+
+def test_a_function_that_raises_cancels_those_beside_it() -> None:
+    cancelled, waits = asyncio.Event(), asyncio.Event()
+
+    async def slow(reply: str, row: Any) -> float:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return 0.0
+
+    async def broken(reply: str, row: Any) -> float:
+        await waits.wait()
+        raise KeyError("label")
+
+    async def play() -> None:
+        environment = question([slow, broken])
+        environment.reset(environment.tasks("train")[0])
+        with pytest.raises(KeyError):
+            await environment.step({"agent": Message("assistant", "x")})  # type: ignore[misc]
+        await asyncio.wait_for(cancelled.wait(), 60)
+
+    asyncio.run(play())
+
+
+def test_a_function_that_hangs_does_not_keep_the_process_alive() -> None:
+    program = """
+import asyncio, threading
+from mrlm_environments import QuestionEnvironment
+from mrlm_pl.environment import Message
+
+started = threading.Event()
+
+def hangs(reply, row):
+    started.set()
+    threading.Event().wait()
+
+async def quick(reply, row):
+    return 1.0
+
+async def play():
+    environment = QuestionEnvironment([{"prompt": str(n)} for n in range(40)], [hangs, quick])
+    environment.reset(environment.tasks("train")[0])
+    task = asyncio.ensure_future(environment.step({"agent": Message("assistant", "x")}))
+    while not started.is_set():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+asyncio.run(play())
+print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+def test_the_split_is_of_the_row_and_not_of_the_prompt() -> None:
+    def questions(split: str, **options: Any) -> list[str]:
+        return [task.data["question"] for task in question([exact], **options).tasks(split)]
+
+    others = {"prompt": "{question}", "system_prompt": "Be brief.", "agents": TWO}
+    for split in ("train", "validation", "test"):
+        assert questions(split) == questions(split, **others)
+    turned = [dict(reversed(row.items())) for row in ROWS]
+    environment = QuestionEnvironment(turned, [exact], prompt="{question}")
+    assert [task.data["question"] for task in environment.tasks("train")] == questions("train")
+
+
+def test_equal_prompts_of_different_rows_keep_the_contract() -> None:
+    rows = [{"prompt": "Say a number.", "answer": str(number)} for number in range(40)]
+    check_environment(QuestionEnvironment(rows, [exact])).raise_on_failure()
+
+
 def test_it_keeps_the_contract() -> None:
     async def waiting(replies: Any, row: Any) -> float:
         return float(len(replies))
@@ -179,7 +293,7 @@ def test_it_keeps_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", [None, "1", [1.0], {"style": None}, {"first": 1.0, "style": 1.0}, {"first": {"a": "b"}}]
+    "returned", [None, "1", [1.0], {1: 0.5}, {"style": None}, {"first": 1.0, "style": 1.0}, {"first": {"a": "b"}}]
 )
 def test_what_is_no_number_fails_the_episode_with_the_function(returned: Any) -> None:
     def grade(replies: Any, row: Any) -> Any:
@@ -215,13 +329,13 @@ def test_a_value_that_is_not_finite_stops_the_run(value: float, tmp_path: Path, 
 
 
 def test_a_function_that_raises_fails_its_episode_and_earns_nothing(tmp_path: Path, quiet_trainer: Any) -> None:
-    calls: list[str] = []
+    calls = itertools.count(1)
 
     def unstable(reply: str, row: Any) -> float:
-        calls.append(reply)
-        if len(calls) == 1:
+        call = next(calls)
+        if call == 1:
             raise ConnectionError("the judge is down")
-        return float(len(calls))
+        return float(call)
 
     episodes = fitted(tmp_path, quiet_trainer, [unstable])
     failed = [episode for episode in episodes if episode.failed]
@@ -250,6 +364,11 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
         ({"rewards": ["exact"]}, "is 'exact'; give a Reward"),
         ({"prompts": {"critic": "x"}}, r"prompts names \['critic'\]"),
         ({"agents": []}, "agents is"),
+        ({"agents": "solver"}, r"agents is 'solver'; give a list, as in \[solver\]"),
+        (
+            {"rewards": [Reward(lambda completions, **columns: [1.0], name="trl")]},
+            r"'trl' has the arguments \(completions, \*\*columns\), and is called with \(reply, row\); with several",
+        ),
         ({"agents": ["a", "a"]}, "a name of its own"),
         ({"prompt": "{question"}, "a prompt is malformed: .*write {{ for a brace"),
     ],

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from string import Formatter
 from typing import Any, SupportsFloat
 
 from mrlm_environments.data_tasks import DataTasks, opening
+from mrlm_pl.concurrency.calls import in_daemon, together
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
@@ -21,6 +25,8 @@ from mrlm_pl.settings import as_settings
 @dataclass(frozen=True)
 class Reward:
     """A reward function and its weight.
+
+    Copies of an environment share the function, so one that holds state, such as a judge's client, is thread-safe.
 
     Args:
         call: a function of the replies and the row, in a configuration its import path or ``./my_file.py:my_function``.
@@ -32,12 +38,15 @@ class Reward:
     weight: float = 1.0
     name: str = ""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reward:
+        return self
+
 
 class QuestionEnvironment(Environment):
     """Poses each row of a data set to the agents at once, and rewards their replies by functions.
 
     A reward function is called with the reply and the row: the text of one agent's reply, or a mapping from agents to
-    texts, and the row as a dictionary. It may be ``async``. It returns a number, which becomes a component of the
+    texts, and a copy of the row. It may be ``async``. It returns a number, which becomes a component of the
     reward, or a mapping of named components; all agents earn it. To reward agents apart it returns a mapping from
     agents to these; agents that are left out earn 0. A function that raises fails the episode, which is played again
     and then counted as failed; NaN and infinite values stop the run.
@@ -57,8 +66,8 @@ class QuestionEnvironment(Environment):
             raises at the first one.
 
     Raises:
-        ConfigurationError: there is no agent or no reward, two rewards have one name, a prompt is malformed or of an
-            unknown agent, or a weight is not finite.
+        ConfigurationError: ``agents`` is a text or empty, there is no reward, two rewards have one name, a function
+            does not take a reply and a row, a prompt is malformed or of an unknown agent, or a weight is not finite.
     """
 
     name = "question"
@@ -66,7 +75,7 @@ class QuestionEnvironment(Environment):
 
     def __init__(
         self,
-        data: str | dict[str, Any] | list[dict[str, Any]],
+        data: str | os.PathLike[str] | dict[str, Any] | list[dict[str, Any]],
         rewards: list[Reward | Callable[..., Any]],
         prompt: str = "{prompt}",
         agents: Sequence[str] = ("agent",),
@@ -76,6 +85,8 @@ class QuestionEnvironment(Environment):
         success_at: float | None = None,
         bad_rows: BadRows = "skip",
     ) -> None:
+        if isinstance(agents, str):
+            raise ConfigurationError(f"question: agents is {agents!r}; give a list, as in [{agents}]")
         self.agents, self.success_at = tuple(agents), success_at
         self.rewards = _by_name(rewards)
         self.prompts = self._of_agents("prompt", prompt, prompts)
@@ -85,7 +96,7 @@ class QuestionEnvironment(Environment):
         except ValueError as error:
             raise ConfigurationError(f"question: a prompt is malformed: {error}; write {{{{ for a brace") from error
         self._fields = sorted({part[1].partition(".")[0].partition("[")[0] for part in parts if part[1] is not None})
-        self._tasks = DataTasks(self.name, data, bad_rows)
+        self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data, bad_rows)
         if type(self) is QuestionEnvironment and any(_is_async(reward.call) for reward in self.rewards.values()):
             self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop
 
@@ -96,7 +107,11 @@ class QuestionEnvironment(Environment):
             DataError: the data cannot be read, or a row lacks a field of a prompt or is not JSON.
             ConfigurationError: the split is unknown or empty.
         """
-        return self._tasks.rows(split, self._fields, self._identity, _plain_row)
+        return self._tasks.rows(split, self._fields, _identity, self._task_data)
+
+    def identity(self, task: Task) -> str:
+        """Return the row, by which the splits are divided; see :meth:`Environment.identity`."""
+        return _identity(task.data)
 
     def reset(self, task: Task) -> Observations:
         """Pose the row; see :meth:`Environment.reset`."""
@@ -105,7 +120,10 @@ class QuestionEnvironment(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Reward the replies; see :meth:`Environment.step`."""
-        return self._judged([reward.call(*self._arguments(actions)) for reward in self.rewards.values()])
+        values = [reward.call(*self._arguments(actions)) for reward in self.rewards.values()]
+        if any(map(inspect.isawaitable, values)):  # of a plain function, or in a subclass
+            values = in_daemon(lambda: asyncio.run(together(map(_awaited, values)))).result()
+        return self._judged(values)
 
     def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
         """Return an option's value for each agent."""
@@ -130,13 +148,16 @@ class QuestionEnvironment(Environment):
                 raise DataError(f"{template}: {chat!r:.80} must hold messages whose content is text")
         return posed
 
-    def _identity(self, row: Mapping[str, Any]) -> str:
-        return json.dumps([[message.content for message in posed] for posed in self._posed(row).values()])
+    def _task_data(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row as JSON, after a check that it can be posed."""
+        plain = _plain_row(row)
+        self._posed(plain)
+        return plain
 
     def _arguments(self, actions: Mapping[str, Message]) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of a reward function."""
         replies = {agent: actions[agent].content for agent in self.agents}
-        return (replies if len(replies) > 1 else replies[self.agents[0]]), dict(self._row)
+        return (replies if len(replies) > 1 else replies[self.agents[0]]), copy.deepcopy(dict(self._row))
 
     def _judged(self, values: Sequence[Any]) -> Step:
         """Return the end of the episode from the values of the reward functions."""
@@ -165,12 +186,14 @@ class QuestionEnvironment(Environment):
         given = {agent: value.get(agent, {}) for agent in self.agents} if apart else dict.fromkeys(self.agents, value)
         found = {agent: item if isinstance(item, Mapping) else {name: item} for agent, item in given.items()}
         numbers = [number for item in found.values() for number in item.values()]
-        if (apart and not set(value) <= set(self.agents)) or not all(
-            isinstance(item, SupportsFloat) for item in numbers
+        if (
+            (apart and not set(value) <= set(self.agents))
+            or not all(isinstance(item, SupportsFloat) for item in numbers)
+            or not all(isinstance(component, str) for item in found.values() for component in item)
         ):
             raise EnvironmentContractError(
-                f"question: the reward {name!r} returned {value!r:.200}; return a number, numbers by name, or a "
-                f"mapping from the agents {', '.join(self.agents)} to these"
+                f"question: the reward {name!r} returned {value!r:.200}; return a number, numbers by name (a text), or "
+                f"a mapping from the agents {', '.join(self.agents)} to these"
             )
         return {agent: {key: float(number) for key, number in item.items()} for agent, item in found.items()}
 
@@ -181,12 +204,18 @@ class _Awaited(QuestionEnvironment):
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
         calls = [_called(reward.call, *self._arguments(actions)) for reward in self.rewards.values()]
-        return self._judged(await asyncio.gather(*calls))
+        return self._judged(await together(calls))
 
 
-def _called(call: Callable[..., Any], replies: Any, row: dict[str, Any]) -> Awaitable[Any]:
-    """Call a reward function: a plain one in a thread."""
-    return call(replies, row) if _is_async(call) else asyncio.to_thread(call, replies, row)
+async def _called(call: Callable[..., Any], replies: Any, row: dict[str, Any]) -> Any:
+    """Call a reward function: a plain one in a thread, which does not keep the process alive."""
+    if _is_async(call):
+        return await call(replies, row)
+    return await _awaited(await asyncio.wrap_future(in_daemon(partial(call, replies, row))))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 def _is_async(call: Any) -> bool:
@@ -203,10 +232,32 @@ def _by_name(rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward
                 f"question: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
                 "give each a function, a finite weight and a name of its own, as in {call: PATH, weight: 0.1, name: N}"
             )
+        if (form := _other_signature(reward.call)) is not None:
+            raise ConfigurationError(
+                f"question: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
+                "several agents the first is a mapping from agents to texts"
+            )
         found[name] = reward
     if not found:
         raise ConfigurationError("question: rewards is empty; give at least one function of the replies and the row")
     return found
+
+
+def _other_signature(call: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function that does not take a reply and a row; None of one that may."""
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # functions in C may have none
+        return None
+    try:
+        signature.bind("", {})
+    except TypeError:
+        return signature
+    return None
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True)
 
 
 def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
