@@ -350,8 +350,13 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
     def broken(reply: str, row: Any) -> float:
         raise KeyError("label")
 
-    with pytest.raises(RolloutError, match=r"KeyError.*label"):
-        fitted(tmp_path, quiet_trainer, [broken])
+    async def judge(reply: str, row: Any) -> float:
+        raise KeyError("label")
+
+    advice = "KeyError.*label.*; try `mrlm check-env mrlm_environments.QuestionEnvironment` with its arguments"
+    for number, reward in enumerate((broken, judge)):
+        with pytest.raises(RolloutError, match=advice):
+            fitted(tmp_path / str(number), quiet_trainer, [reward])
 
 
 @pytest.mark.parametrize(

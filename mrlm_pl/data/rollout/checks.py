@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -155,13 +156,17 @@ def check_learns(algorithm: Algorithm) -> None:
 def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Environment]) -> str:
     """Return the error of the first failed episode and a command that checks its environment."""
     failed = next(episode for episode in episodes if episode.failed)
-    cls = type(environments[failed.task.environment])
-    required = [
-        f" --environment.{name} ..."
-        for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    return f"{failed.error}; try `mrlm check-env {cls.__module__}.{cls.__qualname__}{''.join(required)}`"
+    cls = next(
+        item for item in type(environments[failed.task.environment]).__mro__ if not item.__name__.startswith("_")
+    )
+    package = sys.modules[cls.__module__.partition(".")[0]]
+    exported = getattr(package, cls.__name__, None) is cls
+    command = f"`mrlm check-env {package.__name__ if exported else cls.__module__}.{cls.__qualname__}`"
+    needs_arguments = any(
+        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        for parameter in inspect.signature(cls).parameters.values()
+    )
+    return f"{failed.error}; try {command}{' with its arguments' if needs_arguments else ''}"
 
 
 def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:
