@@ -19,7 +19,7 @@ from torch import distributed
 
 from mrlm_pl.durable_files import former_of
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.state import STATE
+from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
@@ -104,7 +104,7 @@ def discard_if_empty(folder: RunFolder) -> None:
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)
-        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE}:
+        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE, LOCK}:
             shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):  # it is in use, as it should be
         os.rmdir(folder.path)
@@ -155,6 +155,8 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
                 f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or "
                 "name another `output`"
             )
+        if in_training(base):
+            raise in_use(base)
         _set_aside(base)
     base.mkdir(parents=True, exist_ok=True)
     return RunFolder(str(base), checkpoint)

@@ -1,15 +1,17 @@
-"""Ctrl-C and SIGTERM: the first ends a command in order, the next Ctrl-C ends the process at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, the next Ctrl-C ends the process at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
 class Interruption:
@@ -34,7 +36,7 @@ class Interruption:
 
 @contextmanager
 def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
-    """In this block Ctrl-C acts as SIGTERM does: on a trainer's handler where there is one, else as KeyboardInterrupt.
+    """In this block Ctrl-C and SIGHUP act as SIGTERM does: on a trainer's handler, without one as KeyboardInterrupt.
 
     Args:
         sigterm: also turn SIGTERM into a ``KeyboardInterrupt``; a trainer has a handler of its own.
@@ -46,8 +48,11 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         found.received = found.received or number
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        else:
+            print("\nmrlm: Ctrl-C: ending in order; press it again to end at once", file=sys.stderr, flush=True)
         theirs = signal.getsignal(signal.SIGTERM)
         if not callable(theirs) or theirs is terminate:
             raise KeyboardInterrupt
@@ -58,8 +63,9 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
         raise KeyboardInterrupt
 
     before = {}
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell lets what runs in its background ignore it
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background ignores the first, `nohup` the second
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, interrupt)
     if sigterm:
         before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
     try:
@@ -67,3 +73,13 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Discard what is written to a terminal from now on: it is gone."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,10 +1,12 @@
-"""The state of a run, which the run writes to its folder; no torch."""
+"""The state of a run, which the run writes to its folder, and the lock of the process that trains it; no torch."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,16 +14,102 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.durable_files import write_json
+from mrlm_pl.errors import ConfigurationError
 
 STATE = "state.json"
+LOCK = ".lock"
 STOPPED = "stopped without an end"
+SIGN_SECONDS = 10.0
+"""Time between two signs of life."""
+
 SILENT_SECONDS = 600.0
-"""A run on another machine without a sign of life for longer has stopped."""
+"""A run that this process cannot see has stopped if it gives no sign of life for longer."""
+
+
+class Training:
+    """The training of a run by this process: a lock on its folder, then signs of life in :data:`STATE`, then its end.
+
+    Without a file system that locks files there is no lock.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ConfigurationError: another process trains the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (folder / LOCK).open("a")
+        if not _locked(self._lock.fileno()):
+            self._lock.close()
+            raise in_use(folder)
+        self._ended = threading.Event()
+        self._signs: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on."""
+        record = running()
+
+        def sign() -> None:
+            while not self._ended.wait(SIGN_SECONDS):
+                write_state(self._folder, record)
+
+        write_state(self._folder, record)
+        self._signs = threading.Thread(target=sign, name="mrlm-signs-of-life", daemon=True)
+        self._signs.start()
+
+    def end(self, state: str, reason: str = "") -> None:
+        """Write how the run ended, if it began."""
+        if self._signs is not None:
+            self._ended.set()
+            self._signs.join()
+            write_state(self._folder, {"state": state, "reason": reason})
+
+    def release(self) -> None:
+        """Release the lock, which forked processes have too."""
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._lock.close()
+
+
+def in_use(folder: Path) -> ConfigurationError:
+    """Return the error for a run that another process trains."""
+    return ConfigurationError(
+        f"output: another process trains the run {str(folder)!r}; wait for its end, end it, or name another `output`"
+    )
+
+
+def in_training(folder: Path) -> bool:
+    """Return whether a process holds the lock of a run."""
+    try:
+        with (folder / LOCK).open("a" if os.access(folder / LOCK, os.W_OK) else "r") as lock:
+            return not _locked(lock.fileno())
+    except OSError:  # there is none
+        return False
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file for this process; return False if another one has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks
+        return True
+    return True
 
 
 def running() -> dict[str, Any]:
     """Return the record of a run that this process trains."""
-    return {"state": "running", "host": socket.gethostname(), "process": os.getpid(), "began": _began(os.getpid())}
+    return {
+        "state": "running",
+        "host": socket.gethostname(),
+        "namespace": _namespace(),
+        "process": os.getpid(),
+        "began": _began(os.getpid()),
+    }
 
 
 def write_state(folder: Path, record: Mapping[str, Any]) -> None:
@@ -46,7 +134,7 @@ def state_of(text: str) -> tuple[str, str]:
 
 
 def _lives(found: Mapping[str, Any]) -> bool:
-    if found["host"] != socket.gethostname():
+    if (found["host"], found["namespace"]) != (socket.gethostname(), _namespace()):
         return time.time() - float(found["alive"]) < SILENT_SECONDS
     with suppress(PermissionError):  # another user's process
         try:
@@ -56,12 +144,21 @@ def _lives(found: Mapping[str, Any]) -> bool:
     return bool(found["began"] == _began(int(found["process"])))
 
 
+def _namespace() -> str:
+    """Return the name space of process numbers, which a container has of its own; empty where there is none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def _began(process: int) -> str:
     """Return the start of a process in ticks since boot, which differs for a later one of its number.
 
-    Empty where the system does not say.
+    Empty where the system does not say; ``dead`` for one that has ended but that its parent has not waited for.
     """
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return "dead" if fields[0] in "ZX" else fields[19]
     except OSError:
         return ""

@@ -7,8 +7,7 @@ import inspect
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -49,12 +48,9 @@ from mrlm_pl.runs.folder import (
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import default_loggers
-from mrlm_pl.runs.state import running, write_state
+from mrlm_pl.runs.state import Training
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.termination import EndTogether
-
-SIGN_SECONDS = 10.0
-"""Least time between two signs of life."""
 
 
 class PlayedEpisodes(Callback):
@@ -113,38 +109,6 @@ class PlayedEpisodes(Callback):
 
     on_test_batch_end = on_validation_batch_end
     on_test_epoch_end = on_validation_epoch_end
-
-
-class SignOfLife(Callback):
-    """Writes the state of a fit to ``RUN/state.json``: while batches end, and at the end."""
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._record: Mapping[str, Any] = {}
-        self._written = 0.0
-
-    def begin(self, folder: Path) -> None:
-        """Write that this process trains the run."""
-        self._folder, self._record = folder, running()
-        self._write()
-
-    def end(self, state: str, reason: str = "") -> None:
-        """Write how the run ended, if it began."""
-        self._record = {"state": state, "reason": reason}
-        self._write()
-        self._folder = None
-
-    def on_train_batch_end(self, trainer: lightning.pytorch.Trainer, *_: Any, **__: Any) -> None:
-        """Write the sign of life of the first rank."""
-        if trainer.is_global_zero and time.monotonic() - self._written > SIGN_SECONDS:
-            self._write()
-
-    on_validation_batch_end = on_train_batch_end
-
-    def _write(self) -> None:
-        self._written = time.monotonic()
-        if self._folder is not None:
-            write_state(self._folder, self._record)
 
 
 def _in_run_folder(stage: str) -> Any:
@@ -223,7 +187,7 @@ class Trainer(lightning.pytorch.Trainer):
         self._root = options.get("default_root_dir")
         logger, bare = options.get("logger"), bool(options.get("barebones"))
         self._own_loggers = (logger is None or logger is True) and not bare and not options.get("fast_dev_run")
-        self._batches, self._played, self._sign = BatchCount(), PlayedEpisodes(), SignOfLife()
+        self._batches, self._played = BatchCount(), PlayedEpisodes()
         options.update(self._completed(options, bare))
         super().__init__(**options)
         # The folder is known when the run begins.
@@ -247,7 +211,7 @@ class Trainer(lightning.pytorch.Trainer):
             completed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
         # Checkpoint callbacks come after all others, wherever they are.
-        callbacks += [self._played, EndTogether(), self._batches, self._sign]
+        callbacks += [self._played, EndTogether(), self._batches]
         if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
             callbacks.append(RunProgress())
         if not bare and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
@@ -287,24 +251,31 @@ class Trainer(lightning.pytorch.Trainer):
         """Enter a run folder, yield the checkpoint to start from, and end in order."""
         former, model = self.folder, model if model is not None else self.lightning_module
         with ending_in_order(sigterm=False) as interruption:
-            folder = None
+            folder = training = None
             try:
-                folder = self._decide_folder(stage, type(model).__name__.lower(), ckpt_path)
-                self._enter(stage, folder)
+                decided = self._decide_folder(stage, type(model).__name__.lower(), ckpt_path)
+                training = Training(Path(decided.path)) if stage == "fit" and is_first_process() else None
+                folder = decided  # which is not discarded where another process trains
+                self._enter(stage, folder, training)
                 yield folder.checkpoint
-                self._sign.end("finished")
+                if training is not None:
+                    training.end("finished")
             except BaseException as end:
                 exits = isinstance(end, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt
-                if not exits or (interruption.received is None and not isinstance(end, SIGTERMException)):
-                    self._sign.end("failed", f"{type(end).__name__}: {end}")
+                failed = not exits or (interruption.received is None and not isinstance(end, SIGTERMException))
+                if training is not None:
+                    reason = f"{type(end).__name__}: {end}" if failed else interruption.name
+                    training.end("failed" if failed else "interrupted", reason)
+                if failed:
                     raise
-                self._sign.end("interrupted", interruption.name)
                 raise SystemExit(self._ended(stage, interruption)) from end
             finally:
                 if folder is not None and self.fast_dev_run:  # type: ignore[attr-defined]
                     shutil.rmtree(folder.path, ignore_errors=True)
                 elif folder is not None:
                     discard_if_empty(folder)
+                if training is not None:
+                    training.release()
                 if stage != "fit" and former is not None:
                     self.folder = former
 
@@ -320,7 +291,7 @@ class Trainer(lightning.pytorch.Trainer):
         )
         return scratch_folder(request) if self.fast_dev_run else agree_on_run_folder(request)  # type: ignore[attr-defined]
 
-    def _enter(self, stage: str, folder: RunFolder) -> None:
+    def _enter(self, stage: str, folder: RunFolder, training: Training | None) -> None:
         """Write to the folder from now on."""
         checkpoint = folder.checkpoint
         if checkpoint is not None and Path(checkpoint).is_dir() and not isinstance(self.strategy, FSDP):
@@ -334,8 +305,8 @@ class Trainer(lightning.pytorch.Trainer):
                 callback.on_run_folder(self, stage, folder)
         if folder.notice is not None and is_first_process():
             print(f"mrlm: {folder.notice}", file=sys.stderr)
-        if stage == "fit" and is_first_process():
-            self._sign.begin(Path(folder.path))
+        if training is not None:
+            training.begin()
         place_checkpoints(self._without_folder, folder.path)
         if self._own_loggers:
             self.loggers = default_loggers(folder.path)

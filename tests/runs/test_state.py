@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.runs import Trainer
-from mrlm_pl.runs.state import SILENT_SECONDS, STATE, running, state_of
+from mrlm_pl.runs.state import SILENT_SECONDS, STATE, STOPPED, Training, in_training, running, state_of
 from tests.data.rollout.test_module import make
 from tests.support.environment_servers import eventually
 
@@ -55,18 +55,23 @@ def state(folder: Path) -> tuple[str, str]:
 def test_a_fit_lives_then_is_finished(
     model_folder: Path, echo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrlm_pl.runs.trainer.SIGN_SECONDS", 0)
-    states, signs = set(), set()
+    monkeypatch.setattr("mrlm_pl.runs.state.SIGN_SECONDS", 0.01)
+    states, again = set(), []
+
+    def sign() -> float:
+        return float(json.loads((tmp_path / "run" / STATE).read_text())["alive"])
 
     class Looking(echo):
         def begin(self, task: Any) -> str:
             states.add(state(tmp_path / "run"))
-            signs.add(json.loads((tmp_path / "run" / STATE).read_text())["alive"])
+            first = sign()
+            eventually(lambda: sign() > first, 100)
+            again.append("during a collection")
             return super().begin(task)
 
-    Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, Looking(), iterations=2))
+    Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, Looking()))
     assert states == {("running", "")}
-    assert len(signs) == 2
+    assert again
     assert state(tmp_path / "run") == ("finished", "")
     assert "process" not in json.loads((tmp_path / "run" / STATE).read_text())
 
@@ -86,6 +91,26 @@ def test_a_failed_fit_says_why_and_a_refused_one_leaves_the_state(
     with pytest.raises(ConfigurationError, match="holds a run"):
         Trainer(output=str(tmp_path / "run"), **QUIET).fit(*make(model_folder, echo()))
     assert state(tmp_path / "run") == (kind, reason)
+
+
+def test_a_run_has_one_trainer(model_folder: Path, echo: Any, tmp_path: Path) -> None:
+    other = Training(tmp_path / "run")  # another opening of the file: as in another process
+    other.begin()
+    assert in_training(tmp_path / "run")
+    trainer = Trainer(output=str(tmp_path / "run"), resume=True, **QUIET)
+    with pytest.raises(ConfigurationError, match=r"another process trains the run '.*run'; wait for its end"):
+        trainer.fit(*make(model_folder, echo()))
+    assert state(tmp_path / "run") == ("running", ""), "the refused trainer leaves the folder as it is"
+    (tmp_path / "run" / "config.yaml").touch()
+    with pytest.raises(ConfigurationError, match="another process trains"):
+        trainer.fit(*make(model_folder, echo()))
+    assert (tmp_path / "run" / "config.yaml").is_file(), "it moves nothing aside"
+    other.end("failed", "x")
+    other.release()
+    assert not in_training(tmp_path / "run")
+    trainer.fit(*make(model_folder, echo()))
+    assert state(tmp_path / "run") == ("finished", "")
+    assert not in_training(tmp_path / "run")
 
 
 def test_a_run_that_sigterm_ends_is_interrupted(model_folder: Path, echo: Any, tmp_path: Path) -> None:
@@ -110,6 +135,20 @@ def test_a_killed_run_stopped_without_an_end(tmp_path: Path) -> None:
         process.kill()
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_process_that_its_parent_has_not_waited_for_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        began = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        text = json.dumps({**running(), "process": process.pid, "began": began})
+        assert state_of(text)[0] == "running"
+        os.kill(process.pid, signal.SIGKILL)
+        eventually(lambda: state_of(text)[0] == STOPPED, 100)
+    finally:
+        process.kill()
+        process.wait(100)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -117,6 +156,8 @@ def test_a_killed_run_stopped_without_an_end(tmp_path: Path) -> None:
         ({"began": "1"}, "stopped without an end"),  # a later process with the number
         ({"host": "other", "process": 2**22}, "running"),
         ({"host": "other", "alive": time.time() - SILENT_SECONDS - 5}, "stopped without an end"),
+        ({"namespace": "pid:[1]", "process": 2**22}, "running"),  # in another container with the same host name
+        ({"namespace": "pid:[1]", "alive": time.time() - SILENT_SECONDS - 5}, "stopped without an end"),
         ({"process": 2**22}, "stopped without an end"),
         ({"process": "x"}, "unknown"),
         ({"state": "finished"}, "finished"),

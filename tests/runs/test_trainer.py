@@ -80,7 +80,7 @@ def test_the_minimal_script_is_short_and_continues_bit_for_bit_after_a_kill(
     in_folder(tmp_path / "whole", monkeypatch)
     assert "mrlm: the run is in runs/first" in capsys.readouterr().out
     run = tmp_path / "whole/runs/first"
-    expected = {"checkpoints", "episodes", "metrics.csv", "policies", "state.json", "tensorboard"}
+    expected = {".lock", "checkpoints", "episodes", "metrics.csv", "policies", "state.json", "tensorboard"}
     assert {path.name for path in run.iterdir()} == expected
     assert AutoModelForCausalLM.from_pretrained(run / "policies/main").config.model_type == "llama"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import shlex
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.grid import Cell, cells
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.state import STATE, state_of
+from mrlm_pl.runs.state import STATE, Training, in_training, state_of
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import compare_seeds
@@ -36,6 +37,7 @@ RESERVED = (
 
 FINISHED = "finished"
 POLL_SECONDS = 0.2
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Member:
 
     @property
     def state(self) -> str:
-        """Return the state in the run's folder; see :func:`mrlm_pl.runs.state.state_of`."""
+        """Return the state of the run; see :func:`mrlm_pl.runs.state.state_of`."""
         return _state(self.folder)
 
 
@@ -86,8 +88,9 @@ def run(arguments: Sequence[str]) -> int:
         _check(member.words)
     if busy := [str(member.folder) for member in members if member.state == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
-    _record(options.output, words, members)
-    failed = played(members, options.jobs or _places(), options.output / "logs")
+    with _alone(options.output):
+        _record(options.output, words, members)
+        failed = played(members, options.jobs or _places(), options.output / "logs")
     _report(members, failed, options)
     for member, reason in failed.items():
         print(f"mrlm: {member.folder} failed: {reason}", file=sys.stderr)
@@ -151,6 +154,7 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         env={**threads, **os.environ},
+                        preexec_fn=_end_with_parent,
                         start_new_session=True,  # the terminal's Ctrl-C reaches this process alone, which passes it on
                     )
             for member, process in list(running.items()):
@@ -184,13 +188,30 @@ def _check(words: Sequence[str]) -> None:
     check_options("fit", words)
 
 
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """In this block no other sweep trains in the folder, which is made.
+
+    Raises:
+        ConfigurationError: another process does, or the folder cannot be used.
+    """
+    try:
+        lock = Training(output)
+    except OSError as error:
+        raise ConfigurationError(f"output: {str(output)!r} cannot be used as a folder: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> None:
     """Write the options of the sweep and the settings of its folders, or check that those of earlier calls agree.
 
     A sweep without a finished run or a checkpoint is replaced.
 
     Raises:
-        ConfigurationError: they differ, so that the report would mix runs; or the folder cannot be used.
+        ConfigurationError: they differ, so that the report would mix runs, or the record is broken.
     """
     files = {str(path): path for member in members for path in config_files(member.words)}
     own: dict[str, Any] = {
@@ -200,7 +221,6 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
     }
     record = output / "sweep.json"
     try:
-        output.mkdir(parents=True, exist_ok=True)
         before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {**own, "settings": {}}
         clash = any(_clash(before[key], own[key]) for key in ("files", "settings"))
         differs = before["options"] != own["options"] or clash
@@ -218,8 +238,6 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
         raise ConfigurationError(
             f"output: {str(record)!r} is not the record of a sweep; remove it, or name another --output"
         ) from error
-    except OSError as error:
-        raise ConfigurationError(f"output: {str(output)!r} cannot be used as a folder: {error.strerror}") from error
 
 
 def _clash(before: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
@@ -233,6 +251,8 @@ def _begun(cell: Path) -> bool:
 
 
 def _state(folder: Path) -> str:
+    if in_training(folder):
+        return "running"
     path = folder / STATE
     return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")[0]
 
@@ -252,6 +272,15 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
     found = replace(found, notes=[*found.notes, *notes])
     print(found.markdown(), end="")
     write(found, [options.output / "report.md", options.output / "curves.csv"])
+
+
+_C = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process with SIGTERM when its parent dies; only Linux does."""
+    if _C is not None:
+        _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _log(logs: Path, member: Member) -> Path:

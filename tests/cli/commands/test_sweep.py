@@ -15,8 +15,9 @@ import pytest
 from mrlm_pl.cli.commands import sweep
 from mrlm_pl.cli.commands.sweep import planned
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.runs.state import running
+from mrlm_pl.runs.state import Training, running
 from tests.support.documents import ROOT
+from tests.support.environment_servers import eventually
 
 TRAIN = """
 import csv, json, os, pathlib, signal, sys, time
@@ -146,9 +147,19 @@ def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], 
     status, _, err = mrlm("sweep", *WORDS)
     assert (status, "another process trains s/seed-1; wait for its end" in err) == (2, True), err
     assert not Path("s/seed-0").exists()
+    Path("s/seed-1/state.json").unlink()
+    for folder, name in (("s/seed-1", "trains s/seed-1; wait"), ("s", "trains the run 's'; wait")):
+        other = Training(Path(folder))
+        status, _, err = mrlm("sweep", *WORDS)
+        other.release()
+        assert (status, f"another process {name}" in err) == (2, True), err
+    assert not Path("s/seed-0").exists()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+)
 def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, train: Callable[[str], None]) -> None:
     train("wait")
     program = (
@@ -165,6 +176,9 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
     finally:
         process.kill()
     assert process.returncode == status, errors
+    if number == signal.SIGKILL:
+        eventually(lambda: all((run / "ended").exists() for run in runs), 100)
+        return
     assert all((run / "ended").exists() for run in runs), "the command waits for its runs"
     assert "its runs have ended; continue with `mrlm sweep" in errors
 
