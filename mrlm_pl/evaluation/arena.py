@@ -51,6 +51,16 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The paired difference of two players' mean returns, in episodes that each plays alone."""
+
+    player: str
+    other: str
+    episodes: int
+    difference: Mean
+
+
+@dataclass(frozen=True)
 class ArenaReport:
     """Results of cross-play.
 
@@ -60,7 +70,9 @@ class ArenaReport:
         seed: of the tasks and the sampling.
         seatings: every way to seat the players.
         scores: of each player against each other one, over the seatings in which both play.
-        ratings: Elo, 0 for the first player; empty without games between all players.
+        differences: of the returns of each pair of players; empty in an environment of several agents.
+        ratings: Elo, 0 for the first player; empty without games between all players. The bounds are infinite where a
+            task has several samples: the intervals of ratings take games as independent.
     """
 
     environment: str
@@ -68,6 +80,7 @@ class ArenaReport:
     seed: int
     seatings: Sequence[Seating]
     scores: Sequence[Score]
+    differences: Sequence[Difference]
     ratings: Mapping[str, Rating]
 
 
@@ -114,10 +127,34 @@ def arena_report(
         count = int(sum(size for _, size in sums))
         mean = Mean(math.fsum(value for value, _ in sums) / count, *share_interval(sums))
         scores.append(Score(one, other, count, mean))
-    linked = len(games) == len(players) * (len(players) - 1) > 0
-    ratings = elo_ratings(table, zero=players[0]) if linked else {}
-    ordered = dict(sorted(ratings.items(), key=lambda item: -item[1].elo))
-    return ArenaReport(environment, split, seed, seatings, scores, ordered)
+    ratings = {}
+    if len(games) == len(players) * (len(players) - 1) > 0:
+        found_ratings = elo_ratings(table, zero=players[0])
+        sampled = any(len({episode.task.key for episode in found}) < len(found) for _, found in played)
+        for player in sorted(players, key=lambda name: -round(found_ratings[name].elo, 6)):
+            elo = found_ratings[player].elo
+            ratings[player] = Rating(elo, -math.inf, math.inf) if sampled else found_ratings[player]
+    return ArenaReport(environment, split, seed, seatings, scores, _differences(played), ratings)
+
+
+def _differences(played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]]) -> list[Difference]:
+    """Return the differences of the players of a single agent, each pair in the order of ``played``."""
+    if any(len(seated) > 1 for seated, _ in played):
+        return []
+    whole = {
+        player: {episode.id: episode for episode in episodes if not episode.failed}
+        for seated, episodes in played
+        for player in seated.values()
+    }
+    found = []
+    for one, other in itertools.combinations(whole, 2):
+        groups = defaultdict[str, list[float]](list)
+        for name, episode in whole[one].items():
+            if name in whole[other]:
+                groups[episode.task.key].append(episode.reward - whole[other][name].reward)
+        if groups:
+            found.append(Difference(one, other, sum(map(len, groups.values())), _mean(list(groups.values()))))
+    return found
 
 
 def _mean(groups: Sequence[Sequence[float]]) -> Mean:

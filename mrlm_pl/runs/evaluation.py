@@ -219,8 +219,11 @@ def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     from mrlm_pl.policy import Policy
 
+    disable_progress_bar()
     policy = Policy(**settings)
     policy.load()
     try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.logging import enable_progress_bar
 
+from mrlm_pl.cli.commands.evaluate import arena_table
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
@@ -53,6 +56,47 @@ def test_scores_rewards_and_ratings_are_those_of_the_games() -> None:
     # 3 of 4 with t(3) = 3.1824 and a standard deviation of .5: .75 +- 3.1824 * .25.
     first = seating.rewards["first"]
     assert (first.value, first.low, first.high) == pytest.approx((0.75, 0.75 - 0.7956, 0.75 + 0.7956), abs=1e-3)
+
+
+def test_ratings_of_dependent_games_have_no_interval() -> None:
+    won, lost = (1.0, 0.0), (0.0, 1.0)
+    played = [*games(won, lost), episode("1-1", task=1, rewards=won)]
+    found = report("ab", ("ab", played), ("ba", games(lost, lost)))
+    assert [(rating.low, rating.high) for rating in found.ratings.values()] == [(-math.inf, math.inf)] * 2
+    table = arena_table(found)
+    assert "Elo a 0\n" in table
+    assert table.endswith("Elo has no intervals with several samples per task: they depend on each other.")
+
+
+def test_equal_ratings_have_the_order_of_the_command_line() -> None:
+    drawn = games((0.5, 0.5), (0.5, 0.5))
+    found = report("cab", *((pair, drawn) for pair in ("ca", "cb", "ab")))
+    assert list(found.ratings) == ["c", "a", "b"]
+    assert [line for line in arena_table(found).splitlines() if line.startswith("Elo")][1].startswith("Elo a 0 ")
+
+
+def alone(*rewards: float | None) -> list[Episode]:
+    """Return episodes of one agent with these rewards, two of each task; None is a failed one."""
+    found = []
+    for number, reward in enumerate(rewards):
+        task, name = number // 2, f"{number // 2}-{number % 2}"
+        whole = episode(name, task=task, rewards=(reward or 0.0, 0.0), error="down" if reward is None else None)
+        rows = {"first": whole.trajectories["first"]}
+        found.append(replace(whole, trajectories=rows))
+    return found
+
+
+def test_players_of_one_agent_are_compared_by_their_returns_in_the_same_episodes() -> None:
+    seated = [({"first": "new"}, alone(3.0, 5.0, 1.0, None)), ({"first": "old"}, alone(1.0, 1.0, 2.0, 9.0))]
+    found = arena_report(["new", "old"], seated, environment="math", split="test", seed=0)
+    assert (found.scores, found.ratings) == ([], {})
+    (item,) = found.differences
+    # Differences 2, 4 | -1: mean 5/3; residuals of the sums 6 - 10/3 and -1 - 5/3, so that the half-width is
+    # t(1) sqrt(2 (64/9 + 64/9)) / 3 = 12.70620 * 16 / 9 = 22.58881.
+    assert (item.player, item.other, item.episodes) == ("new", "old", 3)
+    difference = (item.difference.value, item.difference.low, item.difference.high)
+    assert difference == pytest.approx((5 / 3, 5 / 3 - 22.5888, 5 / 3 + 22.5888), abs=1e-3)
+    assert "new minus old +1.6667  95 % [-20.9221, 24.2555]  3 pairs of episodes" in arena_table(found)
 
 
 def test_players_that_never_met_have_no_ratings() -> None:
@@ -103,8 +147,10 @@ def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
         "--output",
         "arena.json",
     )
+    enable_progress_bar()
     status, out, err = mrlm("arena", "old=builtin:tiny", "new=builtin:tiny", *words)
     assert status == 0, err
+    assert "Loading weights" not in err
     assert "coordination (test, seed 0)" in out
     assert "row: old, column: new\n  4 episodes" in out
     assert "old against new 0.5000" in out
@@ -121,6 +167,7 @@ def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
         (["A=builtin:tiny", "A=builtin:tiny"], "must be NAME=MODEL for each player, each with its own name"),
         (["A=builtin:tiny", "B=./runs/b"], "model: there is no folder './runs/b'; there is no folder 'runs' either"),
         (["A=builtin:tiny", "B=builtin:tiny", "--seats", '{"row": "main"}'], "leave it out"),
+        (["A=builtin:tiny", "B=builtin:tiny", "--output", "."], "output: '.' is a folder; name a file, as in"),
     ],
 )
 def test_mistakes_are_named(words: list[str], message: str, mrlm: Any) -> None:

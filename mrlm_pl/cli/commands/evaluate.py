@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -40,9 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     environment: Environment = options.environment
     name = read.name_of(environment)
-    output = Path(options.output) if options.output else None
-    if output is not None and output.is_dir():
-        raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
+    output = _output(options.output)
     from mrlm_pl.evaluation.comparison import compare, read_report
     from mrlm_pl.runs import evaluate
 
@@ -98,6 +97,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     if options.seats:
         raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
+    output = _output(options.output)
     from mrlm_pl.runs import arena
 
     report = arena(
@@ -108,13 +108,25 @@ def arena_run(arguments: Sequence[str]) -> int:
         **{key: options[key] for key in PLAYED if key != "seats"},
     )
     print(arena_table(report))
-    if options.output:
-        write_json(options.output, asdict(report))
+    if output is not None:
+        write_json(output, asdict(report))
     return 0 if any(seating.episodes for seating in report.seatings) else 1
 
 
+def _output(name: str | None) -> Path | None:
+    """Return the file for a report.
+
+    Raises:
+        ConfigurationError: it is a folder.
+    """
+    output = Path(name) if name else None
+    if output is not None and output.is_dir():
+        raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
+    return output
+
+
 def arena_table(report: ArenaReport) -> str:
-    """Return the tables of a report: rewards by seating, scores between players, ratings."""
+    """Return the tables of a report: rewards by seating, scores and differences between players, ratings."""
     lines = [f"{report.environment} ({report.split}, seed {report.seed})"]
     for seating in report.seatings:
         failed = f", {seating.failed} failed" if seating.failed else ""
@@ -127,14 +139,21 @@ def arena_table(report: ArenaReport) -> str:
             f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
             for item in report.scores
         ),
+        *(
+            f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
+            f"{item.episodes} pairs of episodes"
+            for item in report.differences
+        ),
     ]
     lines += [
         "",
         *(
-            f"Elo {name} {rating.elo:.0f}{interval_text((rating.low, rating.high))}"
+            f"Elo {name} {round(rating.elo)}{interval_text((rating.low, rating.high))}"
             for name, rating in report.ratings.items()
         ),
     ]
+    if any(math.isinf(rating.high) for rating in report.ratings.values()):
+        lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
 
 
