@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import addresses, connection
 from tests.support.environment_servers import Scripted, Served, ServerProcess, offer
 
 
+@pytest.fixture(autouse=True)
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what earlier tests of this process have learned about servers: a port may come again."""
+    monkeypatch.setattr(addresses, "_gone", {})
+    monkeypatch.setattr(addresses, "_silent", set())
+    monkeypatch.setattr(addresses, "_turns", defaultdict(itertools.count))
+    monkeypatch.setattr(client, "_reached", {})
+
+
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     """Starts servers: options are those of ``EnvironmentServer``, ``Limits`` and ``Endpoint``, and ``offer``."""
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
-    addresses._gone.clear()  # a port may come again
     Scripted.gate = threading.Event()
     Scripted.steps, Scripted.closed, Scripted.made = [], [], 0
     started: list[Served] = []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +19,6 @@ from tests.support.environment_servers import TASK, Served, eventually
 from tests.support.ports import free_port, nowhere
 
 Server = Callable[..., Served]
-
-
-@pytest.fixture(autouse=True)
-def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what earlier tests of this process have learned about servers."""
-    monkeypatch.setattr(addresses, "_gone", {})
-    monkeypatch.setattr(addresses, "_silent", set())
-    monkeypatch.setattr(addresses, "_turns", defaultdict(itertools.count))
 
 
 def opened(environment: RemoteEnvironment) -> RemoteEnvironment:
