@@ -23,6 +23,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, meant, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
@@ -63,6 +64,9 @@ class Algorithm(LightningModule, ABC):
 
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
+
+    silence: str = EQUAL_RETURNS
+    """What :meth:`without_signal` says of the groups, for messages."""
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""

@@ -16,6 +16,8 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
 
+EQUAL_RETURNS = "all returns within each group are equal"
+
 
 class RolloutLearner(Protocol):
     """All that the rollout data module reads and calls of an algorithm; :class:`~.algorithm.Algorithm` implements it.
@@ -26,6 +28,9 @@ class RolloutLearner(Protocol):
 
     smallest_group: int
     """Fewest episodes per task that the advantage is defined for."""
+
+    silence: str
+    """What :meth:`without_signal` says of the groups, for messages."""
 
     uses_greedy_baseline: bool
     """True if each group comes with one greedy episode of its task."""

@@ -71,6 +71,13 @@ class Teacher:
             )
 
 
+UNKNOWN_SUCCESS = (
+    "no episode counts as solved, and reprompt sibling reads the answer of one that does: the environment does not say "
+    "which episodes succeed; set its `success_at` (`--data.environment.success_at 1.0`) where it has one, else let its "
+    "last step return `success`"
+)
+
+
 @dataclass(frozen=True)
 class Distillation:
     """The loss of the divergence from teachers.
@@ -171,7 +178,11 @@ class Distiller:
         fault = None
         if teacher.trained:
             fault = (
-                "is trained; set `trained: false` for it, or leave out its name, so that the student is its own teacher"
+                "is trained; set `policy` to a frozen one, which then reads the partner's conversation, or set "
+                "`trained: false`"
+                if whose
+                else "is trained; set `trained: false` for it, or leave out its name, so that the student is its own "
+                "teacher"
             )
         elif teacher.served_by is not None:
             fault = (
@@ -236,10 +247,21 @@ class Distiller:
                 self.learner.metrics.rollout[self.learner.metrics.name(metric, name)] = moments.mean
         if self._first and not any(moments.mean for (_, metric), moments in found.items() if metric == "taught_rows"):
             logger.warning(
-                "distillation: no trajectory of the first rollout has a teacher; see the reprompt, partner, agents and "
-                "environments of distillation.teachers, the context windows, and taught_rows in the log"
+                "distillation: no trajectory of the first rollout has a teacher: %s", self._without_teacher(episodes)
             )
         self._first = False
+
+    def _without_teacher(self, episodes: Sequence[Episode]) -> str:
+        """Return the likely cause."""
+        siblings = any(teacher.reprompt == "sibling" for teacher in self.settings.teachers)
+        if siblings and all(episode.success is None for episode in episodes):
+            return UNKNOWN_SUCCESS
+        if siblings and not any(episode.success for episode in episodes):
+            return "no episode succeeds, and reprompt sibling reads the answer of one that does; use easier tasks first"
+        return (
+            "see the reprompt, partner, agents and environments of distillation.teachers, the context windows, and "
+            "taught_rows in the log"
+        )
 
     def check_agents(self, agents: Collection[str]) -> None:
         """Validate that each teacher has agents of a run to teach.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments
@@ -222,22 +222,22 @@ class UpdateRows(Callback):
         self.metrics = metrics
         self._updates = self._written = 0  # of the run at the last batch, and at the last row
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Drop the numbers of an earlier fit that was interrupted."""
         if stage == "fit":
             self.metrics.row = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self._updates = self._written = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Write the row if the batch was the last one of an update."""
         updated, self._updates = trainer.global_step != self._updates, trainer.global_step
         every = trainer.log_every_n_steps
         if updated and every and (trainer.global_step % every == 0 or trainer.should_stop or trainer.fast_dev_run):
             self._write(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Write the numbers since the last row."""
         if trainer.log_every_n_steps and self._written != self._updates:
             self._write(trainer)
@@ -248,7 +248,7 @@ class UpdateRows(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.metrics.row = dict(state_dict["row"])
 
-    def _write(self, trainer: Trainer) -> None:
+    def _write(self, trainer: Any) -> None:
         row, self.metrics.row, self._written = self.metrics.row, {}, trainer.global_step
         trainer.logged_metrics.update(_tensors(row))
         for logger in trainer.loggers:

@@ -17,11 +17,12 @@ from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.filters import (
-    beside_greedy,
     exclude_zero_variance,
     keep_top_entropy,
     normalize_tasks,
+    note_baselines,
     whiten_rows,
+    with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of
@@ -323,6 +324,8 @@ class PolicyGradient(Algorithm):
     ) -> dict[str, PolicyBatch]:
         self.collection_over = False
         trained = self.trained_rows(episodes, sampling, greedy)
+        if self.uses_greedy_baseline:
+            episodes = with_baseline(episodes, greedy)
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         for name, rows in students.items():
             self._add_logprobs(name, rows, sampling)
@@ -343,8 +346,9 @@ class PolicyGradient(Algorithm):
     ) -> dict[str, PolicyBatch]:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
         if self.uses_greedy_baseline:
-            found = returns_of(greedy, self.turn_bonus(sampling))
-            episodes = beside_greedy(self.trainer, self.metrics, episodes, greedy, found)
+            baselines = returns_of(greedy, self.turn_bonus(sampling)).reward
+            note_baselines(self.trainer, self.metrics, episodes, greedy, baselines)
+            episodes = with_baseline(episodes, greedy)
         tables = self.credit(episodes, sampling, greedy)
         frozen = {name for name in self.policies if not self.policy(name).trained}
         trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}

@@ -45,7 +45,7 @@ _NOISE = (
     r"module\(s\) in eval mode",
     r"recommended to use `self\.log\('(val|test)/",  # they are of all ranks already
     r"Checkpoint directory .* exists and is not empty",
-    r"will override existing callbacks passed to Trainer: ExactResume, UpdateRows",
+    r"will override existing callbacks passed to Trainer: ExactResume",
     r"Received SIGTERM",  # the end of the run says so in its own words
 )
 _BUSY = 1.5

@@ -324,7 +324,10 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         ({"teachers": [{"policy": "teacher"}], "beta": 0.0}, r"beta is 0\.0, but form sampled is the reverse KL"),
         ({"teachers": [{"policy": "teecher"}]}, "no policy 'teecher'; did you mean 'teacher'?"),
         ({"teachers": [{"policy": "student"}]}, "'student' is trained; set `trained: false`"),
-        ({"teachers": [{"partner": "solver"}]}, "the policy 'student' of the partner 'solver' is trained; set"),
+        (
+            {"teachers": [{"partner": "solver"}]},
+            "'student' of the partner 'solver' is trained; set `policy` to a frozen",
+        ),
         ({"teachers": [{}]}, "is the student itself, and has nothing to teach"),
         ({"teachers": [{"policy": "teacher", "reprompt": "peer"}]}, "reprompt is 'peer'; choose from sibling"),
         ({"teachers": [{"reprompt": "team", "partner": "x"}]}, "reprompt is 'team' and partner 'x'; give one of them"),
@@ -417,6 +420,17 @@ def test_a_first_rollout_without_a_teacher_is_a_warning(
     prepared(algorithm, [episode(student, 0, {"solver": ["7"]})], quiet_trainer())
     prepared(algorithm, [episode(student, 0, {"solver": ["7"]})], quiet_trainer())
     assert caplog.text.count("no trajectory of the first rollout has a teacher") == 1
+
+
+@pytest.mark.parametrize(("success", "cause"), [(None, "set its `success_at`"), (False, "no episode succeeds")])
+def test_siblings_without_a_success_name_it(
+    success: bool | None, cause: str, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: Any = {"teachers": [{"reprompt": "sibling"}], "form": "full"}
+    algorithm = OnPolicyDistillation({"student": Policy(str(model_folder))}, distillation=settings)
+    student = algorithm.policy("student")
+    prepared(algorithm, [episode(student, n, {"solver": ["7"]}, success) for n in range(2)], quiet_trainer())
+    assert cause in caplog.text
 
 
 def test_whole_divergences_refuse_fp16(model_folder: Path, quiet_trainer: Any) -> None:

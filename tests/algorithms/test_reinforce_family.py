@@ -105,6 +105,15 @@ def test_remax_compares_with_the_greedy_episode_and_leaves_out_groups_without_on
     assert algorithm.metrics.take_rollout() == {"train/greedy_reward": 2.125, "train/missing_baselines": 1.0}
 
 
+def test_the_divergence_is_steered_by_the_episodes_that_are_trained_on(model_folder: Path, quiet_trainer: Any) -> None:
+    episodes = [episode(n, 1.0, f"g{n}") for n in range(4)]
+    greedy = [episode(10 + n, 0.0, f"g{n}", error="away" if n == 0 else None) for n in range(4)]
+    kl = {"coefficient": 0.1, "target": 1e-6, "horizon": 30}
+    algorithm, _ = prepared(ReMax, model_folder, quiet_trainer(), episodes, greedy, kl=kl)
+    # The divergence is far from the target: a fifth up or down, of 3 episodes in 30.
+    assert abs(algorithm.kl_controllers["main"].coefficient / 0.1 - 1) == pytest.approx(0.2 * 3 / 30)
+
+
 def test_reinforce_plus_plus_whitens_what_the_others_leave(model_folder: Path, quiet_trainer: Any) -> None:
     # Two groups with returns 1, 0 and 8, 6; two tokens each: means .5 and 7, so +-.5 and +-1.
     episodes = [episode(n, reward, group) for n, (reward, group) in enumerate([(1, "g"), (0, "g"), (8, "h"), (6, "h")])]

@@ -8,6 +8,7 @@ import pytest
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.folder import RUN_VARIABLE, FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
+from mrlm_pl.runs.state import write_state
 
 
 def request(**changes) -> FolderRequest:
@@ -97,6 +98,22 @@ def test_train_refuses_continues_or_starts():
         agree(root="mine", resume=False)
     checkpoint.unlink()
     assert agree(root="mine", resume=True) == RunFolder("mine")
+
+
+@pytest.mark.parametrize("state", ["failed", "interrupted"])
+def test_a_run_that_failed_before_a_checkpoint_starts_again_in_its_folder(state, capsys):
+    checkpoint = hold_run("mine")
+    write_state(Path("mine"), {"state": state, "reason": "all episodes failed"})
+    with pytest.raises(ConfigurationError, match="holds a run"):
+        agree(root="mine", resume=False)
+    checkpoint.unlink()
+    if state == "failed":
+        assert agree(root="mine", resume=False) == RunFolder("mine")
+        assert "mine has no checkpoint, so the run starts from the beginning; the files" in capsys.readouterr().err
+        assert not checkpoint.parent.exists()
+    else:
+        with pytest.raises(ConfigurationError, match="holds a run"):
+            agree(root="mine", resume=False)
 
 
 def test_processes_started_by_the_first_one_follow_it(monkeypatch):

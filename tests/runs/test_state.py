@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 
-from mrlm_pl.errors import ConfigurationError, NonFiniteError
-from mrlm_pl.runs import Trainer
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
+from mrlm_pl.runs import LastCheckpoint, Trainer
+from mrlm_pl.runs.folder import last_checkpoint
 from mrlm_pl.runs.state import SILENT_SECONDS, STATE, STOPPED, Training, in_training, running, state_of
 from tests.data.rollout.test_module import make
 from tests.support.environment_servers import eventually
@@ -84,8 +85,9 @@ def test_a_failed_fit_says_why_and_a_refused_one_leaves_the_state(
             if trainer.global_step == 1:
                 raise NonFiniteError("the loss is nan")
 
+    callbacks = [Failing(), LastCheckpoint(every_n_train_steps=1)]
     with pytest.raises(NonFiniteError):
-        Trainer(output=str(tmp_path / "run"), callbacks=[Failing()], **QUIET).fit(*make(model_folder, echo()))
+        Trainer(output=str(tmp_path / "run"), callbacks=callbacks, **QUIET).fit(*make(model_folder, echo()))
     kind, reason = state(tmp_path / "run")
     assert (kind, "NonFiniteError: " in reason) == ("failed", True)
     with pytest.raises(ConfigurationError, match="holds a run"):
@@ -111,6 +113,18 @@ def test_a_run_has_one_trainer(model_folder: Path, echo: Any, tmp_path: Path) ->
     trainer.fit(*make(model_folder, echo()))
     assert state(tmp_path / "run") == ("finished", "")
     assert not in_training(tmp_path / "run")
+
+
+def test_a_run_that_failed_before_a_checkpoint_starts_again(model_folder: Path, echo: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("seed: 3\n")  # as `mrlm fit` writes it before the first iteration
+    with pytest.raises(RolloutError):
+        Trainer(output=str(folder), resume=True, **QUIET).fit(*make(model_folder, echo(fail_every=1)))
+    assert state(folder)[0] == "failed"
+    Trainer(output=str(folder), **QUIET).fit(*make(model_folder, echo(), iterations=1))
+    assert state(folder) == ("finished", "")
+    assert last_checkpoint(folder) is not None
 
 
 def test_a_run_that_sigterm_ends_is_interrupted(model_folder: Path, echo: Any, tmp_path: Path) -> None:

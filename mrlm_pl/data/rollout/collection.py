@@ -118,7 +118,7 @@ class Collection:
         self.plan.further = learner.further
         self.plan.silent = lambda group: learner.without_signal(self.tasks.worth(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
-        self._signal = SignalCheck(self.sampling, compares=compares)
+        self._signal = SignalCheck(self.sampling, compares, learner.silence)
         self.totals.start()
 
     @property

@@ -13,6 +13,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn, branches, decided, turn_trees
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.evaluation.report import judging_environments
+from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
@@ -269,10 +270,12 @@ class SignalCheck:
         sampling: how training episodes are sampled.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
             signal; otherwise equal returns, agent by agent, in all episodes of these iterations carry none.
+        silence: what an algorithm that compares says of groups without a signal; see
+            :attr:`~mrlm_pl.learner.algorithm.Algorithm.silence`.
     """
 
-    def __init__(self, sampling: Sampling, compares: bool) -> None:
-        self.sampling, self.compares = sampling, compares
+    def __init__(self, sampling: Sampling, compares: bool, silence: str = EQUAL_RETURNS) -> None:
+        self.sampling, self.compares, self.silence = sampling, compares, silence
         self._flat = self._truncated = 0
         self._returns: frozenset[Returns] = frozenset()
 
@@ -296,7 +299,7 @@ class SignalCheck:
             logger.warning(
                 "%d iterations in a row have no learning signal: %s. Likely cause: %s",
                 _ITERATIONS,
-                "all returns within each group are equal" if self.compares else "all rewards are equal",
+                self.silence if self.compares else "all rewards are equal",
                 self._cause(metrics, truncated),
             )
         elif self._truncated == _ITERATIONS:
@@ -315,6 +318,10 @@ class SignalCheck:
                 f"every turn is truncated at data.sampling.max_tokens {self.sampling.max_tokens}, before an answer; "
                 "raise it"
             )
+        if self.silence != EQUAL_RETURNS and "rollout/success" not in metrics:
+            return "the environment does not say which episodes succeed; set its `success_at` where it has one"
+        if self.silence != EQUAL_RETURNS:
+            return "the tasks are too hard for the model; use easier ones first"
         if metrics.get("rollout/success") == 1.0:
             return "every episode succeeds; use harder tasks"
         if metrics.get("rollout/success") == 0.0 or not any(value for episode in self._returns for _, value in episode):

@@ -22,7 +22,7 @@ from mrlm_pl.advantages import (
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.returns import Returns, task_types
+from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import each_share, merged
 from mrlm_pl.losses import top_entropy_threshold
@@ -30,29 +30,33 @@ from mrlm_pl.losses import top_entropy_threshold
 logger = logging.getLogger(__name__)
 
 
-def beside_greedy(
-    trainer: Any, metrics: Metrics, episodes: Sequence[Episode], greedy: Sequence[Episode], found: Returns
-) -> list[Episode]:
-    """Return the episodes of groups with a greedy episode, and log the baselines of all ranks.
+def with_baseline(episodes: Sequence[Episode], greedy: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes of groups whose greedy episode did not fail."""
+    played = {episode.group for episode in greedy if not episode.failed and episode.trajectories}
+    return [episode for episode in episodes if episode.group in played]
+
+
+def note_baselines(
+    trainer: Any, metrics: Metrics, episodes: Sequence[Episode], greedy: Sequence[Episode], returns: Tensor
+) -> None:
+    """Log the baselines of all ranks.
 
     Args:
         trainer: of the run.
         metrics: of the algorithm.
         episodes: of the rollout.
         greedy: one greedy episode for each group.
-        found: returns of those that did not fail.
+        returns: [N] of those that did not fail.
     """
-    played = {episode.group for episode in found.episode}
-    missing = {episode.group for episode in episodes} - played
+    missing = {episode.group for episode in episodes} - {episode.group for episode in with_baseline(episodes, greedy)}
     if missing:
         causes = [episode.error for episode in greedy if episode.group in missing]
         logger.warning("%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0])
-    rewards = found.reward.tolist()
+    rewards = returns.tolist()
     totals = merged(trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
     if totals["count"]:
         metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
     metrics.rollout["train/missing_baselines"] = float(totals["missing"])
-    return [episode for episode in episodes if episode.group in played]
 
 
 def whiten_rows(trainer: Any, tables: Mapping[str, PolicyBatch]) -> None:

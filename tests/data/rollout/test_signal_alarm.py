@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from mrlm_pl.algorithms import OnPolicyDistillation
 from mrlm_pl.data.rollout.metrics import CollectionSums, Returns, SignalCheck
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
@@ -45,6 +46,17 @@ def test_the_third_iteration_without_a_signal_warns_of_the_cause(
             check.see(metrics, returns(reward))
             assert len(caplog.records) == (iteration >= 2), "once, after three iterations in a row"
     assert cause in caplog.text
+
+
+@pytest.mark.parametrize(("success", "cause"), [({}, "`success_at`"), ({"rollout/success": 0.0}, "too hard")])
+def test_teachers_are_no_returns(success: Mapping[str, float], cause: str, caplog: pytest.LogCaptureFixture) -> None:
+    check = SignalCheck(Sampling(), True, OnPolicyDistillation.silence)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            check.see({**FLAT, **success}, returns(0.5))
+    assert "no episode counts as solved" in caplog.text
+    assert cause in caplog.text
+    assert "returns" not in caplog.text
 
 
 def test_one_iteration_with_a_signal_starts_the_count_again(caplog: pytest.LogCaptureFixture) -> None:
