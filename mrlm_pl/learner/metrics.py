@@ -18,6 +18,7 @@ from mrlm_pl.learner.ranks import each_share, merged
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
 
 _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
+_LEAST_KL = 1e-6
 _ON_EVALUATION_BAR = ("reward", "accuracy", "auc", "nll", "preference_accuracy", "pair_accuracy")
 
 
@@ -166,7 +167,8 @@ class Metrics:
         """
         row = {name: float(value) for name, value in values.items()}
         trainer.callback_metrics.update(_tensors(row))
-        trainer.progress_bar_metrics.update({name: value for name, value in row.items() if on_bar(name)})
+        shown = trainer.progress_bar_metrics
+        shown.update({name: value for name, value in row.items() if on_bar(name) or name in shown})
         self.row |= row
 
     def of_this_rank(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
@@ -261,9 +263,13 @@ def _tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
 
 
 def on_update_bar(name: str, metrics: Mapping[str, float]) -> bool:
-    """Return whether the progress bar shows this metric of an update: one of each policy."""
+    """Return whether the progress bar shows this metric of an update: one of each policy, from when it is not 0.
+
+    One update on each rollout leaves ``approx_kl`` at 0.
+    """
     prefix, _, metric = name.rpartition("/")
-    return metric == next((other for other in _ON_BAR if f"{prefix}/{other}" in metrics), None)
+    chosen = next((other for other in _ON_BAR if f"{prefix}/{other}" in metrics), None)
+    return metric == chosen and (metric != "approx_kl" or metrics[name] > _LEAST_KL)
 
 
 def on_rollout_bar(name: str) -> bool:

@@ -237,6 +237,9 @@ class Trainer(lightning.pytorch.Trainer):
         if stage == "fit" and not self.fast_dev_run:  # type: ignore[attr-defined]
             if resumed and not self._batches.count:
                 print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
+            counts = data.collection.totals.state() if played else {}
+            if failed := counts.get("failed_episodes"):
+                print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see their `error`")
             print(run_summary(self.default_root_dir, played=played))
         elif stage in ("validate", "test") and verbose:
             for report in self._played.reports if played else ():

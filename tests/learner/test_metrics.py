@@ -213,6 +213,12 @@ def test_an_update_is_one_row(
     assert [row["epoch"] for _, row in rows.rows] == [0] * len(steps)
 
 
+def test_the_bar_shows_a_divergence_once_there_is_one() -> None:
+    several = {"train/approx_kl": 0.01, "train/loss": 1.0}
+    assert [name for name in several if metric_log.on_update_bar(name, several)] == ["train/approx_kl"]
+    assert not metric_log.on_update_bar("train/approx_kl", {"train/approx_kl": 0.0})
+
+
 class Own(GRPO):
     def on_train_batch_end(self, *_: Any) -> None:
         """Do nothing."""

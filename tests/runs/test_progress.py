@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs import Trainer
 from mrlm_pl.runs.console import RunProgress
 from tests.data.rollout.test_module import make
 
@@ -106,6 +107,16 @@ def test_iterations_of_several_updates_and_micro_batches(
         trainer = quiet_trainer(callbacks=[RunProgress(live=False)], **shown, max_epochs=2)
         trainer.fit(algorithm, data, ckpt_path=tmp_path / "last.ckpt")
         assert counted(capsys.readouterr().out) == after
+
+
+def test_the_end_names_failed_episodes(
+    model_folder: Path, echo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, environment, of in (("whole", echo(), None), ("part", echo(size=2, fail_every=2), "4 of 8")):
+        trainer = Trainer(output=str(tmp_path / name), accelerator="cpu", limit_val_batches=0)
+        trainer.fit(*make(model_folder, environment, groups=2, group_size=2, iterations=2))
+        said = re.search(r"(\d+ of \d+) episodes failed", capsys.readouterr().out)
+        assert (None if said is None else said[1]) == of
 
 
 def test_lines_of_every_so_many_iterations(

@@ -184,6 +184,16 @@ def _environment_names() -> tuple[dict[str, str], list[str]]:
     return short, [*short, *_exported(folder), "RemoteEnvironment"]
 
 
+def settings_options() -> list[str]:
+    """Return the options of a policy, of the sampling and of rollouts, which no parser lists."""
+    classes = {
+        "model.policies.main": SETTINGS["policies"],
+        "data.sampling": SETTINGS["sampling"],
+        "data": ("RolloutDataModule", PACKAGE / "data" / "rollout" / "module.py"),
+    }
+    return [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
+
+
 def parameters(file: Path, name: str) -> tuple[str, ...] | None:
     """Return the parameters of a class, with those that it passes on to its bases; None if the source does not say."""
     classes = _classes(file)

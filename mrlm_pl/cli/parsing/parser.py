@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser, get_loader
 from mrlm_pl.cli.parsing.classes import checked, named_class, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_exist, check_files, config_files, file_of_key
 from mrlm_pl.cli.parsing.configuration import merged
+from mrlm_pl.cli.parsing.early_check import settings_options
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest, place_of_error
 
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
@@ -180,7 +181,10 @@ def _unrecognized(message: str, parser: Any) -> str | None:
     options = [word.split("=")[0] for word in words if word.startswith("-")]
     if not options:
         return f"{words[0]!r} is not expected here; values follow an option, as in `--option VALUE`"
-    near = nearest(options[0].rstrip("+"), _options(parser))
+    known, name = _options(parser), options[0].rstrip("+")
+    fits = any(option.startswith("--trainer.") for option in known)
+    whole = [option for option in settings_options() if option.endswith(f".{name[2:]}")] if fits else []
+    near = whole[0] if whole else nearest(name, known)
     return f"there is no option {options[0]!r}" + (f"; did you mean {near!r}?" if near else "; see `--help`")
 
 

@@ -176,17 +176,18 @@ class CollectionSums:
             surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
             means["rollout/entropy"] = (surprise, max(float(sum(turn.stop - turn.start for turn, _ in own)), 1.0))
         means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
-        sums = {
-            "rollout/tokens_per_second": all_tokens / seconds,
-            "rollout/failed_episodes": float(sum(episode.failed for episode in (*episodes, *unused))),
-            "rollout/retries": float(sum(episode.attempts - 1 for episode in (*episodes, *unused))),
-            "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
-        }
         everything = [*episodes, *unused]
         counts = {
             "episodes": float(len(everything)),
+            "failed_episodes": float(sum(episode.failed for episode in everything)),
             "decisions": float(len(distinct_turns(everything))),
             "generated_tokens": token_count(everything),
+        }
+        sums = {
+            "rollout/tokens_per_second": all_tokens / seconds,
+            "rollout/failed_episodes": counts["failed_episodes"],
+            "rollout/retries": float(sum(episode.attempts - 1 for episode in everything)),
+            "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
         }
         returns = frozenset(tuple(sorted(episode.rewards().items())) for episode in played)
         return cls(means, sums, components=components, played=counts, returns=returns)
@@ -211,14 +212,15 @@ class CollectionSums:
         return without_sole_owners(found, "rollout/") | self.sums
 
 
-_COUNTED = ("episodes", "decisions", "generated_tokens")
+_COUNTED = ("episodes", "failed_episodes", "decisions", "generated_tokens")
 
 
 class RunTotals:
     """Totals of a run over its iterations, continued from a checkpoint.
 
-    Logged as ``progress/iteration``, ``progress/episodes``, ``progress/decisions``, ``progress/generated_tokens`` and
-    ``progress/seconds``: what runs are compared at. Episodes that failed or were replaced count, as they were played.
+    Logged as ``progress/iteration``, ``progress/episodes``, ``progress/failed_episodes``, ``progress/decisions``,
+    ``progress/generated_tokens`` and ``progress/seconds``: what runs are compared at. Episodes that failed or were
+    replaced count, as they were played.
     """
 
     def __init__(self) -> None:
@@ -233,7 +235,7 @@ class RunTotals:
 
         Args:
             iteration: how many are collected.
-            played: episodes, decisions and generated tokens of this one.
+            played: episodes, failed ones, decisions and generated tokens of this one.
         """
         for name in _COUNTED:
             self._counts[name] += played[name]
@@ -270,8 +272,7 @@ class SignalCheck:
         sampling: how training episodes are sampled.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
             signal; otherwise equal returns, agent by agent, in all episodes of these iterations carry none.
-        silence: what an algorithm that compares says of groups without a signal; see
-            :attr:`~mrlm_pl.learner.algorithm.Algorithm.silence`.
+        silence: text for groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.silence`.
     """
 
     def __init__(self, sampling: Sampling, compares: bool, silence: str = EQUAL_RETURNS) -> None:

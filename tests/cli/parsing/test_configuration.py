@@ -92,6 +92,21 @@ def test_an_option_for_a_setting_replaces_a_switch(mrlm, before, in_file):
     assert (found["last"], found["every"]) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ("--learning_rate", "--model.policies.main.learning_rate"),
+        ("--max_epochs", "--trainer.max_epochs"),
+        ("--groups", "--data.groups"),
+        ("--max_tokens", "--data.sampling.max_tokens"),
+    ],
+)
+def test_an_option_without_its_prefix_is_named(mrlm, config, given, whole):
+    status, _, err = mrlm("fit", "--config", config, given, "3")
+    assert status == 2
+    assert f"there is no option '{given}'; did you mean '{whole}'?" in err
+
+
 def test_later_files_and_options_override(parsed):
     Path("faster.yaml").write_text("model: {init_args: {rate: 0.75}}\ntrainer: {max_epochs: 7}\n")
     result = parsed("--config", "faster.yaml", "--trainer.max_epochs", "9")
