@@ -157,12 +157,24 @@ class EpisodeWriter:
 def read_episodes(path: str | Path) -> Iterator[Episode]:
     """Yield the episodes of a JSON-lines file, gzipped or not, or of all ``*.jsonl.gz`` files of a folder by name.
 
+    A file of a folder that its run removes meanwhile is left out.
+
     Raises:
         DataError: there is no such file, or a line is not an episode record.
     """
+    return (episode for _, episode in versioned_episodes(path))
+
+
+def versioned_episodes(path: str | Path) -> Iterator[tuple[int, Episode]]:
+    """Yield the episodes of :func:`read_episodes`, each with the ``schema`` of its record; 1 where it has none.
+
+    Raises:
+        DataError: as :func:`read_episodes`.
+    """
     path = Path(path)
-    files = sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
+    whole_folder = path.is_dir()
+    files = sorted(path.glob("*.jsonl.gz")) if whole_folder else [path]
+    if not files or not (whole_folder or path.is_file()):
         raise DataError(f"there are no episodes at {str(path)!r}; name a run's `episodes` folder or a file in it")
     for file in files:
         try:
@@ -174,11 +186,14 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
                 for number, line in enumerate(lines, start=1):
                     yield from _episodes(line, f"{file}, line {number}")
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+            if whole_folder and isinstance(error, FileNotFoundError):
+                continue
             raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _episodes(line: str, where: str) -> Sequence[Episode]:
+def _episodes(line: str, where: str) -> list[tuple[int, Episode]]:
     try:
-        return episodes_of(json.loads(line))
+        record = json.loads(line)
+        return [(int(record.get("schema", 1)), episode) for episode in episodes_of(record)]
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not an episode record: {error}") from error

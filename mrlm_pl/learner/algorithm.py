@@ -236,7 +236,7 @@ class Algorithm(LightningModule, ABC):
         return {}
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`progress` returned."""
+        """Restore the state that :meth:`progress` returned; an empty mapping is the state before the first rollout."""
 
     def policy(self, name: str) -> Policy:
         """The policy of that name."""

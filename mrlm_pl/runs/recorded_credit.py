@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import logging
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn, branches, person_of
-from mrlm_pl.episode_files import iteration_file, not_kept, read_episodes, write_episodes
+from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import sampling_from
-from mrlm_pl.runs.recorded_run import read_run, recorded_model, recorded_settings
+from mrlm_pl.runs.recorded_run import latest_configuration, read_run, recorded_model, recorded_settings
+from mrlm_pl.settings import as_settings
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from mrlm_pl.data.rollout.tasks.environments import TaskSettings
     from mrlm_pl.learner.algorithm import Algorithm
     from mrlm_pl.learner.policy_gradient import PolicyGradient
 
+logger = logging.getLogger(__name__)
+
 LARGEST = 20
 """Changes in a report."""
+
+MARKS = 2
+"""``SCHEMA`` from which on records say which episodes are excluded."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +93,12 @@ def recredit(
     iteration: int | None = None,
     output: str | Path | None = None,
     sampling: Sampling | None = None,
+    task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None = None,
 ) -> RecreditReport:
     """Compute the advantages of recorded episodes with an algorithm's own credit, and compare them with the record.
 
-    Neither weights nor an environment are read. With the run's own settings, the advantages are the recorded ones.
+    Neither weights nor an environment are read. With the run's own settings, the advantages are the recorded ones. The
+    algorithm's trainer and progress stay as they are.
 
     Args:
         run: a run folder.
@@ -92,9 +106,11 @@ def recredit(
         iteration: only the episodes of this iteration.
         output: folder for the episodes with their new advantages and ``recredit.json``; None writes none.
         sampling: of the run, for ``overlong_buffer``; None is as its configuration says.
+        task_settings: of the run, by environment, for ``reward_scale``; None is as its configuration says.
 
     Raises:
-        ConfigurationError: the credit needs weights or other episodes, or the output exists or lies in the run.
+        ConfigurationError: the credit needs weights, other episodes or settings that the run does not record, or the
+            output exists, lies in the run or cannot be written.
         DataError: the episodes cannot be read.
     """
     folder, learner = Path(run), _checked(algorithm)
@@ -102,23 +118,84 @@ def recredit(
     if place is not None and (place.exists() or folder.resolve() in place.resolve().parents):
         fault = "exists" if place.exists() else f"lies in the run {str(folder)!r}"
         raise ConfigurationError(f"output: {str(place)!r} {fault}; name a new folder beside the run")
-    draft = None if place is None else draft_of(place)
-    crediting = _Crediting(folder, learner, sampling)
-    comparison = _Comparison()
-    try:
-        for number, recorded in _iterations(folder, iteration):
-            new = crediting.credited(number, recorded)
-            comparison.add(recorded, new)
-            if draft is not None:
-                write_episodes(iteration_file(draft, number), new)
-        report = comparison.report(type(learner).__name__)
-        if draft is not None and place is not None:
+    with _fresh(learner):
+        crediting = _Crediting(folder, learner, iteration, sampling, task_settings)
+        if place is None:
+            return _compared(crediting, None)
+        draft = draft_of(place)
+        try:
+            remove(draft)  # of a recredit that a kill has ended
+            draft.mkdir(parents=True)
+            report = _compared(crediting, draft)
             write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
             put_in_place(draft, place)
-    finally:
+        except BaseException as error:
+            with suppress(OSError):
+                remove(draft)
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                raise ConfigurationError(
+                    f"output: {str(place)!r} cannot be written: {reason}; name a new folder where you can write"
+                ) from error
+            raise
+        return report
+
+
+def _compared(crediting: _Crediting, draft: Path | None) -> RecreditReport:
+    """Return the report on the new credit of a run; write its episodes to a folder.
+
+    Raises:
+        ConfigurationError: no episode has new credit.
+    """
+    comparison = _Comparison()
+    for number, recorded, new in crediting.iterations():
+        comparison.add(recorded, new)
         if draft is not None:
-            remove(draft)
+            write_episodes(iteration_file(draft, number), new)
+    report = comparison.report(crediting.name)
+    if not report.episodes:
+        raise ConfigurationError(
+            f"model: {crediting.name} gives none of the chosen episodes of {str(crediting.folder)!r} credit: they "
+            f"failed, are excluded, or are fewer than {crediting.learner.smallest_group} of a task; choose another "
+            "algorithm or another iteration"
+        )
     return report
+
+
+@contextmanager
+def _fresh(learner: PolicyGradient) -> Iterator[None]:
+    """Within the context the algorithm has no progress and a trainer of one process; afterwards it is as before."""
+    from mrlm_pl.learner.metrics import Metrics
+
+    progress, attributes = copy.deepcopy(learner.progress()), dict(vars(learner))
+    try:
+        learner.load_progress({})
+        learner.trainer, learner.metrics = _one_process(), Metrics(list(learner.policies))
+        yield
+    finally:
+        vars(learner).update(attributes)
+        learner.load_progress(progress)
+
+
+def _one_process() -> Trainer:
+    """Return a trainer of this process alone, also among others of a cluster's job; it prints nothing."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    notes = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    before, notes.disabled = notes.disabled, True
+    try:
+        return Trainer(
+            accelerator="cpu",
+            devices=1,
+            plugins=LightningEnvironment(),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    finally:
+        notes.disabled = before
 
 
 def _checked(algorithm: Algorithm) -> PolicyGradient:
@@ -127,8 +204,6 @@ def _checked(algorithm: Algorithm) -> PolicyGradient:
     Raises:
         ConfigurationError: it does, or it has no advantages.
     """
-    from lightning.pytorch import Trainer
-
     from mrlm_pl.learner.policy_gradient import PolicyGradient
 
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
@@ -136,44 +211,84 @@ def _checked(algorithm: Algorithm) -> PolicyGradient:
         raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
     if (part := algorithm.weights_in_credit) is not None:
         raise ConfigurationError(f"model: the credit of {name} needs weights for {part}; {advice}")
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    algorithm.trainer = Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet)  # type: ignore[arg-type]
     return algorithm
-
-
-def _iterations(folder: Path, wanted: int | None) -> Iterator[tuple[int, list[Episode]]]:
-    """Yield each iteration of a run with its episodes, in the order of their files.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    found = False
-    for number, episodes in itertools.groupby(read_episodes(folder / "episodes"), lambda item: item.iteration):
-        if number == wanted or (wanted is None and number >= 0):
-            found = True
-            yield number, list(episodes)
-    if not found:
-        gone = not_kept((folder / "episodes").glob("*.gz"))
-        of = "of training" if wanted is None else f"of iteration {wanted}"
-        raise ConfigurationError(f"{str(folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
 
 
 class _Crediting:
     """Credits a run's iterations, one after the other."""
 
-    def __init__(self, folder: Path, learner: PolicyGradient, sampling: Sampling | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        learner: PolicyGradient,
+        wanted: int | None,
+        sampling: Sampling | None,
+        task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None,
+    ) -> None:
+        from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+
         recorded = read_run(str(folder), weights=False)
-        self.folder, self.learner, self.name = folder, learner, type(learner).__name__
+        self.folder, self.learner, self.name, self.wanted = folder, learner, type(learner).__name__, wanted
+        if latest_configuration(folder) is None:
+            if learner.overlong_buffer and sampling is None:
+                raise ConfigurationError(
+                    f"model.overlong_buffer needs the limit on sampling, and {str(folder)!r} has no config.yaml; give "
+                    "`sampling=` of the run in Python, or set model.overlong_buffer 0"
+                )
+            if task_settings is None:
+                logger.warning(
+                    "%s has no config.yaml: rewards have no `reward_scale`; if the run had one, give "
+                    "`task_settings=` in Python",
+                    folder,
+                )
         self.sampling = sampling or sampling_from(recorded.sampling, {})
+        settings = recorded.task_settings if task_settings is None else task_settings
         self.scales = {
-            name: float((own or {}).get("reward_scale") or 1.0) for name, own in recorded.task_settings.items()
+            name: as_settings(TaskSettings, own or {}, f"task_settings.{name}").reward_scale
+            for name, own in settings.items()
         }
         self.environments = list(recorded_settings(folder))
-        trained_by = (recorded_model(folder) or {}).get("class_path")
-        self.other_class = trained_by is not None and str(trained_by).rpartition(".")[2] != self.name
+        self.trained_by = str((recorded_model(folder) or {}).get("class_path", "")).rpartition(".")[2]
         self.done = 0
 
-    def credited(self, number: int, episodes: Sequence[Episode]) -> list[Episode]:
+    def iterations(self) -> Iterator[tuple[int, list[Episode], list[Episode]]]:
+        """Yield the number of each iteration, its episodes and these with new credit, in the order of the files.
+
+        Raises:
+            ConfigurationError: there is none, or the credit needs other episodes.
+        """
+        found, folder = False, self.folder / "episodes"
+        for number, items in itertools.groupby(versioned_episodes(folder), lambda item: item[1].iteration):
+            if number == self.wanted or (self.wanted is None and number >= 0):
+                found = True
+                pairs = list(items)
+                recorded = [episode for _, episode in pairs]
+                marked = all(schema >= MARKS for schema, _ in pairs)
+                yield number, recorded, self._credited(number, recorded, self._unmarked(number, recorded, marked))
+        if not found:
+            gone = not_kept(folder.glob("*.gz"))
+            of = "of training" if self.wanted is None else f"of iteration {self.wanted}"
+            raise ConfigurationError(f"{str(self.folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
+
+    def _unmarked(self, number: int, recorded: Sequence[Episode], marked: bool) -> set[str]:
+        """Return the ids of the episodes that the run did not train on and whose records do not say so.
+
+        Raises:
+            ConfigurationError: the records have neither marks nor advantages.
+        """
+        if marked:
+            return set()
+        trained = {item.id for item in recorded if any(turn.advantage is not None for turn in _turns(item))}
+        groups = {item.group for item in recorded if item.id in trained}
+        if not trained:
+            raise ConfigurationError(
+                f"iteration {number} of {str(self.folder)!r} has records of an older version (`schema` below {MARKS}), "
+                "which do not say on which episodes the run trained; record the run again"
+            )
+        beside = {item.id for item in recorded if item.group in groups and (item.failed or item.origin is not None)}
+        return {item.id for item in recorded} - trained - beside
+
+    def _credited(self, number: int, episodes: Sequence[Episode], unmarked: set[str]) -> list[Episode]:
         """Return the episodes with new credit; those that are not trained on have none.
 
         Raises:
@@ -183,7 +298,7 @@ class _Crediting:
         from mrlm_pl.learner.credit.records import credited
 
         plain = [_without_credit(episode) for episode in episodes]
-        kept = [item for item in plain if item.excluded is None]
+        kept = [item for item in plain if item.excluded is None and item.id not in unmarked]
         groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
         training = [
             item
@@ -210,8 +325,11 @@ class _Crediting:
         learner, lacking = self.learner, ""
         if any(map(branches, training)) != (learner.tree is not None):
             lacking = "turn trees" if learner.tree is not None else "separate episodes instead of turn trees"
-        elif learner.further is not None and (self.other_class or all(item.origin is None for item in training)):
+        elif learner.further is not None and (
+            self.trained_by != self.name or all(item.origin is None for item in training)
+        ):
             lacking = "the further episodes of each group that only its own runs play"
+            lacking += "" if self.trained_by else " (no config.yaml names the run's algorithm)"
         elif learner.uses_greedy_baseline and not greedy:
             lacking = "a greedy episode of each task"
         if lacking and training:
@@ -232,9 +350,13 @@ class _Crediting:
 
         own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
         if number != self.done and any(self.learner.progress()[key] for key in own):
+            fault = (
+                f"iteration {self.done} is not among the episodes; credit a run that keeps all iterations"
+                if self.wanted is None
+                else f"`--iteration {self.wanted}` leaves them out; credit all iterations"
+            )
             raise ConfigurationError(
-                f"model: {self.name} compares with earlier iterations, and iteration {self.done} is not among the "
-                f"episodes; credit all iterations of a run that keeps them, or choose another algorithm"
+                f"model: {self.name} compares with earlier iterations, and {fault}, or choose another algorithm"
             )
         self.done += 1
 

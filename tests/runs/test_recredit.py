@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import logging
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.episode_files import iteration_file, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import recredit
@@ -29,6 +32,12 @@ SIZES = {"groups": 2, "group_size": 4, "iterations": 2, "sampling": Sampling(max
 def played(algorithm: Any, environment: Any, trainer: Any, **settings: Any) -> Path:
     trainer.fit(algorithm, RolloutDataModule(environment, **{**SIZES, **settings}))
     return Path(trainer.default_root_dir)
+
+
+def told(run: Path, algorithm: Any, **data: Any) -> None:
+    """Write a configuration, as a run of the command line has it."""
+    model = {"class_path": f"mrlm_pl.{type(algorithm).__name__}"}
+    (run / "config.yaml").write_text(json.dumps({"model": model, "data": {"init_args": data}}))
 
 
 def turns_of(folder: Path) -> dict[tuple[str, str, int], Turn]:
@@ -62,6 +71,7 @@ def test_the_runs_own_settings_give_the_recorded_advantages_exactly(
     cls: Any, settings: dict[str, Any], main: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
     run = played(cls(main, **settings), LengthRatioGame(rounds=2), quiet_trainer(), group_size=2)
+    told(run, cls(main))
     output = tmp_path / "again"
     report = recredit(run, cls(main, **settings), output=output)
     recorded, new = turns_of(run), turns_of(output)
@@ -75,11 +85,87 @@ def test_the_runs_own_settings_give_the_recorded_advantages_exactly(
 def test_rewards_are_scaled_as_in_the_run(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
     scaled = {"task_settings": {"echo": TaskSettings(reward_scale=3.0)}}
     run = played(GRPO(main, advantage="group_centered"), echo(), quiet_trainer(), iterations=1, **scaled)
-    told = {"data": {"init_args": {"task_settings": {"echo": {"reward_scale": 3.0}}}}}
-    (run / "config.yaml").write_text(json.dumps(told))
+    told(run, GRPO(main), task_settings={"echo": {"reward_scale": 3.0}})
     report = recredit(run, GRPO(main, advantage="group_centered"))
     assert report.agents["agent"].correlation == pytest.approx(1)
     assert report.largest == ()
+
+
+def test_a_run_of_a_script_names_the_settings_that_it_does_not_record(
+    main: Any, quiet_trainer: Any, echo: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled = {"task_settings": {"echo": TaskSettings(reward_scale=3.0)}}
+    run = played(GRPO(main, advantage="group_centered"), echo(), quiet_trainer(), iterations=1, **scaled)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "mrlm_pl.runs.recorded_credit"):
+        assert recredit(run, GRPO(main, advantage="group_centered"), **scaled).largest == ()
+        assert not caplog.records
+        assert recredit(run, GRPO(main, advantage="group_centered")).largest
+    assert "has no config.yaml: rewards have no `reward_scale`" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"overlong_buffer needs the limit on .* no config.yaml"):
+        recredit(run, GRPO(main, overlong_buffer=2))
+    assert recredit(run, GRPO(main, overlong_buffer=2), sampling=SIZES["sampling"]).episodes == 8
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"), [(ReMax, {}), (GRPO, {"resample_rounds": 1}), (GRPO, {"failed_members": "drop"})]
+)
+def test_records_without_marks_count_where_the_run_trained_on_them(
+    cls: Any, settings: Any, main: Any, quiet_trainer: Any, echo: Any
+) -> None:
+    settings = {"retries": 0, "group_size": 3, **settings}
+    run = played(cls(main), echo(fail_every=5), quiet_trainer(), **{**settings, "groups": 4})
+    told(run, cls(main))
+    whole = recredit(run, RLOO(main))
+
+    def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
+        for path in (run / "episodes").iterdir():
+            records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+            for record in records:
+                change(record)
+            path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+
+    def older(record: dict[str, Any]) -> None:
+        del record["excluded"]
+        record["schema"] = 1
+
+    def credit_removed(record: dict[str, Any]) -> None:
+        for row in (row for rows in record["trajectories"].values() for row in rows):
+            for turn in row["turns"]:
+                turn["advantage"] = None
+
+    rewrite(older)
+    assert recredit(run, RLOO(main)) == whole
+    rewrite(credit_removed)
+    with pytest.raises(ConfigurationError, match=r"iteration 0 of .* an older version \(`schema` below 2\)"):
+        recredit(run, RLOO(main))
+
+
+def test_the_algorithm_stays_as_it_is(main: Any, quiet_trainer: Any, echo: Any) -> None:
+    algorithm, trainer = RAE(main), quiet_trainer()
+    run = played(algorithm, echo(), trainer)
+    told(run, algorithm)
+    progress, rollout = algorithm.progress(), dict(algorithm.metrics.rollout)
+    assert progress["role_baselines"]["echo/agent"] != 0
+    first = recredit(run, algorithm)
+    assert first.largest == ()
+    assert recredit(run, algorithm) == first
+    assert algorithm.trainer is trainer
+    assert (algorithm.progress(), algorithm.metrics.rollout) == (progress, rollout)
+
+
+def test_a_job_of_several_tasks_credits_in_each_of_them(
+    main: Any, quiet_trainer: Any, echo: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer(), iterations=1)
+    job = {"JOB_NAME": "train", "NTASKS": "2", "PROCID": "1", "LOCALID": "1", "NODEID": "0", "NTASKS_PER_NODE": "2"}
+    for name, value in {**job, "NODELIST": "localhost", "JOB_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr("lightning.fabric.plugins.environments.slurm._is_srun_used", lambda: True)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert recredit(run, GRPO(main)).episodes == 8
+    assert "GPU available" not in caplog.text
 
 
 def test_replaced_groups_do_not_count(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
@@ -145,7 +231,7 @@ def test_another_discount_of_a_turn_tree_is_that_of_its_steps(main: Any, quiet_t
         (lambda main: SFT(main), "SFT gives the turns of episodes no advantage"),
         (lambda main: COMA(main), "COMA compares with turn trees, which '.*' does not have"),
         (lambda main: ReMax(main), "ReMax compares with a greedy episode of each task"),
-        (lambda main: C3(main), "C3 compares with the further episodes"),
+        (lambda main: C3(main), r"C3 compares with the further episodes .* \(no config.yaml names"),
         (lambda main: RLOO(), r"of \['first'\], and the policies are \['main'\]"),
     ],
 )
@@ -163,6 +249,8 @@ def test_a_baseline_of_earlier_iterations_needs_them(main: Any, quiet_trainer: A
     assert recredit(run, RLOO(main)).episodes == 8
     with pytest.raises(ConfigurationError, match="RAE compares with earlier iterations, and iteration 0 is not among"):
         recredit(run, RAE(main))
+    with pytest.raises(ConfigurationError, match="and `--iteration 1` leaves them out; credit all iterations"):
+        recredit(run, RAE(main), iteration=1)
     gone = r"no episode of iteration 0; the episodes of 1 of 2 iterations are not kept \(see `data.save_episodes`\)"
     with pytest.raises(ConfigurationError, match=gone):
         recredit(run, RLOO(main), iteration=0)
@@ -180,6 +268,27 @@ def test_the_run_is_never_written_to(main: Any, quiet_trainer: Any, echo: Any, t
         recredit(run, GRPO(main), output=tmp_path / "again")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_output_holds_this_credit_alone(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer())
+    left = iteration_file(tmp_path / "again.part", 7)
+    write_episodes(left, list(read_episodes(run / "episodes")))
+    recredit(run, RLOO(main), iteration=0, output=tmp_path / "again")
+    assert [path.name for path in (tmp_path / "again" / "episodes").iterdir()] == ["iteration-000000.jsonl.gz"]
+    assert not left.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"output: '.*' cannot be written: Not a directory; name a new folder"):
+        recredit(run, RLOO(main), output=tmp_path / "file" / "again")
+
+
+def test_no_credit_at_all_is_refused(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
+    run = played(GRPO(main), echo(), quiet_trainer(), iterations=1)
+    for path in (run / "episodes").iterdir():
+        write_episodes(path, [replace(item, excluded="replaced") for item in read_episodes(path)])
+    with pytest.raises(ConfigurationError, match=r"RLOO gives none of the chosen episodes of .* credit"):
+        recredit(run, RLOO(main), output=tmp_path / "again")
+    assert not list(tmp_path.glob("again*"))
 
 
 def test_the_command_takes_the_runs_algorithm_or_another(
