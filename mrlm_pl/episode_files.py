@@ -22,6 +22,9 @@ from mrlm_pl.settings import at_least
 LEVEL = 6
 """Of gzip; see ``benchmarks/results/records.json``."""
 
+BEHIND = 2
+"""Files that may be pending while a learner goes on."""
+
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
 
 
@@ -38,7 +41,8 @@ def iteration_file(folder: Path, iteration: int, suffix: str = "") -> Path:
 class EpisodeRetention:
     """The iterations whose episodes a run keeps; without values all of them.
 
-    Files of other iterations are removed once a later one is written. A resumed run reads none of them.
+    The file of an iteration that is no longer among the newest is removed once the newest is written. Files that only
+    an earlier setting kept stay. A resumed run reads none of them.
 
     Args:
         every: keep iterations 0, N, 2 N, ...
@@ -65,13 +69,12 @@ class EpisodeRetention:
             return True
         return (self.every is not None and iteration % self.every == 0) or newest - iteration < (self.last or 0)
 
-    def remove_older(self, newest: Path) -> None:
-        """Remove the files of this rank before an iteration's file that are not kept."""
+    def remove_displaced(self, newest: Path) -> None:
+        """Remove the file of this rank that is kept no longer once an iteration's file is written."""
         number, rank = _parts(newest)
-        for path in newest.parent.glob(f"iteration-*{rank}"):
-            older, other = _parts(path)
-            if other == rank and older < number and not self.keeps(older, number):
-                path.unlink(missing_ok=True)
+        displaced = number - (self.last or 0)
+        if 0 <= displaced < number and not self.keeps(displaced, number):
+            newest.with_name(f"iteration-{displaced:06d}{rank}").unlink(missing_ok=True)
 
 
 def _parts(path: Path) -> tuple[int, str]:
@@ -80,11 +83,20 @@ def _parts(path: Path) -> tuple[int, str]:
     return (int(found[1]), found[2]) if found else (-1, path.name)
 
 
-def not_kept(files: Iterable[Path]) -> str:
-    """Return a note on the iterations before the newest one that have no file; empty if all have one."""
+def not_kept(files: Iterable[Path], collected: int = 0) -> str:
+    """Return a note on the iterations of a run that have no file; empty if all have one.
+
+    Args:
+        files: of episodes.
+        collected: iterations by ``progress/iteration``; the last :data:`BEHIND` of them may still be written.
+
+    >>> not_kept([iteration_file(Path("a"), number) for number in (0, 4, 8)], 12)
+    'the episodes of 9 of 12 iterations are not kept (see `data.save_episodes`)'
+    """
     numbers = {number for number, _ in map(_parts, files) if number >= 0}
-    count = max(numbers, default=-1) + 1
-    if len(numbers) == count:
+    newest = max(numbers, default=-1) + 1
+    count = max(newest, collected)
+    if len(numbers) == newest and count <= newest + BEHIND:
         return ""
     return f"the episodes of {count - len(numbers)} of {count} iterations are not kept (see `data.save_episodes`)"
 
@@ -112,7 +124,7 @@ class EpisodeWriter:
         behind: files that may be pending before :meth:`write` blocks.
     """
 
-    def __init__(self, retention: EpisodeRetention = EpisodeRetention(), behind: int = 2) -> None:
+    def __init__(self, retention: EpisodeRetention = EpisodeRetention(), behind: int = BEHIND) -> None:
         self.retention, self.behind = retention, behind
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrlm-episodes")
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
@@ -124,15 +136,16 @@ class EpisodeWriter:
             StorageError: an earlier file could not be written.
         """
         number, _ = _parts(Path(path))
-        if not self.retention.keeps(number, number):
-            return
-        while len(self._waiting) >= self.behind or (self._waiting and self._waiting[0][1].done()):
+        kept = self.retention.keeps(number, number)
+        while self._waiting and (self._waiting[0][1].done() or (kept and len(self._waiting) >= self.behind)):
             self._settle()
+        if not kept:
+            return
         self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
 
     def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
         write_episodes(path, episodes)
-        self.retention.remove_older(path)
+        self.retention.remove_displaced(path)
 
     def finish(self) -> None:
         """Wait until all files are written.

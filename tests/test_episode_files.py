@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from lightning.pytorch import Callback
 from mrlm_pl import algorithms, episode_files
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, read_episodes, write_episodes
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import ConfigurationError, DataError, StorageError
 from mrlm_pl.policy import Policy
 from tests.data.rollout.test_module import make
 
@@ -145,6 +146,43 @@ def test_files_of_other_ranks_and_later_iterations_stay(tmp_path: Path) -> None:
     writer.finish()
     kept = {*names, "iteration-000001.jsonl.gz"} - {"iteration-000000.jsonl.gz"}
     assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_files_that_an_earlier_setting_kept_stay(tmp_path: Path) -> None:
+    def write(retention: EpisodeRetention, numbers: range) -> list[int]:
+        writer = EpisodeWriter(retention)
+        for number in numbers:
+            writer.write(tmp_path / f"iteration-{number:06d}.jsonl.gz", [episode(number)])
+        writer.finish()
+        return sorted(int(path.name[10:16]) for path in tmp_path.iterdir())
+
+    assert write(EpisodeRetention(), range(5)) == [0, 1, 2, 3, 4]
+    assert write(EpisodeRetention(every=3), range(5, 8)) == [0, 1, 2, 3, 4, 6]
+    assert write(EpisodeRetention(last=2), range(8, 12)) == [0, 1, 2, 3, 4, 10, 11]  # 6 was the newest
+    assert write(EpisodeRetention(last=2), range(10, 13)) == [0, 1, 2, 3, 4, 11, 12]  # from an older checkpoint
+
+
+def write_until_it_fails(writer: EpisodeWriter, path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        writer.write(path, [episode(1)])
+
+
+def test_a_failure_ends_the_run_also_where_the_next_iteration_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    writer = EpisodeWriter(EpisodeRetention(every=2))
+    writer.write(tmp_path / "file" / "iteration-000000.jsonl.gz", [episode(0)])
+    with pytest.raises(StorageError, match="iteration-000000"):
+        write_until_it_fails(writer, tmp_path / "file" / "iteration-000001.jsonl.gz")
+
+
+def test_files_that_are_removed_while_a_folder_is_read_are_left_out(tmp_path: Path) -> None:
+    for number in range(3):
+        write_episodes(tmp_path / f"{number}.jsonl.gz", [episode(number)])
+    found = read_episodes(tmp_path)
+    assert next(found).id == "0"
+    (tmp_path / "1.jsonl.gz").unlink()
+    assert [item.id for item in found] == ["2"]
 
 
 def test_values_out_of_range_are_refused() -> None:

@@ -69,14 +69,17 @@ class EpisodeFile:
         if not self.rows:
             return
         first = min(self._offsets[row[0]] for row in self.rows[-count:])
-        for item in LineFile(self.lines.path).new_lines():
-            if item and item[0] >= first:
-                with suppress(ValueError, RecursionError):  # counted in ``faults``
-                    yield from heads(item[1])
+        with suppress(FileNotFoundError):  # removed meanwhile
+            for item in LineFile(self.lines.path).new_lines():
+                if item and item[0] >= first:
+                    with suppress(ValueError, RecursionError):  # counted in ``faults``
+                        yield from heads(item[1])
 
     def line(self, episode: str) -> bytes | None:
-        """Return the line that holds an episode; None if the file has no such one."""
-        return self.lines.line(self._offsets[episode]) if episode in self._offsets else None
+        """Return the line that holds an episode; None if the file has no such one or was removed."""
+        with suppress(KeyError, FileNotFoundError):
+            return self.lines.line(self._offsets[episode])
+        return None
 
     def record(self, episode: str) -> dict[str, Any] | None:
         """Return the whole record of an episode; None if the file has no such one.
@@ -147,21 +150,24 @@ class EpisodeIndex:
 
     Args:
         files: returns the present files, in order.
+        collected: returns the number of iterations by the metrics of a run, 0 without any; None for a single file.
     """
 
-    def __init__(self, files: Callable[[], Sequence[Path]]) -> None:
-        self._files = files
+    def __init__(self, files: Callable[[], Sequence[Path]], collected: Callable[[], int | None]) -> None:
+        self._files, self._collected = files, collected
         self._read: dict[Path, EpisodeFile | ReportFile] = {}
 
     def _notes(self) -> Iterator[str]:
         """Yield a note on the iterations of a folder that have no file."""
-        files = self._files()
-        if len(files) > 1 and (gone := not_kept(files)):
+        collected = self._collected()
+        if collected is not None and (gone := not_kept(self._files(), collected)):
             yield gone
 
     def newest_first(self) -> Iterator[EpisodeFile | ReportFile]:
         """Yield the files, up to date, from the last back."""
-        for path in reversed(self._files()):
+        files = self._files()
+        self._read = {path: file for path, file in self._read.items() if path in files}
+        for path in reversed(files):
             if path not in self._read:
                 self._read[path] = ReportFile(path) if path.suffix == ".json" else EpisodeFile(path)
             file = self._read[path]

@@ -9,9 +9,9 @@ import json
 import math
 import os
 import re
-import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypedDict
@@ -75,7 +75,7 @@ class Run:
 
     def __init__(self, path: Path, key: str, root: Path, named: str | None) -> None:
         self.path, self.key, self.named, self._root = path, key, named, root.resolve()
-        self.index = EpisodeIndex(self._episode_files)
+        self.index = EpisodeIndex(self._episode_files, self._collected)
         self.lock = threading.RLock()
         self._tokenizers: dict[str, Tokenizer] = {}
 
@@ -197,6 +197,10 @@ class Run:
         whole = [row for row in rows[1:] if len(row) == len(header)]  # a kill may have truncated the last one
         return {name: [_number(row[column]) for row in whole] for column, name in enumerate(header)}
 
+    def _collected(self) -> int | None:
+        """Return the iterations that the metrics count, 0 without any; None for a file of episodes."""
+        return int(_last(self._read_metrics(), "progress/iteration") or 0) if self.path.is_dir() else None
+
     def _episode_files(self) -> list[Path]:
         if not self.path.is_dir():
             return [self.path]
@@ -232,7 +236,10 @@ class Run:
         """Return the iterations at which the run was resumed, by the times of its files."""
         if not self.path.is_dir():
             return []
-        times = [(path.stat().st_mtime, path.name) for path in self._episode_files()]
+        times = []
+        for path in self._episode_files():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                times.append((path.stat().st_mtime, path.name))
         found = []
         for config in self.path.glob("config-*.yaml"):
             later = [name for at, name in times if at > config.stat().st_mtime]
@@ -247,7 +254,7 @@ class Run:
 
     def _inside(self, path: Path | None) -> Path | None:
         """Return a regular file that lies in the given folder; None for any other, such as a link that leads out."""
-        if path is None or not path.exists() or not stat.S_ISREG(path.stat().st_mode):
+        if path is None or not path.is_file():
             return None
         return path if path.resolve().is_relative_to(self._root) else None
 

@@ -111,7 +111,7 @@ import resource, sys
 from pathlib import Path
 from mrlm_pl.viewer.episode_index import EpisodeIndex
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-index = EpisodeIndex(lambda: [Path(sys.argv[1])])
+index = EpisodeIndex(lambda: [Path(sys.argv[1])], lambda: None)
 table = index.table()
 record = index.record(table["rows"][0][0]) if table["rows"] else None
 print(len(table["rows"]), len(table["notes"]), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)

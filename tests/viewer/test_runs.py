@@ -24,6 +24,7 @@ from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.comparison import compare_runs
+from mrlm_pl.viewer.episode_index import EpisodeFile
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run, find_runs
 from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
@@ -98,6 +99,27 @@ def test_iterations_that_are_not_kept_are_told(folder: Path) -> None:
     assert run.index.table()["notes"] == [gone]
     with pytest.raises(DataError, match="3 of 6 iterations"):
         run.record("2-5")
+    for path in sorted((folder / "episodes").iterdir())[:-1]:
+        path.unlink()
+    assert run.index.table()["notes"] == [gone.replace("3 of", "5 of")]
+    (folder / "metrics.csv").write_text("step,progress/iteration\n0,1\n11,12\n")
+    assert run.index.table()["notes"] == ["the episodes of 11 of 12 iterations are not kept (see `data.save_episodes`)"]
+    assert run_of(folder / "episodes" / "iteration-000005.jsonl.gz").index.table()["notes"] == []
+
+
+def test_removed_files_are_forgotten(folder: Path) -> None:
+    run = run_of(folder)
+    newest = next(run.index.newest_first())
+    assert isinstance(newest, EpisodeFile)
+    shown = newest.rows[0][0]
+    last = sorted((folder / "episodes").iterdir())[-1]
+    last.unlink()
+    assert newest.record(shown) is None  # read before it was removed
+    assert list(newest.newest_heads(1)) == []
+    assert newest not in list(run.index.newest_first())
+    with pytest.raises(DataError, match="there is no episode"):
+        run.record(shown)
+    assert run.detail()["resumed"] == []
 
 
 def test_runs_that_differ_in_their_seed_are_one_family(tmp_path: Path) -> None:
