@@ -217,7 +217,7 @@ class UpdateRows(Callback):
     the checkpoint that lets a resumed run begin after the update.
 
     Args:
-        metrics: what is written.
+        metrics: of the algorithm.
     """
 
     def __init__(self, metrics: Metrics) -> None:
