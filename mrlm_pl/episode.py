@@ -341,6 +341,8 @@ class Episode:
             ValueError: a number is NaN or infinite.
         """
         _check_finite(self)
+        if not _has_text_keys(self):
+            return json.dumps(self.to_dict(), separators=(",", ":"))
         data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         try:
             task = {**vars(self.task), "data": msgspec.Raw(data.encode())}
@@ -361,6 +363,21 @@ class Episode:
 
 def _line(record: Mapping[str, Any]) -> str:
     return msgspec.json.encode(record, enc_hook=_plain).decode()
+
+
+def _has_text_keys(episode: Episode) -> bool:
+    """Return True unless the arguments of a tool call have other keys than text, which msgspec does not write as JSON.
+
+    Such keys are None, a truth value or a number.
+    """
+
+    def has(value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return all(isinstance(key, str) and has(item) for key, item in value.items())
+        return not isinstance(value, (list, tuple)) or all(map(has, value))
+
+    messages = (message for row in episode.rows() for message in row.messages)
+    return all(has(call.arguments) for message in messages for call in message.tool_calls)
 
 
 def _check_finite(episode: Episode) -> None:
@@ -490,7 +507,8 @@ class TurnTree:
         """Return one line of JSON; see :meth:`Episode.to_json`."""
         for path in self.paths:
             _check_finite(path)
-        return _line(self.to_dict())
+        record = self.to_dict()
+        return _line(record) if all(map(_has_text_keys, self.paths)) else json.dumps(record, separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TurnTree:

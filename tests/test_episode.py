@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,20 @@ def test_numbers_that_json_has_not_are_refused(number: float) -> None:
     for episode in episodes:
         with pytest.raises(ValueError, match="not JSON compliant"):
             episode.to_json()
+
+
+@pytest.mark.parametrize("wrap", [lambda arguments: arguments, lambda arguments: {"nested": [arguments]}])
+def test_keys_of_arguments_become_those_of_json(wrap: Any, tmp_path: Path) -> None:
+    keys = {None: 1, True: 2, 1.5: 3, 7: 4, "k": 5}
+    call = Message("assistant", "", (ToolCall("0", "t", wrap(keys)),))
+    turn = Turn("a", 0, 0, 1, 0.0, {}, "stop", "main", 0, "e", node="root")
+    row = Trajectory("a", "main", (1,), (True,), (-0.5,), (turn,), (call,))
+    for played in (row, replace(row, turns=(replace(turn, node=""),))):
+        episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {"a": (played,)}, "end")
+        write_episodes(tmp_path / "e.jsonl.gz", [episode])
+        (read,) = read_episodes(tmp_path / "e.jsonl.gz")
+        expected = {"null": 1, "true": 2, "1.5": 3, "7": 4, "k": 5}
+        assert read.rows()[0].messages[0].tool_calls[0].arguments == wrap(expected)
 
 
 def test_lone_surrogates_and_large_integers_stay(tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from mrlm_pl.episode import Episode, Turn, branches, person_of
 from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import sampling_from
-from mrlm_pl.runs.recorded_run import latest_configuration, read_run, recorded_model, recorded_settings
+from mrlm_pl.runs.recorded_run import (
+    latest_configuration,
+    read_run,
+    recorded_iterations,
+    recorded_model,
+    recorded_settings,
+)
 from mrlm_pl.settings import as_settings
 
 if TYPE_CHECKING:
@@ -266,7 +272,7 @@ class _Crediting:
                 marked = all(schema >= MARKS for schema, _ in pairs)
                 yield number, recorded, self._credited(number, recorded, self._unmarked(number, recorded, marked))
         if not found:
-            gone = not_kept(folder.glob("*.gz"))
+            gone = not_kept(folder.glob("*.gz"), recorded_iterations(self.folder))
             of = "of training" if self.wanted is None else f"of iteration {self.wanted}"
             raise ConfigurationError(f"{str(self.folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
 

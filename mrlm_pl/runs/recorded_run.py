@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import pkgutil
@@ -9,6 +10,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,6 +236,17 @@ def recorded_model(folder: Path) -> Mapping[str, Any] | None:
         ConfigurationError: the configuration cannot be read.
     """
     return _configuration(latest_configuration(folder)).get("model")
+
+
+def recorded_iterations(folder: Path) -> int:
+    """Return the number of iterations that the metrics of a run count; 0 without any."""
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),
+        (folder / "metrics.csv").open(newline="", encoding="utf-8") as file,
+    ):
+        found = (row.get("progress/iteration") for row in csv.DictReader(file))
+        return int(max((float(value) for value in found if value), default=0))
+    return 0
 
 
 def _settings(path: Path | None) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, differences
 from mrlm_pl.runs.evaluation import SeatedModel
+from mrlm_pl.runs.recorded_run import recorded_iterations
 
 if TYPE_CHECKING:
     from mrlm_pl.rollout.replay import RecordPlayer
@@ -184,7 +185,7 @@ def chosen_episodes(
     if not found:
         wanted = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
         rest = f"; there are {dict(others)} of other environments" if others else ""
-        rest += f"; {gone}" if (gone := not_kept(place.glob("*.gz"))) else ""
+        rest += f"; {gone}" if (gone := not_kept(place.glob("*.gz"), recorded_iterations(place.parent))) else ""
         raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
 
 

@@ -232,7 +232,8 @@ def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) 
     status, out, _ = mrlm("whatif", *named, *decision, "--output", str(tmp_path / "report.json"))
     assert status == 0
     lines = out.splitlines()
-    assert lines[0].startswith("recorded ")
+    assert lines[0] == "sampled with the policies of builtin:tiny"
+    assert lines[1].startswith("recorded ")
     assert lines[-1].startswith("advantage of the decision of a at step 0: ")
     assert len(json.loads((tmp_path / "report.json").read_text())["other"]["returns"]) == 4
     status, _, err = mrlm("whatif", *named, *decision[2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -88,6 +89,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
         RolloutError: the environment fails.
     """
     from mrlm_pl.runs import whatif
+    from mrlm_pl.runs.recorded_run import recorded_iterations
 
     parser = record_parser(
         "whatif", "Replace a decision of a recorded episode, play the rest, and compare the returns."
@@ -111,6 +113,9 @@ def whatif_run(arguments: Sequence[str]) -> int:
         name=read.name_of(options.environment),
         **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
     )
+    iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
+    after = f", after {iterations} iterations" if iterations else ""
+    print(f"sampled with the policies of {options.policies or options.model}{after}")
     for what, side in (("recorded", report.recorded), ("other", report.other)):
         print(f"{what:<9} {side.mean:8.4f}{interval_text(side.ci95)}")
         for text, values in _by_text(side)[:SHOWN]:

@@ -69,8 +69,12 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
             )
         return value if settings is None else checked(value, settings, key)
     if settings is not None and not bases and value is not None and not _is_plain(value, members):
-        names = ", ".join(parameters(settings))
-        raise MistakeError(key, f"expected settings of {settings.__name__} ({names}), but the value is {value!r}")
+        names = list(parameters(settings))
+        raise MistakeError(
+            key,
+            f"expected settings of {settings.__name__} ({', '.join(names)}), but the value is {value!r}; "
+            f"name them, as in `{{{names[0]}: VALUE}}` or `--{key}.{names[0]} VALUE`",
+        )
     return value
 
 

@@ -189,6 +189,10 @@ FILES = {
         "model:\n  class_path: GRPO\n  init_args:\n    correction: 1.0e9\n",
         "model.correction: expected settings of Correction (kind, level, cap, low, high), but the value is 1000000000",
     ),
+    "number for one of two settings": (
+        "data:\n  class_path: RolloutDataModule\n  init_args:\n    save_episodes: 5\n",
+        "name them, as in `{every: VALUE}` or `--data.save_episodes.every VALUE`",
+    ),
     "seed": (f"seed_everything: {10**30}\n", "seed_everything"),
 }
 
