@@ -23,7 +23,7 @@ LEVEL = 6
 """Of gzip; see ``benchmarks/results/records.json``."""
 
 BEHIND = 2
-"""Files that may be pending while a learner goes on."""
+"""Files that may be pending while the learner continues."""
 
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
 

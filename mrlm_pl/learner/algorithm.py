@@ -66,7 +66,7 @@ class Algorithm(LightningModule, ABC):
     """Fewest episodes per task that the advantage is defined for."""
 
     silence: str = EQUAL_RETURNS
-    """What :meth:`without_signal` says of the groups, for messages."""
+    """The finding of :meth:`without_signal` about a group, for messages."""
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""

@@ -30,7 +30,7 @@ class RolloutLearner(Protocol):
     """Fewest episodes per task that the advantage is defined for."""
 
     silence: str
-    """What :meth:`without_signal` says of the groups, for messages."""
+    """The finding of :meth:`without_signal` about a group, for messages."""
 
     uses_greedy_baseline: bool
     """True if each group comes with one greedy episode of its task."""

@@ -199,7 +199,7 @@ class Run:
 
     def _collected(self) -> int | None:
         """Return the iterations that the metrics count, 0 without any; None for a file of episodes."""
-        return int(_last(self._read_metrics(), "progress/iteration") or 0) if self.path.is_dir() else None
+        return int(_last(self.logged(), "progress/iteration") or 0) if self.path.is_dir() else None
 
     def _episode_files(self) -> list[Path]:
         if not self.path.is_dir():
