@@ -76,7 +76,7 @@ def ending_in_order(*, sigterm: bool) -> Iterator[Interruption]:
 
 
 def _leave_terminal() -> None:
-    """Discard what is written to a terminal from now on: it is gone."""
+    """Discard all further output to a terminal that is gone."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         with suppress(OSError):  # it is closed
