@@ -404,3 +404,23 @@ def test_a_weaker_level_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 def test_settings_out_of_range(options: dict, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         Sandbox(**options)
+
+
+def test_a_cell_that_is_gone_is_told_again() -> None:
+    found = server(Isolation.LIMITS)
+    number, ended = found.next_number(), threading.Event()
+    found._ended[number] = ended  # as after a lost message
+    found.kill(number, ended)
+    assert ended.is_set()
+
+
+def test_a_server_that_nobody_listens_to_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ServerProcess(Isolation.LIMITS)
+    monkeypatch.setattr(found, "_receive", lambda: 1 / 0)
+    ended = threading.Event()
+    found._ended[7] = ended
+    with pytest.raises(ZeroDivisionError):
+        found._listen()
+    assert ended.is_set()
+    assert not found.alive
+    found.close()

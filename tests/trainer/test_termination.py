@@ -79,7 +79,7 @@ def test_a_run_goes_on_from_that_moment(
 ) -> None:
     class OnlyLater(Signals):
         async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
-            if trainer.global_step == 1:
+            if trainer.global_step >= 1:  # the third rollout may come after the second update
                 return await super().step(actions)
             return EchoEnvironment.step(self, actions)
 

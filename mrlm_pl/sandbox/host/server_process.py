@@ -59,6 +59,7 @@ class ServerProcess:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ended: dict[int, threading.Event] = {}
+        self._listening = True
         self._folder = ""
         self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).parents[2])
@@ -91,7 +92,7 @@ class ServerProcess:
     @property
     def alive(self) -> bool:
         """True if the server can open cells for this process."""
-        return self.owner == os.getpid() and self._process.poll() is None
+        return self.owner == os.getpid() and self._listening and self._process.poll() is None
 
     def open(self, settings: CellSettings, descriptors: list[int]) -> threading.Event:
         """Fork a child; the event is set when it and all that it started are gone.
@@ -175,15 +176,20 @@ class ServerProcess:
         return json.loads(text) if text else None
 
     def _listen(self) -> None:
-        while (message := self._receive()) is not None:
+        try:
+            while (message := self._receive()) is not None:
+                with self._lock:
+                    ended = self._ended.pop(message.get("ended", -1), None)
+                if ended is not None:
+                    ended.set()
+        finally:  # a server that nobody listens to ends with its cells, and the next cell has a new one
+            with suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
             with self._lock:
-                ended = self._ended.pop(message.get("ended", -1), None)
-            if ended is not None:
+                self._listening = False
+                waiting, self._ended = list(self._ended.values()), {}
+            for ended in waiting:
                 ended.set()
-        with self._lock:
-            waiting, self._ended = list(self._ended.values()), {}
-        for ended in waiting:
-            ended.set()
 
 
 _Kind = tuple[Isolation, tuple[str, ...]]

@@ -125,9 +125,11 @@ class _Server:
 
     def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "kill" in message:
-            for process, number in self.cells.items():
-                if number == message["kill"]:
-                    self._kill(process)
+            processes = [process for process, number in self.cells.items() if number == message["kill"]]
+            for process in processes:
+                self._kill(process)
+            if not processes:  # it ended before; the trainer that asks again has missed that
+                self._send({"ended": message["kill"]})
             return
         cell = CellSettings(**message["open"])
         if self.level == "namespaces":

@@ -146,7 +146,8 @@ def test_users_last_checkpoint_replaces_ours(fit):
 
 def test_loggers_and_checkpoints_can_be_turned_off(fit):
     fit("--trainer.logger", "false", "--trainer.enable_checkpointing", "false")
-    assert sorted(path.name for path in Path("runs/toy").iterdir()) == ["config.yaml", "rank-0.json", "state.json"]
+    expected = [".lock", "config.yaml", "rank-0.json", "state.json"]
+    assert sorted(path.name for path in Path("runs/toy").iterdir()) == expected
 
 
 def test_fast_development_run_and_barebones(fit):
@@ -156,7 +157,8 @@ def test_fast_development_run_and_barebones(fit):
     assert not Path("runs").exists()
     quiet = ("--trainer.enable_progress_bar", "null", "--trainer.enable_model_summary", "null")
     fit("--trainer.barebones", "true", *quiet)
-    assert files() == ["runs/toy/config.yaml", "runs/toy/rank-0.json", "runs/toy/state.json", "toy.yaml"]
+    written = [f"runs/toy/{name}" for name in (".lock", "config.yaml", "rank-0.json", "state.json")]
+    assert files() == [*written, "toy.yaml"]
     assert outcome("runs/toy") == {"weight": FINAL, "step": 4, "seed": 0}
 
 

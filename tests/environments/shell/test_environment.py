@@ -340,7 +340,7 @@ def test_a_system_that_cannot_be_set_up_is_an_error() -> None:
         with pytest.raises(SandboxError, match="sleep 60") as caught:  # held, so that nothing is collected as garbage
             environment.reset(task_of({**COUNT, **field}))
         assert caught.value.__traceback__ is not None
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
     slow = {**COUNT, "evaluation": {"check": [None, {"file": "in"}], "example": "sleep 60"}}
     with pytest.raises(SandboxError, match="How many files"):
         ShellEnvironment(sandbox=brief).reset(task_of(slow))
@@ -439,9 +439,9 @@ def test_one_system_at_a_time() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         environment.reset(task_of(COUNT))
-    assert len(os.listdir("/proc/self/fd")) == before + 3
+    assert len(os.listdir("/proc/self/fd")) <= before + 3, "others of this process may be closed meanwhile"
     environment.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     environment.close()
 
 
