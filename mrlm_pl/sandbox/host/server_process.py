@@ -182,7 +182,7 @@ class ServerProcess:
                     ended = self._ended.pop(message.get("ended", -1), None)
                 if ended is not None:
                     ended.set()
-        finally:  # a server that nobody listens to ends with its cells, and the next cell has a new one
+        finally:  # a server without a listener ends with its cells, and the next cell has a new server
             with suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)
             with self._lock:
