@@ -166,6 +166,10 @@ class Run:
             step = -(-len(rows) // MOST_POINTS) or 1
             kept.update(rows[step - 1 :: step], rows[-1:])
             every = max(every, step)
+        for name in (name for name in columns if name.startswith("progress/")):
+            last: float | None = None  # a count is logged by the first update after a rollout, and holds for the others
+            for row, value in enumerate(columns[name]):
+                last = columns[name][row] = last if value is None else value
         return {
             "columns": {name: [values[row] for row in sorted(kept)] for name, values in columns.items()},
             "every": every,

@@ -406,7 +406,7 @@ def test_settings_out_of_range(options: dict, told: str) -> None:
         Sandbox(**options)
 
 
-def test_a_cell_that_is_gone_is_told_again() -> None:
+def test_a_kill_of_a_cell_that_is_gone_is_answered() -> None:
     found = server(Isolation.LIMITS)
     number, ended = found.next_number(), threading.Event()
     found._ended[number] = ended  # as after a lost message
@@ -414,7 +414,7 @@ def test_a_cell_that_is_gone_is_told_again() -> None:
     assert ended.is_set()
 
 
-def test_a_server_that_nobody_listens_to_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_a_listener_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ServerProcess(Isolation.LIMITS)
     monkeypatch.setattr(found, "_receive", lambda: 1 / 0)
     ended = threading.Event()

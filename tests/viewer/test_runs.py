@@ -359,6 +359,14 @@ def test_the_viewer_imports_no_torch(folder: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_later_updates_of_a_rollout_stand_at_its_counts(folder: Path) -> None:
+    text = "step,progress/episodes,train/loss\n0,8,1.0\n1,,2.0\n2,16,3.0\n3,,4.0\n"
+    (folder / "metrics.csv").write_text(text)
+    columns = run_of(folder).metrics()["columns"]
+    assert columns["progress/episodes"] == [8.0, 8.0, 16.0, 16.0]
+    assert columns["train/loss"] == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_the_viewer_writes_nothing(folder: Path) -> None:
     def state() -> list[Any]:
         return sorted((str(path), path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")])

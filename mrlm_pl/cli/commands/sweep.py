@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import shlex
@@ -24,6 +23,7 @@ from mrlm_pl.cli.parsing.grid import Cell, cells
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.state import STATE, Training, in_training, state_of
+from mrlm_pl.sandbox.wall.kernel import PR_SET_PDEATHSIG
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import compare_seeds
@@ -37,7 +37,6 @@ RESERVED = (
 
 FINISHED = "finished"
 POLL_SECONDS = 0.2
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -149,12 +148,11 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
                 member = waiting.pop(0)
                 with _log(logs, member).open("ab") as output:
                     running[member] = subprocess.Popen(
-                        [*COMMAND, *member.words, *member.own],
+                        [*_ending_with_parent(), *COMMAND, *member.words, *member.own],
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         env={**threads, **os.environ},
-                        preexec_fn=_end_with_parent,
                         start_new_session=True,  # the terminal's Ctrl-C reaches this process alone, which passes it on
                     )
             for member, process in list(running.items()):
@@ -274,13 +272,18 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
     write(found, [options.output / "report.md", options.output / "curves.csv"])
 
 
-_C = ctypes.CDLL(None) if sys.platform == "linux" else None
+def _ending_with_parent() -> tuple[str, ...]:
+    """Return the start of a command whose process the system ends with SIGTERM when this one dies; only Linux does.
 
-
-def _end_with_parent() -> None:
-    """Have the system end this process with SIGTERM when its parent dies; only Linux does."""
-    if _C is not None:
-        _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    A program of its own sets this: code between fork and exec is not safe in a process with threads.
+    """
+    if sys.platform != "linux":
+        return ()
+    program = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        f"os.getppid() == {os.getpid()} and os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return (sys.executable, "-I", "-S", "-c", program)
 
 
 def _log(logs: Path, member: Member) -> Path:

@@ -8,8 +8,8 @@ const FIRST = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_
 const MOST = 24;
 
 export function points(columns, axis, name) {
-  const xs = columns[axis] ?? [], ys = columns[name] ?? [];
-  return ys.map((y, row) => [xs[row] ?? row, y]).filter(([x, y]) => x !== null && y !== null);
+  const xs = columns[axis], ys = columns[name] ?? [];
+  return ys.map((y, row) => [xs ? xs[row] : row, y]).filter(([x, y]) => x !== null && y !== null);
 }
 
 // Return mean and 95 % interval over seeds, row by row, where two or more have a value.

@@ -23,6 +23,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
+from tests.support.ports import free_port
 from tests.support.verifier_models import tiny
 
 ROOT = Path(__file__).parents[3]
@@ -64,11 +65,6 @@ def running() -> Iterator[Callable[..., Running]]:
 def begun(environment: Any) -> Any:
     asyncio.run(environment.reset(environment.tasks("train")[0]))
     return environment
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):

@@ -20,6 +20,7 @@ from mrlm_pl.reward_models import RewardModel
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.verifiers import VerifierClient
 from tests.support.environment_servers import ServerProcess, played
+from tests.support.ports import free_port
 from tests.support.verifier_models import tiny
 
 SERVE = ["-m", "mrlm_pl.cli.main", "serve", "--port", "0"]
@@ -48,12 +49,13 @@ def process() -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.mark.slow
-def test_a_run_is_served_beside_environments(process: Any, run_folder: Path, free_port: int, tmp_path: Path) -> None:
+def test_a_run_is_served_beside_environments(process: Any, run_folder: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
+    metrics = free_port()
     server = process(
         *("--verifier", str(run_folder), "--verifier-max-tokens", "40", "--token-file", str(token)),
-        *("--environments", "math", "--metrics_port", str(free_port)),
+        *("--environments", "math", "--metrics_port", str(metrics)),
     )
     questions, answers = ["1 + 1 = ?", "2 + 2 = ?", "3"], ["2", "5", "3" * 100]
     client = VerifierClient(server.target, token_file=str(token))
@@ -67,19 +69,11 @@ def test_a_run_is_served_beside_environments(process: Any, run_folder: Path, fre
     ]
     environment = RemoteEnvironment(server.target, "math", token_file=str(token))
     assert played(environment, "0", task=environment.tasks("train")[0]).done
-    numbers = urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=10).read().decode()
+    numbers = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10).read().decode()
     assert "mrlm_verifier_scores_total 8.0" in numbers
     assert "mrlm_verifier_queue 0.0" in numbers
     server.send(signal.SIGTERM)
     assert server.process.wait(20) == 0
-
-
-@pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def test_mistakes_are_told_before_the_port_is_open(mrlm: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -213,11 +213,13 @@ def test_mistakes_are_named_before_anything_is_written(
 
 
 def test_the_record_holds_the_options_and_the_files(train: Callable[[str], None], mrlm) -> None:
-    assert mrlm("sweep", *WORDS)[0] == 0
+    status, _, err = mrlm("sweep", *WORDS)
+    assert status == 0, err
     record = json.loads(Path("s/sweep.json").read_text())
     files = {CONFIG: Path(CONFIG).read_text()}
     assert record == {"options": ["--config", CONFIG], "files": files, "settings": {"": []}}
-    assert mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")[0] == 0
+    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")
+    assert status == 0, err
     record = json.loads(Path("s/sweep.json").read_text())
     assert record["settings"] == {"": [], "gamma=0.5": [["model.gamma", "0.5"]]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,14 +62,3 @@ def process() -> Iterator[Callable[..., ServerProcess]]:
     yield start
     for server in started:
         server.end()
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    """Finds a port on which nothing listens."""
-
-    def find() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            return int(taken.getsockname()[1])
-
-    return find

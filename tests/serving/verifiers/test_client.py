@@ -32,6 +32,7 @@ from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers.asking import MAX_CHARACTERS
 from tests.support.certificates import Authority
 from tests.support.environment_servers import eventually
+from tests.support.ports import free_port
 from tests.support.verifier_servers import Broken, LyingServer, Spoken, Verifier
 
 Code = grpc.StatusCode
@@ -141,9 +142,7 @@ def test_it_starts_and_scores_without_torch(serve: Any) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_it_waits_for_a_server_that_starts_late_and_says_so_once(
-    serve: Any, free_port: Callable[[], int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_waits_for_a_server_that_starts_late_and_says_so_once(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     scorer = client(f"127.0.0.1:{port}")
     with ThreadPoolExecutor(5) as pool, caplog.at_level(logging.WARNING):
@@ -159,7 +158,7 @@ def test_it_waits_for_a_server_that_starts_late_and_says_so_once(
     assert told[1] == f"the verifier at 127.0.0.1:{port} answers again"
 
 
-def test_patience_ends(free_port: Callable[[], int]) -> None:
+def test_patience_ends() -> None:
     port, started = free_port(), time.monotonic()
     with pytest.raises(RemoteError, match=rf"no verifier at 127.0.0.1:{port} gave scores within 1 s; start it again"):
         scored(client(f"127.0.0.1:{port}", patience_seconds=1.0), "0.5")
@@ -179,7 +178,7 @@ def test_a_server_with_much_to_do_is_given_more_time(serve: Any) -> None:
     assert scored(client(server.target, timeout_seconds=0.3), *["zzz"] * 5) == [0.0] * 5, "it takes a second"
 
 
-def test_another_address_answers_for_one_that_is_gone(serve: Any, free_port: Callable[[], int]) -> None:
+def test_another_address_answers_for_one_that_is_gone(serve: Any) -> None:
     gone, server = f"127.0.0.1:{free_port()}", serve()
     scorer = client(gone, server.target)
     assert [scored(scorer, "0.5", "1") for _ in range(4)] == [[0.5, 1.0]] * 4
@@ -331,7 +330,7 @@ def test_pauses_grow_and_are_bounded(lying: Callable[..., LyingServer]) -> None:
     assert 4 <= len(pauses) <= 7
 
 
-def test_the_global_generator_is_left_alone(free_port: Callable[[], int]) -> None:
+def test_the_global_generator_is_left_alone() -> None:
     before = random.getstate()
     with pytest.raises(RemoteError):
         scored(client(f"127.0.0.1:{free_port()}", patience_seconds=0.3), "a")
