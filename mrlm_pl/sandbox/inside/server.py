@@ -88,6 +88,7 @@ class _Server:
             sys.path.append(folder)
             importlib.import_module(package)
             sys.path.remove(folder)  # programs import the loaded package, and nothing else from the folder
+        confinement.prepare(level)
         gc.collect()
         gc.freeze()  # children do not copy the pages of these objects by counting references on collection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import resource
 import signal
@@ -75,9 +76,28 @@ class CellSettings:
     folders: tuple[str, ...] = ()
 
 
-def interpreter_folders() -> list[str]:
+@functools.cache
+def interpreter_folders() -> tuple[str, ...]:
     """Return folders that this interpreter loads its modules from."""
-    return sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)})
+    return tuple(sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)}))
+
+
+@functools.cache
+def _program_folders() -> tuple[str, ...]:
+    """Return places of programs and their libraries, without those that lie in others: each costs a child's start."""
+    places = {os.path.realpath(path) for path in (*_SYSTEM, *interpreter_folders()) if os.path.exists(path)}
+    return tuple(path for path in sorted(places) if not any(path.startswith(f"{other}/") for other in places))
+
+
+def prepare(level: str) -> None:
+    """Compute in the server what all its children need, so that none of them does."""
+    _program_folders()
+    for shell in (False, True):
+        if level == "namespaces":
+            seccomp.program(_filter_in_namespaces(shell))
+        if level == "landlock":
+            for own_user in (False, True):
+                seccomp.program(_filter_by_landlock(shell, own_user))
 
 
 def enter_namespaces(folders: Iterable[str]) -> None:
@@ -182,7 +202,11 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     else:
         _close_file_system(cell, writable)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    seccomp.install(Filter(processes=cell.shell, private=True, modes=None, truncate=True, only_signal=None))
+    seccomp.install(_filter_in_namespaces(cell.shell))
+
+
+def _filter_in_namespaces(shell: bool) -> Filter:
+    return Filter(processes=shell, private=True, modes=None, truncate=True, only_itself=False)
 
 
 def _show_own_processes() -> bool:
@@ -213,16 +237,18 @@ def confine_by_landlock(cell: CellSettings, folder: str) -> None:
     _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
     _close_file_system(cell, [folder])
     _end_with_parent(cell)
-    seccomp.install(
-        Filter(
-            processes=cell.shell,
-            private=False,
-            # A child with a user of its own cannot change files of others. Else the call fails for programs, and does
-            # nothing for scripts, in which it is common.
-            modes=None if own_user else 0 if cell.shell else errno.EPERM,
-            truncate=landlock.version() >= 3,
-            only_signal=None if cell.shell else os.getpid(),
-        )
+    seccomp.install(_filter_by_landlock(cell.shell, own_user))
+
+
+def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
+    return Filter(
+        processes=shell,
+        private=False,
+        # A child with a user of its own cannot change files of others. Else the call fails for programs, and does
+        # nothing for scripts, in which it is common.
+        modes=None if own_user else 0 if shell else errno.EPERM,
+        truncate=landlock.version() >= 3,
+        only_itself=not shell,
     )
 
 
@@ -248,7 +274,7 @@ def _end_with_parent(cell: CellSettings) -> None:
 def _close_file_system(
     cell: CellSettings, writable: Iterable[str], system: Iterable[str] = (), list_names: Iterable[str] = ()
 ) -> None:
-    programs = [*_SYSTEM, *interpreter_folders(), *cell.folders]
+    programs = [*_program_folders(), *cell.folders]
     readable = [*_DEVICES, *system]
     if cell.shell:
         landlock.restrict(readable, ["/dev/null"], programs, write_and_execute=writable, list_names=list_names)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
+import os
 import struct
 
 from mrlm_pl.sandbox.wall.kernel import MACHINE, PR_SET_NO_NEW_PRIVS, prctl
-from mrlm_pl.sandbox.wall.system_calls import UNKNOWN, Filter, Outcome, outcomes
+from mrlm_pl.sandbox.wall.system_calls import ITSELF, UNKNOWN, Filter, Outcome, outcomes
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -17,8 +19,9 @@ _STEP_BYTES = struct.calcsize("HBBI")
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
+@functools.cache
 def program(allowed: Filter) -> bytes:
-    """Return instructions of the kernel's filter machine.
+    """Return instructions of the kernel's filter machine, with ``ITSELF`` for the process that installs them.
 
     Raises:
         OSError: the numbers of this machine are not known.
@@ -50,7 +53,7 @@ def install(allowed: Filter) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    steps = program(allowed)
+    steps = program(allowed).replace(struct.pack("I", ITSELF), struct.pack("I", os.getpid()))
     buffer = ctypes.create_string_buffer(steps, len(steps))
     header = _Program(len(steps) // _STEP_BYTES, ctypes.cast(buffer, ctypes.c_void_p))
     prctl(PR_SET_NO_NEW_PRIVS, 1)

@@ -133,6 +133,8 @@ class Outcome:
 
 
 ALLOWED, UNKNOWN = Outcome(None), Outcome(errno.ENOSYS)
+ITSELF = 0x7FFFFFFE
+"""Stands for the number of the process that installs the filter."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,14 @@ class Filter:
             it is watched; or touch what Landlock does not govern, times and extended attributes.
         modes: error number for changing modes and owners, 0 to report success and do nothing, None to allow it.
         truncate: truncate by path, which Landlock governs since its version 3.
-        only_signal: the only process that may be signaled; None allows whatever namespaces and Landlock allow.
+        only_itself: it may signal itself alone; else whatever namespaces and Landlock allow.
     """
 
     processes: bool
     private: bool
     modes: int | None
     truncate: bool
-    only_signal: int | None
+    only_itself: bool
 
 
 def outcomes(allowed: Filter) -> dict[int, Outcome]:
@@ -177,7 +179,7 @@ def outcomes(allowed: Filter) -> dict[int, Outcome]:
     answer(_NETWORK, errno.EACCES)
     answer(_SYNC, 0)  # it would make every disk of the machine busy
     answer(_PROCESSES, None if allowed.processes else errno.EPERM)
-    answer(_SIGNALS, None if allowed.only_signal is None else errno.EPERM)
+    answer(_SIGNALS, errno.EPERM if allowed.only_itself else None)
     answer(_TRUNCATE, None if allowed.truncate else errno.EPERM)
     answer(_MODES, allowed.modes)
     answer(_OWNERS, None if allowed.modes is None else errno.EPERM)
@@ -196,7 +198,7 @@ def outcomes(allowed: Filter) -> dict[int, Outcome]:
     check("ioctl", errno.ENOTTY, (Check(1, _IOCTL),))
     check("prctl", errno.EPERM, (Check(0, _PRCTL),))
     check("prlimit64", errno.EPERM, (Check(0, (0,)),))  # limits of other processes
-    only = () if allowed.only_signal is None else (Check(0, (allowed.only_signal,)),)
+    only = (Check(0, (ITSELF,)),) if allowed.only_itself else ()
     for name in ("kill", "tgkill"):
         check(name, errno.EPERM, only)
     return found
