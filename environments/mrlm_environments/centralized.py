@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
@@ -48,6 +48,7 @@ class Centralized(Environment):
             raise ConfigurationError("centralized: separator is empty; give some text, or leave it out for tags")
         self.environment, self.separator = environment, separator
         self.name, self.quick, self.forks = environment.name, environment.quick, environment.forks
+        self.secrets = environment.secrets
 
     def tasks(self, split: str) -> TaskSource:
         """Return the environment's tasks; see :meth:`Environment.tasks`."""
@@ -56,6 +57,33 @@ class Centralized(Environment):
     def identity(self, task: Task) -> str | None:
         """Return the environment's; see :meth:`Environment.identity`."""
         return self.environment.identity(task)
+
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return the environment's, as means over its agents; see :meth:`Environment.bounds`."""
+        found = self.environment.bounds(task)
+        return found and (found[0] / len(self.environment.agents), found[1] / len(self.environment.agents))
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """Return the environment's gold replies in the form of this one; see :meth:`Environment.gold`."""
+        found = self.environment.gold(task)
+        if found is None:
+            return None
+        waiting = {agent: list(replies) for agent, replies in found.items()}
+        played, replies, done = self.copy(), list[str](), False
+        assert isinstance(played, Centralized)
+        played.reset(task)
+        while not done:
+            due = {
+                tag: waiting[agent].pop(0) if len(waiting[agent]) > 1 else waiting[agent][0]
+                for agent, tag in played._due.items()
+            }
+            if self.separator is None:
+                replies.append("\n".join(f"<{tag}>{text}</{tag}>" for tag, text in due.items()))
+            else:
+                replies.append(self.separator.join(due.values()))
+            done = played.step({"team": Message("assistant", replies[-1])}).done
+        played.close()
+        return {"team": replies}
 
     def reset(self, task: Task) -> Observations:
         """Pose the task to the one agent; see :meth:`Environment.reset`."""

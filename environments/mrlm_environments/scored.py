@@ -38,6 +38,7 @@ class ScoredEnvironment(Environment, proxy=True):
             )
         self.environment, self.scorer = environment, scorer
         self.name, self.agents, self.forks = environment.name, environment.agents, environment.forks
+        self.secrets = environment.secrets
         self._messages: list[Message] = []
         self._earned = 0.0
 

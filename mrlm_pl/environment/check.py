@@ -1,22 +1,23 @@
-"""Checks of the environment contract, for ``mrlm check-env``.
+"""Checks of an environment, for ``mrlm check-env``: its contract here, its rewards in :mod:`~.semantics`.
 
 Every check plays real episodes on copies of the environment. They are torch-free.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
 from mrlm_pl.environment import Task
-from mrlm_pl.environment.contract import Environment, Observations, Step, TurnOrder
+from mrlm_pl.environment.contract import Environment
+from mrlm_pl.environment.semantics import Finding, SemanticChecks
 from mrlm_pl.environment.tasks import SPLITS
+from mrlm_pl.environment.trial import SPAM, Play, Replies, as_plain, close, finished, play, play_copy
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, place_of_error
+from mrlm_pl.settings import one_of
 
 HOSTILE_REPLIES = (
     "",
@@ -30,16 +31,26 @@ HOSTILE_REPLIES = (
 )
 """Replies that no environment may crash on: empty, control characters, broken tool calls, a megabyte, deep nesting."""
 
-SPAM = "I do not know."
+Level = Literal["contract", "semantic"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: its name, whether it passed, and a message."""
+    """Result of one check.
+
+    Args:
+        name: its id, which stays the same in later versions.
+        passed: whether it found no fault.
+        message: what it found.
+        applies: False where the environment has nothing to check.
+        measures: numbers that it found.
+    """
 
     name: str
     passed: bool
     message: str
+    applies: bool = True
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,14 @@ class CheckReport:
         """True if every check passed."""
         return all(check.passed for check in self.checks)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON-like data."""
+        return {
+            "environment": self.environment,
+            "passed": self.passed,
+            "checks": {check.name: {k: v for k, v in asdict(check).items() if k != "name"} for check in self.checks},
+        }
+
     def raise_on_failure(self) -> None:
         """Raise on the first check that did not hold.
 
@@ -65,21 +84,6 @@ class CheckReport:
                 raise EnvironmentContractError(f"environment {self.environment!r}, {check.name}: {check.message}")
 
 
-@dataclass(frozen=True)
-class _Play:
-    """Observations and steps of an episode, in order."""
-
-    observed: tuple[Mapping[str, Sequence[Message]], ...]
-    steps: tuple[Step, ...]
-
-    @property
-    def reward(self) -> float:
-        return sum(sum(step.rewards.values()) for step in self.steps)
-
-    def as_json(self) -> str:
-        return json.dumps([[_plain(seen) for seen in self.observed], [asdict(step) for step in self.steps]])
-
-
 class _Checker:
     def __init__(self, environment: Environment, tasks_per_split: int, max_turns: int) -> None:
         self.environment, self.count, self.max_turns = environment, tasks_per_split, max_turns
@@ -88,35 +92,11 @@ class _Checker:
         source = self.environment.tasks(split)
         return [source[index] for index in range(self.count if source.size is None else min(self.count, source.size))]
 
-    def play(
-        self, task: Task, replies: Mapping[str, Sequence[str]] | str, environment: Environment | None = None
-    ) -> _Play:
-        """Play one episode on a new copy; agents give their replies in turn and repeat the last one."""
-        own = environment is None
-        environment = environment or self.environment.copy()
-        order = TurnOrder(environment.name, environment.agents)
-        observations: Observations = _finished(environment.reset(task))
-        order.began(observations)
-        seen: list[Observations] = [observations]
-        steps: list[Step] = []
-        spoken = dict.fromkeys(environment.agents, 0)
-        while True:
-            if len(steps) == self.max_turns:
-                raise EnvironmentContractError(f"the episode of {task.key} did not end within {self.max_turns} turns")
-            actions = {}
-            for agent in order.due:
-                texts = (replies,) if isinstance(replies, str) else replies[agent]
-                actions[agent] = Message("assistant", texts[min(spoken[agent], len(texts) - 1)])
-                spoken[agent] += 1
-            order.check_actions(actions)
-            step: Step = _finished(environment.step(actions))
-            order.stepped(step)
-            steps.append(step)
-            if step.done:
-                if own:
-                    _close(environment)
-                return _Play(tuple(seen), tuple(steps))
-            seen.append(step.observations)
+    def play(self, task: Task, replies: Replies, environment: Environment | None = None) -> Play:
+        """Play one episode, by default on a new copy."""
+        if environment is None:
+            return play_copy(self.environment, task, replies, max_turns=self.max_turns)
+        return play(environment, task, replies, max_turns=self.max_turns)
 
     # Each check returns a message, or raises the fault.
 
@@ -129,7 +109,7 @@ class _Checker:
                 if identity is None:
                     continue
                 if not identity:
-                    identity = json.dumps(_plain(_finished(self.environment.copy().reset(task))))
+                    identity = json.dumps(as_plain(finished(self.environment.copy().reset(task))))
                 if owners.setdefault(identity, split) != split:
                     raise EnvironmentContractError(
                         f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; where every task begins "
@@ -159,7 +139,7 @@ class _Checker:
         alone = [self.play(task, SPAM).as_json() for task in tasks]
         copies = [self.environment.copy() for _ in tasks]
         for copy, task in zip(copies, reversed(tasks), strict=True):
-            _finished(copy.reset(task))
+            finished(copy.reset(task))
         mixed = [self.play(task, SPAM, copy).as_json() for copy, task in zip(copies, tasks, strict=True)]
         if alone != mixed:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
@@ -171,18 +151,18 @@ class _Checker:
             return "forks is False"
         for task in self.tasks("train")[:2]:
             environment = self.environment.copy()
-            due = list(_finished(environment.reset(task)))
+            due = list(finished(environment.reset(task)))
             for _ in range(self.max_turns):
                 actions = {agent: Message("assistant", SPAM) for agent in due}
                 forked = environment.copy()
-                found, again = _finished(forked.step(actions)), _finished(environment.step(actions))
-                _close(forked)
+                found, again = finished(forked.step(actions)), finished(environment.step(actions))
+                close(forked)
                 if found != again:
                     raise EnvironmentContractError(f"{task.key} differs on a copy made in mid-episode")
                 if again.done:
                     break
                 due = list(again.observations)
-            _close(environment)
+            close(environment)
         return "copies continue in mid-episode"
 
     def hostile_replies(self) -> str:
@@ -202,7 +182,7 @@ class _Checker:
         environment, task = self.environment.copy(), self.tasks("train")[0]
         everybody = {agent: Message("assistant", SPAM) for agent in environment.agents}
         self._refuses(environment, everybody, "step before reset")
-        _finished(environment.reset(task))
+        finished(environment.reset(task))
         self._refuses(environment, {"no-such-agent": Message("assistant", SPAM)}, "step by an unknown agent")
         self.play(task, SPAM, environment)
         self._refuses(environment, everybody, "step after the end")
@@ -230,13 +210,13 @@ class _Checker:
     def close(self) -> str:
         """Check that an environment may be closed twice."""
         environment = self.environment.copy()
-        _close(environment)
-        _close(environment)
+        close(environment)
+        close(environment)
         return "may be closed twice"
 
     def _refuses(self, environment: Environment, actions: Mapping[str, Message], what: str) -> None:
         try:
-            _finished(environment.step(actions))
+            finished(environment.step(actions))
         except EnvironmentContractError:
             return
         except Exception as error:
@@ -246,19 +226,24 @@ class _Checker:
         raise EnvironmentContractError(f"{what} was accepted; leave the order of calls to the base class")
 
 
-def check_environment(environment: Environment, *, tasks_per_split: int = 8, max_turns: int = 64) -> CheckReport:
+def check_environment(
+    environment: Environment, level: Level = "contract", *, tasks_per_split: int = 8, max_turns: int = 64
+) -> CheckReport:
     """Return the results of all checks, failed ones included.
 
     Args:
         environment: it is copied, not used.
+        level: ``contract``, or ``semantic`` for the contract and what the environment rewards and shows.
         tasks_per_split: number of checked tasks of each split.
         max_turns: limit of an episode's length.
 
     Raises:
+        ConfigurationError: the level is unknown.
         DataError: the environment's data cannot be read, so that there is nothing to check.
     """
+    one_of(get_args(Level), "check_environment: ", level=level)
     checker = _Checker(environment, tasks_per_split, max_turns)
-    checks: dict[str, Callable[[], str]] = {
+    checks: dict[str, Callable[[], str | Finding]] = {
         "task data": checker.task_data,
         "splits are disjoint": checker.splits,
         "determinism": checker.determinism,
@@ -269,17 +254,44 @@ def check_environment(environment: Environment, *, tasks_per_split: int = 8, max
         "best replies": checker.gold,
         "close": checker.close,
     }
+    results = _results(checks)
+    if level == "semantic":
+        results += check_semantics(environment, tasks=tasks_per_split, max_turns=max_turns).checks
+    return CheckReport(environment.name, results)
+
+
+def check_semantics(
+    environment: Environment, *, tasks: int = 8, max_turns: int = 64, other_process: bool = True
+) -> CheckReport:
+    """Return the results of the checks of what an environment rewards and shows alone.
+
+    Args:
+        environment: it is copied, not used.
+        tasks: number of played tasks.
+        max_turns: limit of an episode's length.
+        other_process: also replay episodes in another process.
+
+    Raises:
+        DataError: the environment's data cannot be read.
+    """
+    checks = SemanticChecks(environment, tasks, max_turns, other_process=other_process).checks()
+    return CheckReport(environment.name, _results(checks))
+
+
+def _results(checks: Mapping[str, Callable[[], str | Finding]]) -> tuple[Check, ...]:
     results: list[Check] = []
     for name, check in checks.items():
         try:
-            results.append(Check(name, True, check()))
+            found = check()
+            found = found if isinstance(found, Finding) else Finding(found)
+            results.append(Check(name, True, found.message, found.applies, found.measures))
         except DataError:
             raise
         except Exception as error:  # an environment may raise anything
             told = str(error) if isinstance(error, MRLMError) else described(error)
             same = [result.name for result in results if result.message == told]
             results.append(Check(name, False, f"as in {same[0]!r}" if same else told))
-    return CheckReport(environment.name, tuple(results))
+    return tuple(results)
 
 
 @dataclass(frozen=True)
@@ -349,17 +361,3 @@ def described(error: Exception) -> str:
     """Return class, text and place of an error; the place is the innermost line outside of installed packages."""
     found = place_of_error(error)
     return f"{type(error).__name__}: {error}{f' ({found})' if found else ''}"
-
-
-def _finished(value: Any) -> Any:
-    """Return the result of a method that may be ``async``."""
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def _close(environment: Environment) -> None:
-    close: Callable[[], Any] = environment.close
-    _finished(close())
-
-
-def _plain(observations: Mapping[str, Sequence[Message]]) -> dict[str, Any]:
-    return {agent: [asdict(message) for message in messages] for agent, messages in observations.items()}

@@ -101,6 +101,7 @@ class Environment(ABC):
             connections it does not; a turn tree then replays the earlier turns.
         client_settings: arguments that the clients of a server may set where it allows settings. Name none that holds
             a path, an address, an object or a bound that protects the server.
+        secrets: fields of a task's data that no agent may see; ``check-env --level semantic`` searches for them.
     """
 
     name: str = _NoName()  # type: ignore[assignment]
@@ -108,6 +109,7 @@ class Environment(ABC):
     quick: bool = False
     forks: bool = False
     client_settings: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ("answer", "answers", "label", "solution", "gold", "reference", "test", "tests")
 
     _proxy = False
 
@@ -159,6 +161,10 @@ class Environment(ABC):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Replies, turn after turn for each agent, that earn the highest reward, or None if none are known."""
+        return None
+
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return the returns of worthless and of the best replies, each the sum over all agents, or None if unknown."""
         return None
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool | None:

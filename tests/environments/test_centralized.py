@@ -6,7 +6,15 @@ from typing import Any
 
 import mrlm_environments
 import pytest
-from mrlm_environments import Centralized, CoordinationGame, Halves, KuhnPoker, LengthRatioGame, ToolEnvironment
+from mrlm_environments import (
+    Centralized,
+    CoordinationGame,
+    Halves,
+    KuhnPoker,
+    LengthRatioGame,
+    TicTacToe,
+    ToolEnvironment,
+)
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
@@ -86,6 +94,23 @@ def test_an_agent_alone_needs_no_tags() -> None:
     assert step.metrics["split"] == 1
     step = game.step({"team": Message("assistant", "P")})
     assert step.done  # a pass after a bet folds
+
+
+@pytest.mark.parametrize(
+    ("team", "separator", "replies"),
+    [
+        (Halves(), None, ["<agent_1>a</agent_1>\n<agent_2>c</agent_2>"]),
+        (Halves("sunset"), "|", ["sun|set"]),
+        (TicTacToe(), None, [f"<agent_{1 + n % 2}>{cell}</agent_{1 + n % 2}>" for n, cell in enumerate("512837469")]),
+    ],
+)
+def test_gold_replies_hold_those_of_the_agents_that_are_due(team: Any, separator: Any, replies: list[str]) -> None:
+    environment = Centralized(team, separator)
+    tasks = environment.tasks("train")
+    task = next(tasks[n] for n in range(99) if tasks[n].data.get("first", "alpha") == "alpha")
+    assert environment.gold(task) == {"team": replies}
+    assert environment.bounds(task) == ((0.0, 0.0) if isinstance(team, TicTacToe) else (0.0, 1.0))
+    assert Centralized(KuhnPoker()).gold(task) is None
 
 
 def test_a_copy_continues_by_itself() -> None:

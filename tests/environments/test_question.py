@@ -20,7 +20,7 @@ from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Message, Step
-from mrlm_pl.environment.check import check_environment
+from mrlm_pl.environment.check import check_environment, check_semantics
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError, RolloutError
 from mrlm_pl.policy import Policy
@@ -267,7 +267,7 @@ print("ended")
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_the_split_is_of_the_row_and_not_of_the_prompt() -> None:
+def test_the_split_is_of_the_question_and_not_of_the_prompts_words() -> None:
     def questions(split: str, **options: Any) -> list[str]:
         return [task.data["question"] for task in question([exact], **options).tasks(split)]
 
@@ -279,9 +279,29 @@ def test_the_split_is_of_the_row_and_not_of_the_prompt() -> None:
     assert [task.data["question"] for task in environment.tasks("train")] == questions("train")
 
 
-def test_equal_prompts_of_different_rows_keep_the_contract() -> None:
-    rows = [{"prompt": "Say a number.", "answer": str(number)} for number in range(40)]
-    check_environment(QuestionEnvironment(rows, [exact])).raise_on_failure()
+def test_rows_that_pose_the_same_question_are_in_one_split() -> None:
+    rows = [{"question": f"{number % 40}+1?", "answer": str(number)} for number in range(200)]
+    environment = QuestionEnvironment(rows, [exact], prompt="Compute {question}", gold="{answer}")
+    posed = [{task.data["question"] for task in environment.tasks(split)} for split in ("train", "validation", "test")]
+    assert sum(map(len, posed)) == len(set().union(*posed)) == 40
+    leakage = next(check for check in check_semantics(environment, tasks=2).checks if check.name == "leakage")
+    assert leakage.passed, leakage.message
+
+
+def test_rows_are_told_apart_by_all_fields_where_the_prompt_names_none() -> None:
+    rows = [{"answer": str(number)} for number in range(40)]
+    check_environment(QuestionEnvironment(rows, [exact], prompt="Say a number.")).raise_on_failure()
+
+
+def test_gold_replies_are_a_text_with_fields_of_the_row() -> None:
+    environment = question([exact], gold="{answer}")
+    check_environment(environment, "semantic", tasks_per_split=4).raise_on_failure()
+    task = environment.tasks("train")[0]
+    assert environment.gold(task) == {"agent": (task.data["answer"],)}
+    wrong = {check.name for check in check_semantics(question([exact], gold="0"), tasks=4).checks if not check.passed}
+    assert wrong == {"floor"}, "gold replies that earn nothing"
+    with pytest.raises(DataError, match="'solution'"):
+        question([exact], gold="{solution}").tasks("train")
 
 
 def test_it_keeps_the_contract() -> None:

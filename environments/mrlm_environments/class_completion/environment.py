@@ -82,6 +82,10 @@ class ClassCompletionEnvironment(Environment):
         replies = {agent: [f"```python\n{source}\n```"] for agent, source in zip(parts, sources, strict=True)}
         return {agent: replies.get(agent, [""]) for agent in self.agents}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return 0 and full marks for all agents that act; see :meth:`Environment.bounds`."""
+        return 0.0, (METHODS + TESTS) * len(self._parts(task))
+
     def reset(self, task: Task) -> Observations:
         """Return the skeleton and its own methods for each agent that has some; see :meth:`Environment.reset`."""
         self._task, parts = task, self._parts(task)

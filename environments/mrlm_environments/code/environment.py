@@ -25,8 +25,9 @@ class CodeEnvironment(SingleAgentEnvironment):
 
     The reward is the share of hidden tests that pass, plus 1.0 if all do; 0 for a program that ends its process while
     it is tested, whatever it answered before; -0.5 for one that is missing, does not parse, fails when it is loaded or
-    takes too long: from -0.5 to 2.0. The program is the last fenced block of the
-    reply that defines the function, else the last fenced block, else the whole reply.
+    takes too long: from -0.5 to 2.0. A further attempt earns the change, so that the return is the score of the last
+    program. The program is the last fenced block of the reply that defines the function, else the last fenced block,
+    else the whole reply.
 
     It runs in the sandbox, and the tests in another process, so that it can only answer calls; see docs/sandbox.md.
 
@@ -83,9 +84,13 @@ class CodeEnvironment(SingleAgentEnvironment):
         solution = task.data["solution"]
         return None if solution is None else {self.agents[0]: [f"```python\n{solution}\n```"]}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return 0 and the reward of a program that passes all tests; see :meth:`Environment.bounds`."""
+        return 0.0, 1.0 + ALL_PASSED
+
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the task's text; see :meth:`SingleAgentEnvironment.begin`."""
-        self._task, self._attempts = task, 0
+        self._task, self._attempts, self._rewarded = task, 0, dict[str, float]()
         return opening(task.data["prompt"], self.system_prompt, self.instruction)
 
     def reply(self, message: Message) -> Outcome:
@@ -104,9 +109,11 @@ class CodeEnvironment(SingleAgentEnvironment):
             "all_passed": ALL_PASSED * found.solved,
             "invalid": 0.0 if valid else INVALID,
         }
+        change = {name: value - self._rewarded.get(name, 0.0) for name, value in components.items()}
+        self._rewarded = components
         last = found.solved or self._attempts == self.max_attempts
         return Outcome(
-            components,
+            change,
             observation=None if last else f"{in_words(found)} Try again.",
             stop_reason="answered" if valid else "invalid_program",
             success=found.solved,

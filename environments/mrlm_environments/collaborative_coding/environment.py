@@ -120,6 +120,10 @@ class CollaborativeCodingEnvironment(Environment):
         parts = split_solution(task.data["solution"], entry_of(task.data))
         return {agent: [f"```python\n{part}\n```"] for agent, part in zip(self.agents, parts, strict=True)}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return 0 and full marks for both; see :meth:`Environment.bounds`."""
+        return 0.0, MAXIMUM * len(self.agents)
+
     def reset(self, task: Task) -> Observations:
         """Return the task and its own part for each of the two; see :meth:`Environment.reset`."""
         self._entry, self._turn, self._paid = entry_of(task.data), 0, dict[str, float]()

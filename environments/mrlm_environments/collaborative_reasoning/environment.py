@@ -153,6 +153,13 @@ class CollaborativeReasoningEnvironment(Environment):
             return None
         return {agent: [solution] for agent in self.agents}
 
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return 0 and the number of answers; None where a model scores, or turns are left out."""
+        if self.scorer != "label" or self.consensus_stop:
+            return None
+        extra = {LEADER: self.max_turns, STUDENT: 1, SUMMARIZER: self.max_turns - 1, None: 0}[self.role]
+        return 0.0, float(len(self._solvers) * self.max_turns + extra)
+
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
         """Return whether the majority of the replies' answers is right; see :meth:`Environment.majority`."""
         form: Format = task.data["format"]

@@ -95,6 +95,10 @@ class DebateEnvironment(Environment):
             split, generate_topic, "proposal", ("topic",), lambda row: str(row["topic"]).strip(), row_topic
         )
 
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return the sum of both rewards; unknown for scores; see :meth:`Environment.bounds`."""
+        return None if self.reward == "score" else (0.0, 0.0)
+
     def reset(self, task: Task) -> Observations:
         """Give the opening side the topic; see :meth:`Environment.reset`."""
         self._topic, self._seed = str(task.data["topic"]), task.seed

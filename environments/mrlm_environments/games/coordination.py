@@ -52,6 +52,10 @@ class CoordinationGame(Environment):
         """Return collaboration for both."""
         return {agent: [COLLABORATE] for agent in self.agents}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of acting alone and together; see :meth:`Environment.bounds`."""
+        return 2 * self.alone, 2 * self.together
+
     def reset(self, task: Task) -> Observations:
         """Ask both players; see :meth:`Environment.reset`."""
         return {agent: (Message("user", task.data["question"]),) for agent in self.agents}

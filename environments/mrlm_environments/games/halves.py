@@ -53,6 +53,10 @@ class Halves(Environment):
         """Return one of the two solutions."""
         return {agent: [half] for agent, half in zip(self.agents, self.halves, strict=True)}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of equal and of different halves; see :meth:`Environment.bounds`."""
+        return 0.0, 2.0
+
     def reset(self, task: Task) -> Observations:
         """Ask both players; see :meth:`Environment.reset`."""
         return {agent: (Message("user", task.data["question"]),) for agent in self.agents}

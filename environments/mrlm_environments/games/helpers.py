@@ -46,8 +46,15 @@ class Helpers(Environment):
         return SeededTasks(self.name, split, _round, lambda data: str(data["round"]))
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
-        """Return the right letter without a question, which only a planner that sees it could say."""
-        return {"planner": ["A", task.data["letter"]]}
+        """Return the right letter of everybody, after as many questions as the team earns by."""
+        letter, helpers = task.data["letter"], self.agents[1:]
+        if self.score <= self.cost:
+            return {"planner": ["A", letter]}
+        return {"planner": [*("C" for _ in helpers), letter], **dict.fromkeys(helpers, (letter,))}
+
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of a guess and of right letters by everybody; see :meth:`Environment.bounds`."""
+        return 0.5, 1.0 + max(0.0, self.score - self.cost) * (len(self.agents) - 1)
 
     def reset(self, task: Task) -> Observations:
         """Ask the planner whether it wants help; see :meth:`Environment.reset`."""

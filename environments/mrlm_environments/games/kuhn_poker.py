@@ -37,6 +37,10 @@ class KuhnPoker(Environment):
         """Return numbered hands, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, _deal, lambda data: str(data["hand"]))
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the sum of a game of opponents; see :meth:`Environment.bounds`."""
+        return 0.0, 0.0
+
     def reset(self, task: Task) -> Observations:
         """Deal, and ask the agent that begins; see :meth:`Environment.reset`."""
         first = task.data["first"]

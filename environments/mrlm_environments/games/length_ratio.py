@@ -62,6 +62,13 @@ class LengthRatioGame(Environment):
         texts = [(letters * (length // len(letters) + 1))[:length] for length in lengths]
         return {agent: [text] for agent, text in zip(self.agents, texts, strict=True)}
 
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return the returns of texts of equal length and of lengths in the band; see :meth:`Environment.bounds`."""
+        if self._lengths() is None:
+            return None
+        most = len(self.agents) * self.rounds
+        return most * ratio_pay(1, 1, self.target), float(most)
+
     def reset(self, task: Task) -> Observations:
         """Give both the topic; see :meth:`Environment.reset`."""
         self._round = 0

@@ -41,6 +41,10 @@ class TicTacToe(Environment):
         """Return a game that neither player can do better in against a perfect other: a draw."""
         return dict(zip(self._in_order(task), _DRAWN_GAME, strict=True))
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the sum of a game of opponents; see :meth:`Environment.bounds`."""
+        return 0.0, 0.0
+
     def reset(self, task: Task) -> Observations:
         """Ask the agent that begins; see :meth:`Environment.reset`."""
         self._players = self._in_order(task)

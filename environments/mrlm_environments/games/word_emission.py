@@ -53,11 +53,15 @@ class WordEmission(Environment):
         """Return the word for all agents."""
         return {agent: [task.data["word"]] for agent in self.agents}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of copying the question and of saying the word alone; see :meth:`Environment.bounds`."""
+        copied = word_share(self._question(task), task.data["word"])
+        return len(self.agents) * copied, float(len(self.agents))
+
     def reset(self, task: Task) -> Observations:
         """Ask all agents; see :meth:`Environment.reset`."""
         self._word: str = task.data["word"]
-        question = f"Round {task.data['round']}: say {self._word}"
-        return {agent: (Message("user", question),) for agent in self.agents}
+        return {agent: (Message("user", self._question(task)),) for agent in self.agents}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Pay all agents; see :meth:`Environment.step`."""
@@ -71,6 +75,9 @@ class WordEmission(Environment):
             success=all(share == 1 for share in shares.values()),
             metrics={f"{agent}_share": share for agent, share in shares.items()},
         )
+
+    def _question(self, task: Task) -> str:
+        return f"Round {task.data['round']}: say {task.data['word']}"
 
 
 def word_share(reply: str, word: str) -> float:

@@ -84,6 +84,10 @@ class MathEnvironment(SingleAgentEnvironment):
             return None
         return {self.agents[0]: [solution]}
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of a wrong and of a right answer; see :meth:`Environment.bounds`."""
+        return 0.0, CORRECT + self.steps_bonus
+
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
         """Return whether the number that most replies give is right; see :meth:`Environment.majority`."""
         chosen = vote([read_answer(reply, "math") for reply in replies], "math")

@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from string import Formatter
@@ -61,6 +61,7 @@ class QuestionEnvironment(Environment):
         prompts: of agents whose prompt differs.
         system_prompt: a system message before the prompt; empty is none.
         system_prompts: of agents whose system message differs.
+        gold: the reply that earns the most, with fields of the row in braces, for ``check-env``; empty is unknown.
         success_at: the episode succeeds if the agents' mean reward is at least this; None: success is not known.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
@@ -82,36 +83,38 @@ class QuestionEnvironment(Environment):
         prompts: dict[str, str] | None = None,
         system_prompt: str = "",
         system_prompts: dict[str, str] | None = None,
+        gold: str = "",
         success_at: float | None = None,
         bad_rows: BadRows = "skip",
     ) -> None:
         if isinstance(agents, str):
             raise ConfigurationError(f"question: agents is {agents!r}; give a list, as in [{agents}]")
-        self.agents, self.success_at = tuple(agents), success_at
+        self.agents, self.best, self.success_at = tuple(agents), gold, success_at
         self.rewards = _by_name(rewards)
         self.prompts = self._of_agents("prompt", prompt, prompts)
         self.system_prompts = self._of_agents("system_prompt", system_prompt, system_prompts)
-        try:
-            parts = [part for template in self.prompts.values() for part in Formatter().parse(template)]
-        except ValueError as error:
-            raise ConfigurationError(f"question: a prompt is malformed: {error}; write {{{{ for a brace") from error
-        self._fields = sorted({part[1].partition(".")[0].partition("[")[0] for part in parts if part[1] is not None})
+        self._asked = _fields(self.prompts.values())
         self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data, bad_rows)
         if type(self) is QuestionEnvironment and any(_is_async(reward.call) for reward in self.rewards.values()):
             self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop
 
     def tasks(self, split: str) -> TaskSource:
-        """Return the rows of a split; see :meth:`Environment.tasks`.
+        """Return the rows of a split; rows that pose the same are in one; see :meth:`Environment.tasks`.
 
         Raises:
             DataError: the data cannot be read, or a row lacks a field of a prompt or is not JSON.
             ConfigurationError: the split is unknown or empty.
         """
-        return self._tasks.rows(split, self._fields, _identity, self._task_data)
+        fields = sorted({*self._asked, *_fields([self.best])})
+        return self._tasks.rows(split, fields, self._identity, self._task_data)
 
     def identity(self, task: Task) -> str:
-        """Return the row, by which the splits are divided; see :meth:`Environment.identity`."""
-        return _identity(task.data)
+        """Return what the prompts show of the row; see :meth:`Environment.identity`."""
+        return self._identity(task.data)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """Return ``gold`` for all agents; see :meth:`Environment.gold`."""
+        return dict.fromkeys(self.agents, (self.best.format_map(task.data),)) if self.best else None
 
     def reset(self, task: Task) -> Observations:
         """Pose the row; see :meth:`Environment.reset`."""
@@ -133,6 +136,10 @@ class QuestionEnvironment(Environment):
                 "name of its own, and prompts to these"
             )
         return dict.fromkeys(self.agents, common) | dict(own or {})
+
+    def _identity(self, row: Mapping[str, Any]) -> str:
+        """Return the row's fields in the prompts; all fields where the prompts have none."""
+        return json.dumps({name: row[name] for name in self._asked or row}, sort_keys=True)
 
     def _posed(self, row: Mapping[str, Any]) -> dict[str, list[Message]]:
         """Return each agent's first messages."""
@@ -256,8 +263,17 @@ def _other_signature(call: Callable[..., Any]) -> inspect.Signature | None:
     return None
 
 
-def _identity(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True)
+def _fields(templates: Iterable[str]) -> list[str]:
+    """Return the names of the fields in templates.
+
+    Raises:
+        ConfigurationError: a template is malformed.
+    """
+    try:
+        parts = [part[1] for template in templates for part in Formatter().parse(template)]
+    except ValueError as error:
+        raise ConfigurationError(f"question: a prompt is malformed: {error}; write {{{{ for a brace") from error
+    return sorted({name.partition(".")[0].partition("[")[0] for name in parts if name is not None})
 
 
 def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class ShellEnvironment(SingleAgentEnvironment):
 
     name = "shell"
     client_settings = ("max_turns", "system_prompt")
+    secrets = ("match", "reference")
 
     def __init__(
         self,
@@ -133,6 +134,10 @@ class ShellEnvironment(SingleAgentEnvironment):
         else:
             return None
         return {self.agents[0]: replies}
+
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of a wrong and of a right answer; see :meth:`Environment.bounds`."""
+        return 0.0, SOLVED
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`.

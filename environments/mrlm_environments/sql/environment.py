@@ -72,6 +72,7 @@ class SqlEnvironment(SingleAgentEnvironment):
 
     name = "sql"
     client_settings = ("kinds", "rows", "max_turns", "instruction")
+    secrets = ("answers", "statements", "state")
 
     def __init__(
         self,
@@ -115,6 +116,10 @@ class SqlEnvironment(SingleAgentEnvironment):
         if (task.data["state"] and len(replies) == 1) or len(replies) > self.max_turns:
             return None
         return {self.agents[0]: replies}
+
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of a wrong and of a right answer; see :meth:`Environment.bounds`."""
+        return 0.0, 1.0
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""

@@ -81,6 +81,7 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     name = "tools"
     client_settings = ("kinds", "max_turns", "shaping", "system_prompt")
+    secrets = ("answer", "expected_files", "gold")
 
     def __init__(
         self,
@@ -127,6 +128,12 @@ class ToolEnvironment(SingleAgentEnvironment):
         """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""
         replies = task.data.get("gold")
         return None if replies is None or len(replies) > self.max_turns else {self.agents[0]: replies}
+
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return 0 and the reward of a right answer after a turn of required calls; see :meth:`Environment.bounds`."""
+        if not task.data.get("required_tools"):
+            return 0.0, CORRECT + TOOLS + SPEED
+        return (0.0, CORRECT + TOOLS + SPEED * (1 - 1 / self.max_turns)) if self.max_turns > 1 else None
 
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question; see :meth:`SingleAgentEnvironment.begin`."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from mrlm_environments.data_tasks import DataTasks
-from mrlm_environments.writing.score import GATES, RULES, Score, score_parts
+from mrlm_environments.writing.score import GATES, MAXIMUM, RULES, STRUCTURE, Score, score_parts
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
@@ -48,7 +48,7 @@ MADE_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(enc
 
 
 class WritingEnvironment(Environment):
-    """Two agents write a part each, at once; both earn the same reward, from 0 to 3, for the pair.
+    """Two agents write a part each, at once; both earn the same reward, from 0 to 2.98, for the pair.
 
     Four levels: both parts have the right number of words (.5); the ratio of their lengths (up to 1) and of
     their numbers of different content words (up to .5); transition words (up to .4) and common
@@ -109,6 +109,12 @@ class WritingEnvironment(Environment):
         parts = MADE_TEXTS[self.family]["parts"]
         choices = task.data["choices"]
         return {agent: [part.format_map(choices)] for agent, part in zip(self.agents, parts, strict=True)}
+
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        """Return the returns of texts of the right length and of the best parts; see :meth:`Environment.bounds`."""
+        if self.faithfulness:
+            return None
+        return len(self.agents) * STRUCTURE, len(self.agents) * MAXIMUM
 
     def reset(self, task: Task) -> Observations:
         """Give both agents the text and their orders; see :meth:`Environment.reset`."""

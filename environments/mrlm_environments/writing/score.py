@@ -13,6 +13,8 @@ MAX_CHARACTERS = 3_000
 
 STRUCTURE, VOCABULARY, TRANSITIONS, OVERLAP = 0.5, 0.5, 0.4, 0.6
 GATES = 3
+MAXIMUM = STRUCTURE + 1.0 + VOCABULARY + TRANSITIONS * 0.95 + OVERLAP
+"""The published rule gives all of the transitions' weight for 13 kinds of transition words, and there are 12."""
 
 
 @dataclass(frozen=True)

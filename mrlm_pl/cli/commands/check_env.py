@@ -9,7 +9,7 @@ from mrlm_pl.cli.parsing.config_files import option_values
 from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.environment.check import Level
 
 SPLIT = "test"
 """Split of all rows of ``--data``."""
@@ -18,7 +18,8 @@ SPLIT = "test"
 def run(arguments: Sequence[str]) -> int:
     """Print a line for each check; return exit status 0 if all pass, else 1.
 
-    With ``--data FILE`` play the reference solution of every row instead and print a line for each row that fails.
+    ``--level semantic`` also checks what the environment rewards and shows. With ``--data FILE`` play the reference
+    solution of every row instead and print a line for each row that fails.
 
     Raises:
         ConfigurationError: a mistake in the options or in the environment's arguments.
@@ -27,12 +28,16 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = environment_parser("check-env", "Check that an environment keeps the contract.")
     parser.usage = (
-        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE] [--data FILE [--output FILE]]"
+        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE] [--level semantic] "
+        "[--data FILE] [--output FILE]"
+    )
+    parser.add_argument(
+        "--level", type=Level, default="contract", help="contract, or semantic: also what it rewards and shows."
     )
     parser.add_argument(
         "--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played."
     )
-    parser.add_argument("--output", type=str | None, help="JSONL file for the rows of --data that can be used.")
+    parser.add_argument("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
     words = list(arguments)
     if words and not words[0].startswith("-"):
         words[:1] = ["--environment", words[0]]
@@ -44,18 +49,20 @@ def run(arguments: Sequence[str]) -> int:
     environment = options.environment
     if data is not None:
         return _check_data(environment, data, options.output)
-    if options.output is not None:
-        raise ConfigurationError("--output is for the usable rows of --data; name the data as well")
 
     from mrlm_pl.environment.check import check_environment
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
-    results = check_environment(environment).checks
-    for result in results:
-        print(f"{'ok  ' if result.passed else 'FAIL'} {result.name}: {result.message}")
-    failed = sum(not result.passed for result in results)
-    print(f"{environment.name}: {len(results) - failed} of {len(results)} checks passed")
-    return 1 if failed else 0
+    report = check_environment(environment, options.level)
+    applied = [result for result in report.checks if result.applies]
+    for result in report.checks:
+        mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
+        print(f"{mark} {result.name}: {result.message}")
+    print(f"{environment.name}: {sum(result.passed for result in applied)} of {len(applied)} checks passed")
+    if options.output is not None:
+        with replacing(options.output) as draft:
+            draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")
+    return 0 if report.passed else 1
 
 
 def _check_data(environment: Environment, data: str, output: str | None) -> int:

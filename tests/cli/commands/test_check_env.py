@@ -20,7 +20,7 @@ def test_a_sound_environment_passes_with_its_arguments(mrlm):
 def test_arguments_reach_the_environment(mrlm, monkeypatch):
     seen = []
 
-    def check(environment):
+    def check(environment, level):
         seen.append(environment.difficulty)
         return CheckReport(
             environment.name, (Check("seed", True, "equal"), Check("split", False, "tasks 1 and 2 are equal"))
@@ -30,6 +30,22 @@ def test_arguments_reach_the_environment(mrlm, monkeypatch):
     status, out, _ = mrlm("check-env", "--environment", "ParrotEnvironment", "--environment.difficulty=[4, 5]")
     assert (status, seen) == (1, [[4, 5]])
     assert out == "ok   seed: equal\nFAIL split: tasks 1 and 2 are equal\nparrot: 1 of 2 checks passed\n"
+
+
+def test_the_semantic_level_adds_its_checks_and_writes_a_report(mrlm, tmp_path):
+    status, out, _ = mrlm("check-env", "parrot", "--level", "semantic", "--output", "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (status, report["level"], report["environment"], report["passed"]) == (0, "semantic", "parrot", True)
+    ids = ["oracle", "floor", "injection", "canary", "leakage", "replay", "failure"]
+    assert list(report["checks"])[-7:] == ids
+    assert set(report["checks"]["oracle"]) == {"passed", "applies", "message", "measures"}
+    lines = out.splitlines()
+    marks = {True: "ok  ", False: "--  "}
+    assert lines[:-1] == [f"{marks[c['applies']]} {name}: {c['message']}" for name, c in report["checks"].items()]
+    applied = sum(check["applies"] for check in report["checks"].values())
+    assert lines[-1] == f"parrot: {applied} of {applied} checks passed"
+    status, _, err = mrlm("check-env", "parrot", "--level", "deep")
+    assert (status, "contract" in err, len(err.splitlines())) == (2, True, 1)
 
 
 def test_environment_from_a_file(mrlm, tmp_path):
@@ -84,8 +100,6 @@ def test_rows_whose_reference_fails_are_named_and_can_be_left_out(mrlm, tmp_path
 
 
 def test_data_is_checked_where_there_is_some(mrlm):
-    status, _, err = mrlm("check-env", "code", "--output", "kept.jsonl")
-    assert (status, "--output is for the usable rows of --data" in err) == (2, True)
     status, _, err = mrlm("check-env", "parrot", "--data", "rows.jsonl")
     assert status == 2
     assert "environment.data" in err

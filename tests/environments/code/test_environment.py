@@ -14,7 +14,8 @@ from mrlm_environments.code.rows import task_data
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
-from mrlm_pl.environment.check import HOSTILE_REPLIES, SPAM, check_environment
+from mrlm_pl.environment.check import HOSTILE_REPLIES, check_environment
+from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.sandbox import Sandbox
@@ -326,7 +327,7 @@ def test_feedback_reveals_nothing_of_the_tests() -> None:
     assert not any(secret in text for text in seen for secret in ("7316", "14632", "secret", "assert"))
     last = environment.step({"agent": Message("assistant", RIGHT)})
     assert last.done
-    assert last.rewards["agent"] == 2.0
+    assert last.rewards["agent"] == 2.5, "2, after a program that earned -.5"
 
 
 def test_attempts_end() -> None:
@@ -337,6 +338,16 @@ def test_attempts_end() -> None:
     environment.reset(task_of(ROW))
     assert not environment.step({"agent": Message("assistant", "no")}).done, "a new episode has its own attempts"
     assert environment.step({"agent": Message("assistant", RIGHT)}).success
+
+
+def test_the_return_is_the_score_of_the_last_program() -> None:
+    """Half of the tests pass, then none, then all: .5, the change of -.5 - .5 and that of 2 + .5."""
+    environment = CodeEnvironment(max_attempts=3)
+    environment.reset(task_of({**ROW, "pairs": [[[2], 4], [[3], 6]]}))
+    programs = ("def double(x): return 4", "no", RIGHT)
+    steps = [environment.step({"agent": Message("assistant", program)}) for program in programs]
+    assert [step.rewards["agent"] for step in steps] == [0.5, -1.0, 2.5]
+    assert steps[-1].components["agent"] == {"tests": 1.0, "all_passed": 1.0, "invalid": 0.5}
 
 
 def test_metrics_name_the_level() -> None:

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 from mrlm_environments.games.halves import Halves
+from mrlm_environments.games.helpers import Helpers
 from mrlm_environments.games.kuhn_poker import KuhnPoker
 from mrlm_environments.games.tic_tac_toe import TicTacToe
 from mrlm_environments.games.word_emission import WordEmission
@@ -242,3 +243,19 @@ def test_kuhns_equilibrium_is_worth_minus_an_eighteenth(bluff: Fraction) -> None
         for choices in itertools.product((0, 1), repeat=6)
     ]
     assert min(pure) == Fraction(-1, 18), "no reply of the second player gains more"
+
+
+@pytest.mark.parametrize(("cost", "planner", "total"), [(0.1, ["C", "C"], 1.8), (0.7, ["A"], 1.0)])
+def test_helpers_are_asked_where_the_team_earns_by_it(cost: float, planner: list[str], total: float) -> None:
+    """1 for the right letter, and for each of two helpers .5 less its cost of .1; nothing is worth a cost of .7."""
+    game = Helpers(calls=2, cost=cost)
+    task = game.tasks("train")[0]
+    gold = game.gold(task)
+    assert list(gold["planner"]) == [*planner, task.data["letter"]]
+    assert game.bounds(task) == (0.5, pytest.approx(total))
+    earned, observations, said = 0.0, game.reset(task), {agent: list(replies) for agent, replies in gold.items()}
+    while observations:
+        ((agent, _),) = observations.items()
+        step = game.step(say(**{agent: said[agent].pop(0)}))
+        earned, observations = earned + sum(step.rewards.values()), step.observations
+    assert earned == pytest.approx(total)

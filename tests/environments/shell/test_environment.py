@@ -13,8 +13,9 @@ from mrlm_environments.shell.environment import SHOWN_CHARACTERS, ShellEnvironme
 from mrlm_environments.shell.tasks import matches, task_data
 
 from mrlm_pl.environment import Step, Task
-from mrlm_pl.environment.check import HOSTILE_REPLIES, SPAM, check_environment
+from mrlm_pl.environment.check import HOSTILE_REPLIES, check_environment
 from mrlm_pl.environment.hosts import EnvironmentHosts
+from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import Isolation, Sandbox

@@ -1,0 +1,123 @@
+"""Plays of an environment with written replies, for its checks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from mrlm_pl.environment.contract import Environment, Observations, Step, TurnOrder
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import EnvironmentContractError
+
+SPAM = "I do not know."
+
+Replies: TypeAlias = str | Mapping[str, Sequence[str]] | Callable[[Sequence[Message]], str]
+"""One text for all turns, texts by agent in turn (the last one repeats), or a function of the latest observation."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """Observations and steps of an episode, in order."""
+
+    observed: tuple[Observations, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def reward(self) -> float:
+        """The sum of all agents' rewards."""
+        return sum(self.returns.values())
+
+    @property
+    def returns(self) -> dict[str, float]:
+        """The sum of each agent's rewards."""
+        found: dict[str, float] = {}
+        for step in self.steps:
+            for agent, reward in step.rewards.items():
+                found[agent] = found.get(agent, 0.0) + reward
+        return found
+
+    @property
+    def shown(self) -> str:
+        """All observations as text."""
+        return "\n".join(message.content for seen in self.observed for given in seen.values() for message in given)
+
+    def as_json(self) -> str:
+        """Return observations and steps as text."""
+        return json.dumps([[as_plain(seen) for seen in self.observed], [asdict(step) for step in self.steps]])
+
+
+def play(
+    environment: Environment,
+    task: Task,
+    replies: Replies,
+    *,
+    max_turns: int,
+    began: Callable[[Environment], None] = lambda environment: None,
+) -> Play:
+    """Play one episode on an environment, which stays open.
+
+    Args:
+        environment: it is used, not copied.
+        task: of the episode.
+        replies: of the agents.
+        max_turns: limit of the episode's length.
+        began: called after ``reset``.
+
+    Raises:
+        EnvironmentContractError: the environment breaks the contract, or the episode does not end.
+    """
+    order = TurnOrder(environment.name, environment.agents)
+    observations: Observations = finished(environment.reset(task))
+    order.began(observations)
+    began(environment)
+    seen, steps = [observations], list[Step]()
+    spoken = dict.fromkeys(environment.agents, 0)
+    while not (steps and steps[-1].done):
+        if len(steps) == max_turns:
+            raise EnvironmentContractError(f"the episode of {task.key} did not end within {max_turns} turns")
+        actions = {}
+        for agent in order.due:
+            if isinstance(replies, str):
+                text = replies
+            elif callable(replies):
+                text = replies(seen[-1][agent])
+            else:
+                text = replies[agent][min(spoken[agent], len(replies[agent]) - 1)]
+            actions[agent] = Message("assistant", text)
+            spoken[agent] += 1
+        order.check_actions(actions)
+        step: Step = finished(environment.step(actions))
+        order.stepped(step)
+        steps.append(step)
+        if not step.done:
+            seen.append(step.observations)
+    return Play(tuple(seen), tuple(steps))
+
+
+def play_copy(environment: Environment, task: Task, replies: Replies, *, max_turns: int) -> Play:
+    """Play one episode on a new copy of an environment; see :func:`play`."""
+    copied = environment.copy()
+    try:
+        return play(copied, task, replies, max_turns=max_turns)
+    finally:
+        close(copied)
+
+
+def finished(value: Any) -> Any:
+    """Return the result of a method that may be ``async``."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def close(environment: Environment) -> None:
+    """Close an environment, whose ``close`` may be ``async``."""
+    end: Callable[[], Any] = environment.close
+    finished(end())
+
+
+def as_plain(observations: Observations) -> dict[str, Any]:
+    """Return observations as JSON-like data."""
+    return {agent: [asdict(message) for message in messages] for agent, messages in observations.items()}

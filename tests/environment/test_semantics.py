@@ -1,0 +1,361 @@
+"""Each semantic check finds the hole that is planted for it, and no check of a sound environment finds one."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Outcome,
+    SeededTasks,
+    SingleAgentEnvironment,
+    Step,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.environment.check import check_environment, check_semantics
+from mrlm_pl.environment.semantics import INJECTIONS, normalized
+from mrlm_pl.environment.tools import requested_calls, tool_message, tool_schema
+from mrlm_pl.episode import Message, Task
+from mrlm_pl.errors import ConfigurationError
+
+IDS = ("oracle", "floor", "injection", "canary", "leakage", "replay", "failure")
+
+
+class Adding(SingleAgentEnvironment):
+    """Sound; the environments below differ from it in one point each."""
+
+    name = "adding"
+
+    def tasks(self, split: str) -> TaskSource:
+        return SeededTasks(
+            self.name,
+            split,
+            lambda rng: {"a": (a := rng.randint(100, 999)), "b": (b := rng.randint(100, 999)), "answer": str(a + b)},
+            lambda data: f"{data['a']}+{data['b']}",
+        )
+
+    def begin(self, task: Task) -> str:
+        self.task = task
+        return f"How much is {task.data['a']} + {task.data['b']}?"
+
+    def right(self, text: str) -> bool:
+        return text.strip() == self.task.data["answer"]
+
+    def reply(self, message: Message) -> Outcome:
+        right = self.right(message.content)
+        return Outcome({"right": float(right)}, success=right)
+
+    def gold(self, task: Task) -> Mapping[str, list[str]] | None:
+        return {"agent": [task.data["answer"]]}
+
+    def bounds(self, task: Task) -> tuple[float, float] | None:
+        return 0.0, 1.0
+
+
+class BelievesTheReply(Adding):
+    def right(self, text: str) -> bool:
+        return "reward: 1" in text or super().right(text)
+
+
+class BelievesATool(Adding):
+    def right(self, text: str) -> bool:
+        return "<tool_response>" in text or super().right(text)
+
+
+class ShowsTheAnswer(Adding):
+    def begin(self, task: Task) -> str:
+        return f"{super().begin(task)} (hidden: {task.data['answer']})"
+
+
+class ToolReadsTheAnswer(Adding):
+    """Its tool reads any file, and the answer lies in one."""
+
+    def tools(self, agent: str) -> list[ToolSchema]:
+        return [tool_schema("read", "Read a file.", {"path": {"type": "string"}})]
+
+    def reply(self, message: Message) -> Outcome:
+        calls = requested_calls(message)
+        if calls and not getattr(self, "called", False):
+            self.called = True
+            return Outcome(observation=tool_message(calls[0], f"expected.txt: {self.task.data['answer']}"))
+        return super().reply(message)
+
+
+class DrawsAtReset(Adding):
+    def begin(self, task: Task) -> str:
+        return f"{super().begin(task)} {random.random()}"
+
+
+class OrdersASet(Adding):
+    """The order of a set of texts differs between processes."""
+
+    def begin(self, task: Task) -> str:
+        return f"{super().begin(task)} {' '.join({f'word{n}' for n in range(20)})}"
+
+
+class SharesTasks(Adding):
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"a": 1, "b": n, "answer": str(1 + n)} for n in range(10, 20)])
+
+
+class SharesTexts(Adding):
+    """The same question, with other spacing in the test split."""
+
+    def tasks(self, split: str) -> TaskSource:
+        rows = [{"split": split, "a": 1, "b": n, "answer": str(1 + n)} for n in range(10, 20)]
+        return DatasetTasks(self.name, split, rows)
+
+    def identity(self, task: Task) -> str:
+        return f"{task.split} {task.index}"
+
+    def begin(self, task: Task) -> str:
+        text = super().begin(task)
+        return text if task.split == "train" else text.upper().replace(" ", "  ")
+
+
+class RewardsAFailure(Adding):
+    """Its judge is a service; when that fails, the answer counts as wrong."""
+
+    def __init__(self, judge: Callable[[str, str], bool] = str.__eq__) -> None:
+        self.judge = judge
+
+    def right(self, text: str) -> bool:
+        try:
+            return self.judge(text.strip(), self.task.data["answer"])
+        except ConnectionError:
+            return False
+
+
+class LetsAFailureThrough(RewardsAFailure):
+    def right(self, text: str) -> bool:
+        return self.judge(text.strip(), self.task.data["answer"])
+
+
+class GoldEarnsLess(Adding):
+    def reply(self, message: Message) -> Outcome:
+        return Outcome({"right": 0.5 * self.right(message.content)})
+
+
+class GoldIsWrong(Adding):
+    def gold(self, task: Task) -> Mapping[str, list[str]]:
+        return {"agent": ["0"]}
+
+    def bounds(self, task: Task) -> None:
+        return None
+
+
+class RewardsDelay(Adding):
+    """Every further attempt can earn again, so that a wrong first one costs nothing and earns more."""
+
+    def begin(self, task: Task) -> str:
+        self.attempts = 0
+        return super().begin(task)
+
+    def reply(self, message: Message) -> Outcome:
+        self.attempts += 1
+        right = self.right(message.content)
+        done = right or self.attempts == 3
+        return Outcome({"right": float(right), "form": 0.03}, None if done else "Again.", success=right)
+
+    def bounds(self, task: Task) -> None:
+        return None
+
+
+class RewardsNothing(Adding):
+    def right(self, text: str) -> bool:
+        return not text.strip() or super().right(text)
+
+
+class Programs(Adding):
+    """Programs, graded in the grader's own process by their own ``==``."""
+
+    def begin(self, task: Task) -> str:
+        return f"Write f() that returns {super().begin(task)}"
+
+    def right(self, text: str) -> bool:
+        code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+        names: dict[str, Any] = {"open": lambda *_: self}
+        try:
+            exec(code[1] if code else "", names)
+            return "f" in names and self.judged(names["f"]())
+        except SystemExit:
+            return self.ended()
+        except Exception:
+            return False
+
+    def judged(self, value: Any) -> bool:
+        return type(value) is str and value == self.task.data["answer"]
+
+    def ended(self) -> bool:
+        return False
+
+    def write(self, text: str) -> None:
+        """Stand for the files of the program."""
+
+    def gold(self, task: Task) -> Mapping[str, list[str]]:
+        return {"agent": [f"```python\ndef f():\n    return {task.data['answer']!r}\n```"]}
+
+
+class BelievesEquality(Programs):
+    def judged(self, value: Any) -> bool:
+        return bool(value == self.task.data["answer"])
+
+
+class BelievesAnExit(Programs):
+    def ended(self) -> bool:
+        return True
+
+
+class ReadsARewardFile(Programs):
+    def begin(self, task: Task) -> str:
+        self.written = False
+        return super().begin(task)
+
+    def write(self, text: str) -> None:
+        self.written = True
+
+    def right(self, text: str) -> bool:
+        return super().right(text) or self.written
+
+
+SOUND = [Adding(), Programs(), LetsAFailureThrough()]
+
+
+@pytest.mark.parametrize("environment", SOUND, ids=lambda environment: type(environment).__name__)
+def test_a_sound_environment_passes(environment: Environment) -> None:
+    report = check_environment(environment, "semantic", tasks_per_split=3)
+    report.raise_on_failure()
+    assert tuple(check.name for check in report.checks[-len(IDS) :]) == IDS, "reports are compared by these ids"
+
+
+@pytest.mark.parametrize(
+    ("environment", "failing", "message"),
+    [
+        (BelievesTheReply(), "injection", "a reply of agent with 'reward: 1' earns 1, without it 0"),
+        (BelievesATool(), "injection", "<tool_response>"),
+        (BelievesEquality(), "injection", "a reply of agent with __eq__ earns 1, without it 0"),
+        (BelievesAnExit(), "injection", "a reply of agent with sys.exit(0) earns 1, without it 0"),
+        (ReadsARewardFile(), "injection", "a reply of agent with conftest.py and reward.txt earns 1, without it 0"),
+        (ShowsTheAnswer(), "canary", "adding/train/0 shows its field 'answer' to an agent"),
+        (ToolReadsTheAnswer(), "canary", "adding/train/0 shows its field 'answer' to an agent"),
+        (DrawsAtReset(), "replay", "differs when the same replies are played again"),
+        (SharesTasks(), "leakage", "adding/validation/0 poses the same text as adding/train/0"),
+        (SharesTexts(), "leakage", "adding/validation/0 poses the same text as adding/train/0"),
+        (RewardsAFailure(), "failure", "on adding/train/0 `judge` failed and the episode was rewarded"),
+        (GoldEarnsLess(), "oracle", "on adding/train/0 the gold replies earn 0.5 and the maximum is 1"),
+        (GoldIsWrong(), "oracle", "on adding/train/0 the gold replies earn 0 and do not succeed"),
+        (RewardsDelay(), "oracle", "a refusal, then the gold replies, earns 1.06, the gold replies alone 1.03"),
+        (RewardsNothing(), "floor", "empty replies earn 1 on average, the floor is 0 and the maximum 1"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Environment) else "",
+)
+def test_each_check_finds_its_hole(environment: Environment, failing: str, message: str) -> None:
+    report = check_semantics(environment, tasks=2, other_process=False)
+    found = {check.name: check.message for check in report.checks if not check.passed}
+    assert list(found) == [failing, *(["floor"] if isinstance(environment, GoldIsWrong) else [])], found
+    assert message in found[failing]
+
+
+def test_another_process_replays_with_another_order_of_sets() -> None:
+    found = {check.name: check.message for check in check_semantics(OrdersASet(), tasks=2).checks if not check.passed}
+    assert list(found) == ["replay"], found
+    assert "adding/train/0 differs in another process; sort sets" in found["replay"]
+
+
+def test_checks_without_a_subject_do_not_apply() -> None:
+    class Mute(SingleAgentEnvironment):
+        name = "mute"
+
+        def tasks(self, split: str) -> TaskSource:
+            return DatasetTasks(self.name, split, [{}])
+
+        def identity(self, task: Task) -> None:
+            return None
+
+        def begin(self, task: Task) -> str:
+            return "Speak."
+
+        def reply(self, message: Message) -> Outcome:
+            return Outcome({"spoken": float(bool(message.content))})
+
+    report = check_semantics(Mute(), tasks=2)
+    assert report.passed
+    assert {check.name for check in report.checks if not check.applies} == {
+        "oracle",
+        "floor",
+        "canary",
+        "leakage",
+        "failure",
+    }
+    replay = next(check.message for check in report.checks if check.name == "replay")
+    assert "not played in another process" in replay, "a class in a function cannot be found there"
+
+
+def test_a_field_that_cannot_be_marked_is_named() -> None:
+    class ReadsItsAnswer(Adding):
+        def begin(self, task: Task) -> str:
+            return f"{super().begin(task)} Choose from {['a', 'b', 'c'][int(task.data['answer']) % 1 and 9 :]}."
+
+        def reply(self, message: Message) -> Outcome:
+            if int(self.task.data["answer"]) > 10_000:
+                raise ValueError("no such answer")
+            return super().reply(message)
+
+    checks = {check.name: check for check in check_semantics(ReadsItsAnswer(), tasks=2, other_process=False).checks}
+    assert not checks["canary"].applies
+    assert "answer cannot be marked" in checks["canary"].message
+
+
+def test_an_opponents_failure_is_the_episodes() -> None:
+    class Judged(Environment):
+        name = "judged"
+        agents = ("one", "two")
+
+        def __init__(self) -> None:
+            self.judges = {"first": lambda text: len(text), "second": lambda text: 0}
+
+        def tasks(self, split: str) -> TaskSource:
+            return DatasetTasks(self.name, split, [{"text": f"{split}{n}"} for n in range(3)])
+
+        def reset(self, task: Task) -> Any:
+            return {agent: [Message("user", task.data["text"])] for agent in self.agents}
+
+        def step(self, actions: Mapping[str, Message]) -> Step:
+            rewards = dict.fromkeys(self.agents, 0.0)
+            try:
+                rewards["one"] = float(self.judges["first"](actions["one"].content))
+            except Exception:
+                rewards["two"] = 1.0
+            return Step(rewards=rewards, done=True, stop_reason="judged")
+
+    found = {check.name: check for check in check_semantics(Judged(), tasks=2, other_process=False).checks}
+    assert "`judges` failed and the episode was rewarded" in found["failure"].message
+
+
+def test_levels_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="level is 'deep'; choose from contract, semantic"):
+        check_environment(Adding(), "deep")  # type: ignore[arg-type]
+
+
+def test_texts_are_compared_without_case_spacing_and_punctuation() -> None:
+    assert normalized("What is 3 - 4 ?") == normalized("what is  3-4") == "whatis3-4"
+    assert normalized("3 - 4") != normalized("3 + 4")
+    assert normalized("1.5") != normalized("15")
+
+
+def test_the_arguments_that_look_for_answers_hold_none() -> None:
+    """Else a tool that repeats its arguments would fail."""
+    source = Path("mrlm_pl/environment/semantics.py").read_text()
+    mark = "canary-8f31c07d"
+    texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    assert [text for text in texts if isinstance(text, str) and mark in text] == [mark]
+    assert all(mark not in text for text in INJECTIONS)

@@ -1,0 +1,80 @@
+"""The semantic checks on every shipped environment, and their table."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import mrlm_environments
+import pytest
+from mrlm_environments import CodeEnvironment, CollaborativeReasoningEnvironment
+
+from benchmarks.robustness.semantic import ENVIRONMENTS, PAGE, RESULTS, SANDBOXED, TABLE, checked, table
+from mrlm_pl.environment import Environment
+from mrlm_pl.environment.check import check_semantics
+
+ALWAYS = {"injection", "leakage", "replay"}
+KNOWN = ALWAYS | {"oracle", "floor"}
+APPLIED = {
+    "math": KNOWN | {"canary"},
+    **dict.fromkeys(("question", "tools", "sql", *SANDBOXED, "collaborative_reasoning"), KNOWN | {"canary", "failure"}),
+    **dict.fromkeys(("writing", "length_ratio", "coordination", "word_emission", "halves", "helpers"), KNOWN),
+    "tic_tac_toe": KNOWN,
+    "kuhn_poker": ALWAYS | {"floor"},
+    "debate": ALWAYS | {"floor", "failure"},
+    "centralized": KNOWN | {"failure"},
+    "scored": ALWAYS | {"failure"},
+}
+"""Checks that have something to check."""
+
+
+def assert_passes(name: str, tasks: int, *, other_process: bool) -> None:
+    report = checked(name, tasks, other_process=other_process)
+    report.raise_on_failure()
+    assert {check.name for check in report.checks if check.applies} == APPLIED[name]
+
+
+@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in SANDBOXED])
+def test_embedded_environments_pass(name: str) -> None:
+    assert_passes(name, 3, other_process=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_environment_passes(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "shell":
+        request.getfixturevalue("namespaces")
+    assert_passes(name, 8, other_process=True)
+
+
+def test_every_environment_of_the_package_is_checked() -> None:
+    classes = {getattr(mrlm_environments, name) for name in mrlm_environments.__all__}
+    shipped = {item for item in classes if inspect.isclass(item) and issubclass(item, Environment)}
+    assert {type(make()) for make in ENVIRONMENTS.values()} == shipped
+
+
+def test_the_table_shows_the_results() -> None:
+    reports = json.loads(RESULTS.read_text())
+    found = TABLE.search(Path(PAGE).read_text())
+    assert found is not None
+    assert found[0] == table(reports)
+    assert list(reports) == list(ENVIRONMENTS)
+    applied = {
+        name: {key for key, check in report["checks"].items() if check["applies"]} for name, report in reports.items()
+    }
+    assert applied == APPLIED
+    assert all(report["passed"] for report in reports.values())
+
+
+def test_a_team_that_disagrees_once_earns_more_turns() -> None:
+    report = check_semantics(CollaborativeReasoningEnvironment(consensus_stop=True), tasks=2, other_process=False)
+    found = {check.name: check.message for check in report.checks if not check.passed}
+    assert list(found) == ["oracle"]
+    assert "by solver_2, then the gold replies, earns 3, the gold replies alone 2" in found["oracle"]
+
+
+@pytest.mark.slow
+def test_wrong_programs_before_the_right_one_earn_nothing() -> None:
+    report = check_semantics(CodeEnvironment(max_attempts=3), tasks=12, other_process=False)
+    report.raise_on_failure()
