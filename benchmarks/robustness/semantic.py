@@ -1,4 +1,4 @@
-"""Check what every shipped environment rewards and shows: ``mrlm check-env --level semantic`` on each of them.
+"""Check rewards and observations of every shipped environment: ``mrlm check-env --level semantic`` on each of them.
 
     python benchmarks/robustness/semantic.py [NAME ...]    # writes benchmarks/results/semantic.json and docs/checks.md
 

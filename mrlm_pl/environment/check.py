@@ -233,7 +233,7 @@ def check_environment(
 
     Args:
         environment: it is copied, not used.
-        level: ``contract``, or ``semantic`` for the contract and what the environment rewards and shows.
+        level: ``contract``, or ``semantic`` for the contract, rewards and observations.
         tasks_per_split: number of checked tasks of each split.
         max_turns: limit of an episode's length.
 
@@ -263,7 +263,7 @@ def check_environment(
 def check_semantics(
     environment: Environment, *, tasks: int = 8, max_turns: int = 64, other_process: bool = True
 ) -> CheckReport:
-    """Return the results of the checks of what an environment rewards and shows alone.
+    """Return the results of the checks of rewards and observations alone.
 
     Args:
         environment: it is copied, not used.

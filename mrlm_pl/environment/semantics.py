@@ -1,6 +1,6 @@
-"""Checks of what an environment rewards and shows, for ``mrlm check-env --level semantic``.
+"""Checks of the rewards and observations of an environment, for ``mrlm check-env --level semantic``.
 
-A contract check asks whether an environment works; these ask whether its reward means what it says: the right answer
+A contract check asks whether an environment works; these ask whether its reward is right: the right answer
 earns the most, nothing else earns it, and no agent can see it.
 """
 
@@ -482,7 +482,7 @@ def _is_record(value: Any) -> bool:
 
 
 def _marked(value: Any) -> Any:
-    """Return a value of the same form that can be told from all others."""
+    """Return a value of the same form that occurs nowhere else."""
     if isinstance(value, str):
         return str(_NUMBER) if re.fullmatch(r"\s*-?[0-9][0-9.,]*\s*", value) else f"{value}  # {_MARK}"
     if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -109,7 +109,7 @@ class QuestionEnvironment(Environment):
         return self._tasks.rows(split, fields, self._identity, self._task_data)
 
     def identity(self, task: Task) -> str:
-        """Return what the prompts show of the row; see :meth:`Environment.identity`."""
+        """Return the row's fields in the prompts as text; see :meth:`Environment.identity`."""
         return self._identity(task.data)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
@@ -138,7 +138,7 @@ class QuestionEnvironment(Environment):
         return dict.fromkeys(self.agents, common) | dict(own or {})
 
     def _identity(self, row: Mapping[str, Any]) -> str:
-        """Return the row's fields in the prompts; all fields where the prompts have none."""
+        """Return the row's fields in the prompts as text; all fields where the prompts have none."""
         return json.dumps({name: row[name] for name in self._asked or row}, sort_keys=True)
 
     def _posed(self, row: Mapping[str, Any]) -> dict[str, list[Message]]:

@@ -18,7 +18,7 @@ SPLIT = "test"
 def run(arguments: Sequence[str]) -> int:
     """Print a line for each check; return exit status 0 if all pass, else 1.
 
-    ``--level semantic`` also checks what the environment rewards and shows. With ``--data FILE`` play the reference
+    ``--level semantic`` also checks rewards and observations. With ``--data FILE`` play the reference
     solution of every row instead and print a line for each row that fails.
 
     Raises:
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         "[--data FILE] [--output FILE]"
     )
     parser.add_argument(
-        "--level", type=Level, default="contract", help="contract, or semantic: also what it rewards and shows."
+        "--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations."
     )
     parser.add_argument(
         "--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played."
