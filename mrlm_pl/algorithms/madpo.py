@@ -86,7 +86,7 @@ class MADPO(Algorithm):
         tables = {}
         for name, (table, _) in row_tables(rows_of_pairs, [numbers[pair.chosen.group] for pair in pairs]).items():
             tables[name] = rows = table.to(self.device)
-            rows.temperature = torch.full_like(rows.temperature, sampling.temperature or 1.0)
+            rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
             reference = self.reference.logprobs(self.policy(name), rows, self.trainer)
             rows.reference_sums = sequence_logp(reference, rows.action_mask)
         return tables

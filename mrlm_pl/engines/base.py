@@ -5,20 +5,38 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mrlm_pl.episode import TokenSpan
-from mrlm_pl.errors import EngineError
-from mrlm_pl.settings import at_least, between, positive
+from mrlm_pl.errors import ConfigurationError, EngineError, meant
+from mrlm_pl.settings import as_settings, at_least, between, positive
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class PolicySampling:
+    """Sampling settings of one policy; None is the run's setting.
+
+    Args:
+        temperature, top_p, top_k, max_tokens: see :class:`Sampling`.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that are not None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -30,26 +48,66 @@ class Sampling:
         top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; 1 keeps all.
         top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
         max_tokens: most tokens of a turn.
+        policies: other settings for some policies, by name; see :meth:`of`.
 
     Raises:
-        ConfigurationError: a value is outside its range.
+        ConfigurationError: a value is outside its range, or a policy's setting does not exist.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 128
+    policies: Mapping[str, PolicySampling] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        at_least(0, "sampling.", temperature=self.temperature, top_k=self.top_k)
-        at_least(1, "sampling.", max_tokens=self.max_tokens)
-        positive("sampling.", top_p=self.top_p)
-        between(0, 1, "sampling.", top_p=self.top_p)
+        _check_ranges(self, "sampling.")
+        own = {name: f"sampling.policies.{name}" for name in self.policies}
+        policies = {name: as_settings(PolicySampling, self.policies[name], key) for name, key in own.items()}
+        for name, key in own.items():
+            _check_ranges(policies[name], f"{key}.")
+        object.__setattr__(self, "policies", policies)
+
+    def of(self, policy: str) -> Sampling:
+        """Return the settings of one policy.
+
+        >>> Sampling(top_k=5, policies={"solver": {"temperature": 0.7}}).of("solver")
+        Sampling(temperature=0.7, top_p=1.0, top_k=5, max_tokens=128, policies={})
+        """
+        own = self.policies.get(policy, PolicySampling())
+        return replace(self, policies={}, **own.given())
+
+    def for_all(self, **settings: Any) -> Sampling:
+        """Return these settings with others in their place, for every policy."""
+        kept = {name: replace(own, **dict.fromkeys(settings)) for name, own in self.policies.items()}
+        return replace(self, **settings, policies={name: own for name, own in kept.items() if own.given()})
+
+    def check_policies(self, known: Collection[str], owner: str) -> None:
+        """Validate the names of the policies with settings of their own.
+
+        Args:
+            known: policies of the run.
+            owner: the option, for messages.
+
+        Raises:
+            ConfigurationError: a policy does not exist; the message has the nearest.
+        """
+        for name in self.policies:
+            if name not in known:
+                hint = meant(name, known, f"the policies are {sorted(known)}")
+                raise ConfigurationError(f"{owner}.policies: there is no policy {name!r}; {hint}")
 
     @property
     def truncated(self) -> bool:
         """True if the distribution is not the softmax at this temperature."""
         return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
+
+
+def _check_ranges(settings: Sampling | PolicySampling, owner: str) -> None:
+    at_least(0, owner, temperature=settings.temperature, top_k=settings.top_k)
+    at_least(1, owner, max_tokens=settings.max_tokens)
+    positive(owner, top_p=settings.top_p)
+    between(0, 1, owner, top_p=settings.top_p)
 
 
 @dataclass(frozen=True)

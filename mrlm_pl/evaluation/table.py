@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from mrlm_pl.engines.base import Sampling
@@ -23,7 +24,7 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
         *([("settings", settings)] if settings is not None else []),
         ("model", report.model),
-        ("sampling", ", ".join(f"{name} {value:g}" for name, value in asdict(sampling).items())),
+        ("sampling", sampling_text(sampling)),
         ("episodes", played_episodes(report)),
     ]
     if report.episodes:
@@ -45,6 +46,20 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
     tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
     return "\n\n".join([text, *tables])
+
+
+def sampling_text(sampling: Sampling) -> str:
+    """Return the settings in one line, those of single policies behind the others.
+
+    >>> sampling_text(Sampling(policies={"solver": {"temperature": 0.7}}))
+    'temperature 1, top_p 1, top_k 0, max_tokens 128; solver: temperature 0.7'
+    """
+
+    def shown(settings: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in settings.items())
+
+    of_all = {name: value for name, value in asdict(sampling).items() if name != "policies"}
+    return "; ".join([shown(of_all), *(f"{name}: {shown(own.given())}" for name, own in sampling.policies.items())])
 
 
 def _parts(kind: str, report: EvaluationReport) -> str:

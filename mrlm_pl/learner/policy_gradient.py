@@ -292,7 +292,7 @@ class PolicyGradient(Algorithm):
 
     def temperatures(self, sampling: Sampling) -> dict[str, float]:
         """Return the temperature of each policy's log-probabilities."""
-        return dict.fromkeys(self.policies, sampling.temperature or 1.0)
+        return {name: sampling.of(name).temperature or 1.0 for name in self.policies}
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         if isinstance(self.further, Coalitions):
@@ -309,9 +309,17 @@ class PolicyGradient(Algorithm):
         """
         if not self.overlong_buffer:
             return None
-        limit, buffer = sampling.max_tokens, self.overlong_buffer
-        overlong_penalty(0, limit, buffer)  # a buffer that does not fit is an error now, not after a rollout
-        return lambda turn: overlong_penalty(turn.stop - turn.start, limit, buffer)
+        buffer = self.overlong_buffer
+        limits = {name: sampling.of(name).max_tokens for name in self.policies}
+        for limit in limits.values():  # a buffer that does not fit is an error now, not after a rollout
+            overlong_penalty(0, limit, buffer)
+
+        def bonus(turn: Turn) -> float:
+            snapshot_of = turn.policy.rpartition("@")[0]
+            limit = limits.get(turn.policy, limits.get(snapshot_of, sampling.max_tokens))
+            return overlong_penalty(turn.stop - turn.start, limit, buffer)
+
+        return bonus
 
     def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
         super().meet_rollouts(agents, environments, engine)
@@ -409,11 +417,11 @@ class PolicyGradient(Algorithm):
         another precision than the learner or does not tell.
         """
         learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
-        if sampling.truncated or learner is None:
+        trained = [name for name in self.policies if self.policy(name).trained]
+        if learner is None or any(sampling.of(name).truncated for name in trained):
             return True
         if self._engine is None:  # an in-process engine with the learner's precision
             return False
-        trained = [name for name in self.policies if self.policy(name).trained]
         return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
     def reads_sampler_logprobs(self, sampling: Sampling) -> bool:

@@ -78,7 +78,7 @@ def collect(
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
     seated = SeatedModel(model, environment, seats, name)
     sampling = sampling or sampling_from(seated.run.sampling, {})
-    distinct = list(dict.fromkeys(temperatures or [sampling.temperature]))
+    distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
     if len(distinct) < len(temperatures):
         raise ConfigurationError(
             f"temperatures: {temperatures} names one twice; --samples-per-task says how often each"
@@ -189,16 +189,23 @@ class CollectionFile:
         self._note.unlink(missing_ok=True)
 
 
-def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float]]) -> list[Episode]:
-    """Return the planned episodes, in order, with :data:`TEMPERATURE` among their metrics."""
+def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | None]]) -> list[Episode]:
+    """Return the planned episodes, in order, with :data:`TEMPERATURE` among their metrics.
+
+    Episodes whose policies sample at several temperatures do not have it. A planned temperature of None is that of the
+    seats.
+    """
     found: dict[str, Episode] = {}
     for temperature in dict.fromkeys(temperature for _, temperature in planned):
-        player.seats = {
-            agent: replace(seat, sampling=replace(seat.sampling, temperature=temperature))
-            for agent, seat in player.seats.items()
-        }
+        if temperature is not None:
+            player.seats = {
+                agent: replace(seat, sampling=replace(seat.sampling, temperature=temperature))
+                for agent, seat in player.seats.items()
+            }
+        sampled = {seat.sampling.temperature for seat in player.seats.values()}
+        noted = {TEMPERATURE: sampled.pop()} if len(sampled) == 1 else {}
         for episode in player.play_blocking([spec for spec, own in planned if own == temperature]):
-            found[episode.id] = replace(episode, metrics={**episode.metrics, TEMPERATURE: temperature})
+            found[episode.id] = replace(episode, metrics={**episode.metrics, **noted})
     return [found[spec.id] for spec, _ in planned]
 
 

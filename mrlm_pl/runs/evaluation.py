@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.recorded_run import SINGLE, RecordedRun, read_run
 
@@ -78,13 +78,30 @@ class SeatedModel:
         self.name = name or (recorded.name if recorded else None) or self.environment.name
 
     def play_with(self, model: Model) -> None:
-        """Put the policies and seats of another model in the place of the run's; its other settings stay.
+        """Put the policies and seats of another model in the place of the run's; its settings of all policies stay.
 
         Raises:
             ConfigurationError: there is no such model.
         """
         self.label, other = _named(model, weights=True)
-        self.run = replace(self.run, policies=other.policies, seats=other.seats)
+        sampling = {name: value for name, value in self.run.sampling.items() if name != "policies"}
+        self.run = replace(self.run, policies=other.policies, seats=other.seats, sampling=sampling)
+
+    def serve(self, places: Mapping[str, str]) -> None:
+        """Let servers play policies, by name; see ``served_by`` of :class:`~mrlm_pl.policy.Policy`.
+
+        Raises:
+            ConfigurationError: a policy does not exist, or a place is not of the form of ``served_by``.
+        """
+        from mrlm_pl.policy import Policy
+
+        for name, place in places.items():
+            given = self.run.policies.get(name)
+            if given is None or isinstance(given, Policy):
+                hint = meant(name, self.run.policies, f"the policies are {sorted(self.run.policies)}")
+                raise ConfigurationError(f"served_by: {self.label!r} has no policy {name!r} to be served; {hint}")
+            served = Policy(**given, trained=False, served_by=place)
+            self.run = replace(self.run, policies={**self.run.policies, name: served})
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:
         """Return the episodes to play; warn on stderr if the split has too few tasks.
@@ -131,8 +148,10 @@ class SeatedModel:
             device: as torch names it; ``auto`` prefers an accelerator.
 
         Raises:
-            ConfigurationError: an agent has no policy, or the device cannot be used.
+            ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device
+                cannot be used.
         """
+        sampling.check_policies([*self.run.policies], "sampling")
         from transformers.utils.logging import disable_progress_bar
 
         from mrlm_pl.engines import Engine, InProcessEngine
@@ -172,7 +191,7 @@ class SeatedModel:
                 engine = with_served(engine, policies)
                 stack.callback(engine.close)
             seats = {
-                agent: Seat(name, policies[name].chat, sampling, policies[name].context_window)
+                agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
                 for agent, name in names.items()
             }
             limit = max_turns or self.run.turn_limit(self.name) or MAX_TURNS
@@ -195,6 +214,8 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
 def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
     """Return the sampling of a run with the given settings instead of its own, else the defaults.
 
+    A given setting holds for all policies, except those that the given ``policies`` set.
+
     Raises:
         ConfigurationError: a value is out of its range.
 
@@ -202,7 +223,16 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     77
     """
     names = [setting.name for setting in fields(Sampling)]
-    return Sampling(**{**{name: run_sampling[name] for name in names if name in run_sampling}, **given})
+    of_all = {name: value for name, value in given.items() if name != "policies"}
+    found = Sampling(**{name: run_sampling[name] for name in names if name in run_sampling}).for_all(**of_all)
+    own = Sampling(policies=given.get("policies") or {}).policies
+    return replace(
+        found,
+        policies={
+            **found.policies,
+            **{name: replace(found.policies.get(name, change), **change.given()) for name, change in own.items()},
+        },
+    )
 
 
 def chosen_device(device: str) -> str:
@@ -302,7 +332,8 @@ def arena(
 ) -> ArenaReport:
     """Return the results of models against each other: the same episodes in every seating of the environment's agents.
 
-    A model plays an agent with the policy that its own run has for it.
+    A model plays an agent with the policy that its own run has for it. Sampling settings of a policy hold for the
+    policies of that name of all players.
 
     Args:
         models: runs or models by the names of the players, two or more; see :func:`evaluate`.
@@ -327,6 +358,8 @@ def arena(
     given = {
         named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents
     }
+    sampling = sampling or sampling_from(first.run.validation_sampling, {})
+    sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
     device = chosen_device(device)
     policies = {
         policy: settings if isinstance(settings, Policy) else loaded_policy(settings, device)
@@ -337,7 +370,9 @@ def arena(
         seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
         table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name)
         table.run = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
-        with table.player(sampling or sampling_from(first.run.validation_sampling, {}), max_turns, device) as player:
+        of_policy = {seats[agent]: runs[player].policy_of(agent) for agent, player in zip(agents, seating, strict=True)}
+        own = {name: sampling.policies[policy] for name, policy in of_policy.items() if policy in sampling.policies}
+        with table.player(replace(sampling, policies=own), max_turns, device) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
     first.environment.close()
     return arena_report(list(models), played, environment=first.name, split=split, seed=seed)

@@ -11,8 +11,9 @@ from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
-from mrlm_pl.episode import Message, Task
+from mrlm_pl.episode import Message, Task, Turn
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 
 
@@ -42,6 +43,46 @@ def fit(model_folder: Path, quiet_trainer: Any, rates: tuple[float, float], **op
     data = RolloutDataModule(Pair(), groups=4, group_size=4, iterations=2, sampling=Sampling(max_tokens=6))
     quiet_trainer(**options).fit(algorithm, data)
     return algorithm
+
+
+class Noting(GRPO):
+    """GRPO that keeps the rows of its last rollout, with the learner's log-probabilities."""
+
+    def prepare(self, *given: Any) -> dict[str, PolicyBatch]:
+        tables = super().prepare(*given)
+        self.noted = {name: (rows, self.policy(name)(**rows.inputs())) for name, rows in tables.items()}
+        return tables
+
+
+def test_each_policy_samples_and_learns_at_its_own_temperature(model_folder: Path, quiet_trainer: Any) -> None:
+    own = {"one": {"temperature": 0.5, "max_tokens": 3}, "two": {"temperature": 1.5}}
+    policies = {name: Policy(str(model_folder), learning_rate=0.0) for name in own}
+    algorithm = Noting(policies, {"left": "one", "right": "two"}, overlong_buffer=2)
+    sampling = Sampling(max_tokens=6, policies=own)
+    data = RolloutDataModule(Pair(), groups=4, group_size=4, iterations=1, sampling=sampling)
+    quiet_trainer().fit(algorithm, data)
+    for name, longest in (("one", 3), ("two", 6)):
+        rows, learner = algorithm.noted[name]
+        torch.testing.assert_close(learner[rows.action_mask], rows.behavior_logp[rows.action_mask], atol=1e-4, rtol=0)
+        at_one = algorithm.policy(name)(**{**rows.inputs(), "temperature": torch.ones(len(rows))})
+        assert (at_one - learner).abs().max() > 0.01, "the temperature counts"
+        assert rows.action_mask.sum(-1).max() == longest
+    # Random models seldom end a turn: overlong replies lose a reward of 1 at their own limits, 3 and 6.
+    bonus = algorithm.turn_bonus(sampling)
+    assert bonus is not None
+    for policy, tokens, penalty in (("one", 3, -1.0), ("two", 5, -0.5), ("one@7", 3, -1.0), ("two", 3, 0.0)):
+        assert bonus(Turn("left", 0, 0, tokens, 0.0, {}, "length", policy, 0, "in_process")) == penalty
+
+
+def test_sampling_settings_of_an_unknown_policy_are_refused_before_the_models_load(
+    model_folder: Path, quiet_trainer: Any
+) -> None:
+    algorithm = GRPO({"one": Policy(str(model_folder))})
+    for option in ("sampling", "validation_sampling"):
+        settings = {option: {"policies": {"onne": {"temperature": 0.5}}}}
+        with pytest.raises(ConfigurationError, match=f"^data.{option}.policies: .*'onne'; did you mean 'one'"):
+            quiet_trainer().fit(algorithm, RolloutDataModule(Pair(), groups=2, group_size=2, **settings))
+        assert algorithm.policy("one").model is None
 
 
 def changed(algorithm: GRPO, name: str) -> bool:

@@ -16,7 +16,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.engines.base import Sampling
+from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import interval_text, report_table
@@ -187,13 +187,15 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     each = "Episodes of each task (collect: at each temperature)."
     parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
-        ("temperature", float | None, "0 is greedy"),
-        ("top_p", float | None, "Probability mass that is kept"),
-        ("top_k", int | None, "Tokens that are kept; 0 keeps all"),
-        ("max_tokens", PositiveInt | None, "Tokens in a turn"),
+        ("--temperature", float | None, "0 is greedy"),
+        ("--top_p", float | None, "Probability mass that is kept"),
+        ("--top_k", int | None, "Tokens that are kept; 0 keeps all"),
+        ("--max_tokens", PositiveInt | None, "Tokens in a turn"),
     ):
-        meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name)}."
-        parser.add_argument(f"--{name}", type=kind, default=None, help=meaning)
+        meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
+        parser.add_argument(name, type=kind, default=None, help=meaning)
+    text = "Sampling settings of single policies, over the others: '{NAME: {temperature: 0.7}}'."
+    parser.add_argument("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
     limit = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
     parser.add_argument("--max_turns", type=PositiveInt | None, default=None, help=limit)
     return parser
@@ -205,7 +207,8 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     Raises:
         ConfigurationError: a value is out of its range.
     """
-    given = {setting.name: getattr(options, setting.name) for setting in fields(Sampling)}
+    given = {setting.name: getattr(options, setting.name) for setting in fields(PolicySampling)}
+    given["policies"] = options.policy_sampling
     return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 

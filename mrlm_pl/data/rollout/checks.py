@@ -98,7 +98,7 @@ def check_sampling(learner: RolloutLearner, sampling: Sampling) -> None:
     Raises:
         ConfigurationError: the algorithm cannot learn from such episodes.
     """
-    if learner.uses_greedy_baseline and not sampling.temperature:
+    if learner.uses_greedy_baseline and not any(sampling.of(name).temperature for name in learner.policies):
         raise ConfigurationError(
             f"data.sampling.temperature is 0, so every episode is the greedy one that {type(learner).__name__} "
             "compares with, and all advantages are 0; set a temperature above 0, such as 1.0"

@@ -276,7 +276,10 @@ class SignalCheck:
     """
 
     def __init__(self, sampling: Sampling, compares: bool, silence: str = EQUAL_RETURNS) -> None:
-        self.sampling, self.compares, self.silence = sampling, compares, silence
+        self.compares, self.silence = compares, silence
+        settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
+        self._greedy = not any(one.temperature for one in settings)
+        self._limits = ", ".join(dict.fromkeys(str(one.max_tokens) for one in settings))
         self._flat = self._truncated = 0
         self._returns: frozenset[Returns] = frozenset()
 
@@ -305,20 +308,17 @@ class SignalCheck:
             )
         elif self._truncated == _ITERATIONS:
             logger.warning(
-                "every turn of %d iterations in a row is truncated at data.sampling.max_tokens %d; raise it, or check "
+                "every turn of %d iterations in a row is truncated at data.sampling.max_tokens %s; raise it, or check "
                 "that the model's chat template ends a reply with its end-of-sequence token",
                 _ITERATIONS,
-                self.sampling.max_tokens,
+                self._limits,
             )
 
     def _cause(self, metrics: Mapping[str, float], truncated: bool) -> str:
-        if self.sampling.temperature == 0:
+        if self._greedy:
             return "data.sampling.temperature is 0, so all episodes of a task are the same; set it to 1"
         if truncated:
-            return (
-                f"every turn is truncated at data.sampling.max_tokens {self.sampling.max_tokens}, before an answer; "
-                "raise it"
-            )
+            return f"every turn is truncated at data.sampling.max_tokens {self._limits}, before an answer; raise it"
         if self.silence != EQUAL_RETURNS and "rollout/success" not in metrics:
             return "the environment does not say which episodes succeed; set its `success_at` where it has one"
         if self.silence != EQUAL_RETURNS:

@@ -62,7 +62,7 @@ class RolloutDataModule(LightningDataModule):
         minibatches: optimizer updates in one pass over a rollout.
         passes: passes over a rollout.
         iterations: rollouts in an epoch of the trainer.
-        sampling: how training episodes are sampled.
+        sampling: how training episodes are sampled; ``policies`` in it has settings of single policies.
         validation_episodes: episodes of each environment that a validation or test loop plays.
         validation_sampling: how these are sampled; None is like ``sampling``.
         max_turns: decisions after which an episode is truncated.
@@ -149,6 +149,8 @@ class RolloutDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         trainer, learner = self._attached()
         self.players.learner = learner
+        self.sampling.check_policies([*learner.policies], "data.sampling")
+        self.validation_sampling.check_policies([*learner.policies], "data.validation_sampling")
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]

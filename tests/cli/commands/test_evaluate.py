@@ -110,18 +110,63 @@ def test_a_run_is_sampled_as_it_was_validated_unless_options_say_otherwise(evalu
         return found["sampling"], texts, printed
 
     sampling, texts, printed = report()
-    assert sampling == {**wanted, "max_tokens": 2}, "the fixture asks for two tokens"
+    assert sampling == {**wanted, "max_tokens": 2, "policies": {}}, "the fixture asks for two tokens"
     assert len(texts) == 1, "it is greedy"
     assert f"temperature 0, top_p {wanted['top_p']:g}, top_k {wanted['top_k']}, max_tokens 2" in printed
     sampling, texts, _ = report("--temperature", "5", "--top-k", "0", "--top-p", "1")
-    assert sampling == {"temperature": 5.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2}
+    assert sampling == {"temperature": 5.0, "top_p": 1.0, "top_k": 0, "max_tokens": 2, "policies": {}}
     assert len(texts) > 1
 
 
 def test_what_neither_options_nor_the_run_say_is_as_by_default():
-    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None)
+    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None, policy_sampling={})
     assert sampling_of(options, {"temperature": 0.0, "max_tokens": 77}) == Sampling(temperature=0.5, max_tokens=77)
     assert sampling_of(options, {}) == Sampling(temperature=0.5)
+
+
+def test_an_option_for_all_policies_replaces_their_own_and_one_for_a_policy_comes_on_top():
+    run = {"max_tokens": 9, "policies": {"a": {"temperature": 0.1, "top_k": 3}, "b": {"temperature": 0.2}}}
+    options = SimpleNamespace(temperature=0.5, top_p=None, top_k=None, max_tokens=None, policy_sampling={})
+    assert sampling_of(options, run) == Sampling(0.5, max_tokens=9, policies={"a": {"top_k": 3}})
+    options.policy_sampling = {"a": {"max_tokens": 4}}
+    found = sampling_of(options, run)
+    assert (found.of("a"), found.of("b")) == (Sampling(0.5, top_k=3, max_tokens=4), Sampling(0.5, max_tokens=9))
+
+
+def test_policies_of_a_run_sample_each_in_its_own_way(mrlm, model_folder):
+    seats = {"row": "first", "column": "second"}
+    for name in seats.values():
+        Path("run/policies").mkdir(parents=True, exist_ok=True)
+        Path(f"run/policies/{name}").symlink_to(model_folder)
+    own = {"max_tokens": 5, "policies": {"second": {"max_tokens": 2}}}
+    data = {"environment": {"class_path": "mrlm_environments.CoordinationGame"}, "validation_sampling": own}
+    model = {"policies": {name: {"model": str(model_folder)} for name in seats.values()}, "seats": seats}
+    Path("run/config.yaml").write_text(yaml.safe_dump({"model": {"init_args": model}, "data": {"init_args": data}}))
+
+    def report(command, *words):
+        status, printed, errors = mrlm(command, *words, "-n", "4", "--device", "cpu", "--output", "out.json")
+        assert status == 0, errors
+        return printed
+
+    def tokens():
+        agents = json.loads(Path("out.json").read_text())["agents"]
+        return [agents[agent]["response_tokens"] for agent in seats]
+
+    assert "max_tokens 5; second: max_tokens 2" in report("eval", "--model", "run")
+    first, second = tokens()
+    assert first > 2 >= second
+    report("eval", "--model", "run", "--policy-sampling", "{first: {max_tokens: 1}}")
+    first, second = tokens()
+    assert (first, second > 1) == (1, True)
+    report("eval", "--model", "run", "--max-tokens", "4")
+    assert min(tokens()) > 2, "also of the second"
+    report("arena", "x=run", "y=run", "--policy-sampling", "{first: {max_tokens: 1}}")
+    status, _, errors = mrlm("eval", "--model", "run", "-n", "4", "--policy-sampling", "{secnd: {max_tokens: 1}}")
+    assert status == 2
+    assert "there is no policy 'secnd'; did you mean 'second'?" in errors
+    status, _, errors = mrlm("eval", "--model", "run", "-n", "4", "--policy-sampling", "{second: {max_token: 1}}")
+    assert status == 2
+    assert "max_token" in errors
 
 
 def test_agents_find_their_policy():

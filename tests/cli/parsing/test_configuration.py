@@ -198,6 +198,14 @@ MISTAKES = {
         ),
         ("model.distillation.teachers: a teacher without policy is the student itself", "or set reprompt"),
     ),
+    "settings key of a policy": (
+        ("--data.sampling.policies.a.temprature", "1"),
+        ("data.sampling.policies.a.temprature", "PolicySampling", "'temperature'"),
+    ),
+    "settings value of a policy": (
+        ("--data.sampling.policies.a.top_p", "2"),
+        ("sampling.policies.a.top_p is 2", "from 0 to 1"),
+    ),
     "settings value": (("--data.sampling.temperature", "-1"), ("sampling.temperature is -1", "0 or above")),
     "policy key": (("--model.policies.a.lerning_rate", "1"), ("lerning_rate", "'learning_rate'")),
     "policy value": (

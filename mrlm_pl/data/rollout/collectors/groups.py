@@ -314,7 +314,7 @@ class Collector:
         learner, sampling = self.players.learner, self.sampling
         self.training, self.greedy = self.players.player(sampling, crossed=True, **options), None
         if learner.uses_greedy_baseline:
-            self.greedy = self.players.player(replace(sampling, temperature=0.0, top_p=1.0, top_k=0), **options)
+            self.greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
         self.playing = [player for player in (self.training, self.greedy) if player is not None]
         tree = learner.tree
         self.trees = None if tree is None else TreePlayer(self.training, tree.branching, self.plan.group_sizes)

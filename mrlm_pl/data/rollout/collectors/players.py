@@ -226,6 +226,7 @@ class Players:
         """
         key = (sampling, crossed and self.stale is not None, loop)
         if key not in self._players:
+            sampling.check_policies([*self.learner.policies], "sampling")
             agents = [agent for environment in self.environments.values() for agent in environment.agents]
             seats = {agent: self._seat(agent, sampling, crossed) for agent in agents}
             self._players[key] = EpisodePlayer(
@@ -237,7 +238,7 @@ class Players:
         name = self.learner.seat(agent)
         policy = self.learner.policy(name)
         snapshots = self.stale.options if crossed and self.stale is not None and policy.trained else None
-        return Seat(name, policy.chat, sampling, policy.context_window, snapshots)
+        return Seat(name, policy.chat, sampling.of(name), policy.context_window, snapshots)
 
     def close(self) -> None:
         """Close the players and the engines that were made here; may be called twice."""
