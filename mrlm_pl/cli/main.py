@@ -37,6 +37,9 @@ COMMANDS = {
     "serve": ("mrlm_pl.cli.commands.serve:run", "host environments over gRPC"),
     "sessions": ("mrlm_pl.cli.commands.sessions:run", "list the live sessions of a server"),
     "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment keeps the contract"),
+    "init": ("mrlm_pl.cli.commands.init:run", "write a package with an environment, an algorithm and a callback"),
+    "push": ("mrlm_pl.cli.commands.push:run", "publish a policy of a run on the Hugging Face Hub"),
+    "completion": ("mrlm_pl.cli.commands.completion:run", "print a script that completes commands in bash or zsh"),
     "info": ("mrlm_pl.cli.commands.info:run", "list versions, devices and installed classes"),
 }
 """The function and the summary of each command. A function takes arguments and returns an exit status."""

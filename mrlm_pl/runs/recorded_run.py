@@ -235,7 +235,16 @@ def recorded_model(folder: Path) -> Mapping[str, Any] | None:
     Raises:
         ConfigurationError: the configuration cannot be read.
     """
-    return _configuration(latest_configuration(folder)).get("model")
+    return recorded_configuration(folder).get("model")
+
+
+def recorded_configuration(folder: Path) -> Mapping[str, Any]:
+    """Return the latest configuration of a run; empty without one.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    return _configuration(latest_configuration(folder))
 
 
 def recorded_iterations(folder: Path) -> int:

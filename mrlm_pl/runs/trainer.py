@@ -47,7 +47,8 @@ from mrlm_pl.runs.folder import (
     scratch_folder,
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
-from mrlm_pl.runs.metrics_file import default_loggers
+from mrlm_pl.runs.metrics_file import MetricsFile, default_loggers
+from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.termination import EndTogether
@@ -138,6 +139,8 @@ def _in_run_folder(stage: str) -> Any:
             if "verbose" in signature.parameters:
                 arguments["verbose"] = False  # the result is printed below
             result = getattr(super(Trainer, self), stage)(*bound.args[1:], **bound.kwargs)
+            if stage == "fit" and self.is_global_zero and not self.fast_dev_run:  # type: ignore[attr-defined]
+                write_cards(Path(self.default_root_dir))
             self._print_result(stage, result, checkpoint is not None, verbose)
             return result
 
@@ -158,8 +161,8 @@ class Trainer(lightning.pytorch.Trainer):
     Each ``fit`` writes to a folder of its own, ``runs/NAME``, ``runs/NAME-2``, ...: ``checkpoints/last.ckpt``,
     ``metrics.csv``, ``tensorboard``, ``episodes`` and ``policies``. Ctrl-C and SIGTERM save a checkpoint, say how to
     continue and end the process with status 130 or 143. A run lasts one epoch unless its length is given. Everything
-    else is as in Lightning, whose arguments this trainer accepts; loggers, callbacks and plugins that are given
-    replace the defaults of their kind.
+    else is as in Lightning, whose arguments this trainer accepts; callbacks and plugins that are given replace the
+    defaults of their kind, and loggers the one for TensorBoard.
 
     Args:
         output: the run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
@@ -190,6 +193,7 @@ class Trainer(lightning.pytorch.Trainer):
         self._batches, self._played = BatchCount(), PlayedEpisodes()
         options.update(self._completed(options, bare))
         super().__init__(**options)
+        self._given_loggers = [] if self.fast_dev_run else list(self.loggers)  # type: ignore[attr-defined]
         # The folder is known when the run begins.
         given: list[Callback] = self.callbacks  # type: ignore[attr-defined]
         self._without_folder = [item for item in given if isinstance(item, ModelCheckpoint) and item.dirpath is None]
@@ -313,6 +317,8 @@ class Trainer(lightning.pytorch.Trainer):
         place_checkpoints(self._without_folder, folder.path)
         if self._own_loggers:
             self.loggers = default_loggers(folder.path)
+        elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
+            self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
         self._batches.count = 0
         if self.strategy.root_device.type == "cpu" and is_first_process():
             warn_of_emulated_bf16(self.precision)
@@ -345,5 +351,5 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _has(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
-    return any(isinstance(item, kind) for item in callbacks)
+def _has(items: Sequence[Any], kind: type) -> bool:
+    return any(isinstance(item, kind) for item in items)

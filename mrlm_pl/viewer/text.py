@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run
 
@@ -50,19 +51,29 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
     _print_whole(table, console)
 
 
-def print_episodes(run: Run, console: Console) -> None:
-    """Print a line for each of the newest episodes."""
-    found = run.index.table()
+def print_episodes(run: Run, console: Console, iteration: int | None = None) -> None:
+    """Print a line for each of the newest episodes, or of those of an iteration.
+
+    Raises:
+        ConfigurationError: the iteration has no episodes.
+    """
+    found = run.index.table(iteration)
+    rows = [dict(zip(COLUMNS, values, strict=True)) for values in found["rows"]]
+    if iteration is not None:
+        rows = [row for row in rows if row["iteration"] == iteration]
+        if not rows:
+            raise ConfigurationError(
+                f"iteration: the run has no episode of iteration {iteration}; leave out `--iteration` to see the newest"
+            )
     table = Table("episode", "iteration", "task", "group", "reward", "turns", "tokens", "|advantage|", "stop")
-    for values in found["rows"][:ROWS]:
-        row = dict(zip(COLUMNS, values, strict=True))
+    for row in rows[: ROWS if iteration is None else None]:
         texts = (row["id"], str(row["iteration"]), row["task"], row["group"])
         numbers = (row["reward"], row["turns"], row["tokens"], row["advantage"])
         ended = row["error"] or row["excluded"] or row["stop"]
         table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
     _print_whole(table, console)
-    if len(found["rows"]) > ROWS:
-        console.print(f"the newest {ROWS} of {len(found['rows'])}", highlight=False)
+    if iteration is None and len(rows) > ROWS:
+        console.print(f"the newest {ROWS} of {len(rows)}", highlight=False)
     for note in found["notes"]:
         console.print(visible(note), style="yellow")
 

@@ -82,6 +82,18 @@ def test_the_runs_own_settings_give_the_recorded_advantages_exactly(
     assert json.loads((output / "recredit.json").read_text())["episodes"] == report.episodes > 0
 
 
+def test_changes_are_reported_by_turn(main: Any, quiet_trainer: Any) -> None:
+    settings = {"credit": "turn", "advantage": "group_centered"}
+    run = played(GRPO(main, **settings, gamma=0.5), LengthRatioGame(rounds=2), quiet_trainer())
+    told(run, GRPO(main))
+    report = recredit(run, GRPO(main, **settings, gamma=1.0))
+    for agent, (first, last) in ((agent, parts.values()) for agent, parts in report.turns.items()):
+        assert first.turns + last.turns == report.agents[agent].turns == 2 * 16
+        assert first.correlation is not None
+        assert first.correlation < 1 - 1e-6, "the discount counts in the return from the first turn on"
+        assert last.correlation == pytest.approx(1), "nothing follows the last turn"
+
+
 def test_rewards_are_scaled_as_in_the_run(main: Any, quiet_trainer: Any, echo: Any, tmp_path: Path) -> None:
     scaled = {"task_settings": {"echo": TaskSettings(reward_scale=3.0)}}
     run = played(GRPO(main, advantage="group_centered"), echo(), quiet_trainer(), iterations=1, **scaled)
@@ -97,7 +109,7 @@ def test_a_run_of_a_script_names_the_settings_that_it_does_not_record(
     scaled = {"task_settings": {"echo": TaskSettings(reward_scale=3.0)}}
     run = played(GRPO(main, advantage="group_centered"), echo(), quiet_trainer(), iterations=1, **scaled)
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "mrlm_pl.runs.recorded_credit"):
+    with caplog.at_level(logging.WARNING, "mrlm_pl.runs.records.credit"):
         assert recredit(run, GRPO(main, advantage="group_centered"), **scaled).largest == ()
         assert not caplog.records
         assert recredit(run, GRPO(main, advantage="group_centered")).largest

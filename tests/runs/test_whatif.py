@@ -155,10 +155,13 @@ def test_a_policy_on_a_server_decides(tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         policy = Policy("builtin:tiny", trained=False, served_by=server.target)
         there = whatif("builtin:tiny", Pair(), model=policy, device="cpu", **asked)
+        assert whatif("builtin:tiny", Pair(), served_by={"main": server.target}, device="cpu", **asked) == there
     finally:
         server.stop()
     assert policy.model is None, "its weights are on the server"
     assert there == whatif("builtin:tiny", Pair(), device="cpu", **asked)
+    with pytest.raises(ConfigurationError, match="no policy 'mian' to be served; did you mean 'main'"):
+        whatif("builtin:tiny", Pair(), served_by={"mian": "127.0.0.1:1"}, device="cpu", **asked)
 
 
 def test_later_decisions_are_replayed(tmp_path: Path) -> None:

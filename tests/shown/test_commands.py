@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mrlm_pl.cli.commands.completion import whole_parser
 from mrlm_pl.cli.main import COMMANDS, main
 from mrlm_pl.cli.parsing.config_files import with_underscores
 from tests.support.documents import CONFIGS, ROOT, blocks, inline, parse, shown_commands
@@ -164,6 +165,15 @@ def test_commands_in_running_text_have_the_options_that_they_name(help_of: Calla
         for word in words:
             if word.startswith("--") and "." not in word and not word.endswith("help"):
                 assert re.search(rf"(?<!\S){word.partition('=')[0]}\b", help_of(command)), f"{place}: {code}"
+
+
+def test_completion_knows_the_options_of_every_help(help_of: Callable[[str], str]) -> None:
+    (children,) = [action for action in whole_parser({})._actions if action.dest == "command"]
+    for command in {*COMMANDS} - {"train", "validate", "test", "predict"}:
+        shown = set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z_.]*)", help_of(command), re.MULTILINE)) - {"--help"}
+        known = children.choices[command]._option_string_actions
+        inner = {option for option in shown if option.endswith(".help") or option == "--print_config"}
+        assert not shown - inner - {*known}, command
 
 
 def test_plain_options_in_running_text_belong_to_some_command(help_of: Callable[[str], str]) -> None:

@@ -56,6 +56,21 @@ def test_the_runs_and_the_episodes_of_one(folder: Path, mrlm) -> None:
     assert "not trained on: greedy" in mrlm("view", "--text", str(greedy), "--episode", "0-greedy")[1]
 
 
+def test_the_episodes_of_an_iteration(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    iterations = [[episode(f"{number}-{member}", iteration=number) for member in range(30)] for number in range(3)]
+    run = str(write_run(tmp_path / "run", iterations))
+    status, out, _ = mrlm("view", "--text", run, "--iteration", "1")
+    assert status == 0
+    ids = [line.split()[1] for line in out.splitlines() if "math/train" in line]
+    assert ids == [f"1-{number}" for number in reversed(range(30))], "the newest first"
+    assert "the newest 50 of 90" in mrlm("view", "--text", run)[1]
+    status, _, error = mrlm("view", "--text", run, "--iteration", "7")
+    assert (status, "no episode of iteration 7" in error) == (2, True)
+    for words in (("--iteration", "1"), ("--text", "--iteration", "1", "--episode", "1-0")):
+        assert "goes with `--text`, without `--episode`" in mrlm("view", run, *words)[2]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_cannot_steer_a_terminal(text: str) -> None:
     out = io.StringIO()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt
@@ -13,6 +14,9 @@ from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.recorded_run import recorded_model
+
+if TYPE_CHECKING:
+    from mrlm_pl.runs.records.credit import AgentChange
 
 SHOWN = 10
 """Changes that are listed."""
@@ -48,18 +52,22 @@ def run(arguments: Sequence[str]) -> int:
     report = recredit(options.run, options.model, iteration=options.iteration, output=options.output)
     print(f"{report.episodes} episodes with the credit of {report.algorithm}; advantages, recorded against new:")
     for agent, change in report.agents.items():
-        alike = "undefined" if change.correlation is None else f"{change.correlation:.4f}"
-        zero = " -> ".join(f"{share:.1%}" for share in change.zero_groups)
-        extra = f", {change.one_sided} turns on one side alone" if change.one_sided else ""
-        print(
-            f"  {agent}: {change.turns} turns, correlation {alike}, {change.sign_changes} signs change, groups without "
-            f"signal {zero}{extra}"
-        )
+        print(f"  {agent}: {change.turns} turns, {_shown(change)}")
+        for turn, part in report.turns[agent].items() if len(report.turns[agent]) > 1 else ():
+            print(f"    step {turn}: {part.turns} turns, {_shown(part)}")
     for item in report.largest[:SHOWN]:
         print(f"  {item.episode} {item.agent} step {item.turn}: {item.recorded:+.4f} -> {item.new:+.4f}")
     if options.output:
         print(f"written to {options.output}; `mrlm view {options.run} {options.output}` shows both")
     return 0
+
+
+def _shown(change: AgentChange) -> str:
+    """Return a change in one line."""
+    alike = "undefined" if change.correlation is None else f"{change.correlation:.4f}"
+    zero = " -> ".join(f"{share:.1%}" for share in change.zero_groups)
+    extra = f", {change.one_sided} turns on one side alone" if change.one_sided else ""
+    return f"correlation {alike}, {change.sign_changes} signs change, groups without signal {zero}{extra}"
 
 
 def _with_recorded_model(arguments: Sequence[str]) -> list[str]:

@@ -17,12 +17,12 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import interval_text
 
 if TYPE_CHECKING:
-    from mrlm_pl.runs.whatif import Outcomes
+    from mrlm_pl.runs.records.whatif import Outcomes
 
 SHOWN = 10
 """Episodes or decisions that are listed."""
 
-WHATIF = ("agent", "turn", "message", "samples", "rest", "own_reward", "device")
+WHATIF = ("agent", "turn", "message", "samples", "rest", "own_reward", "served_by", "device")
 """Options that are arguments of ``whatif``."""
 
 
@@ -102,6 +102,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
     parser.add_argument("--rest", choices=("play", "replay"), default="play", help=text)
     parser.add_argument("--own_reward", action="store_true", help="Count the agent's own reward, not the team's mean.")
     parser.add_argument("--policies", type=str | None, help="Run or model that decides; default: the run.")
+    text = "Servers that play policies, as in '{POLICY: HOST:PORT}'."
+    parser.add_argument("--served_by", type=dict[str, str], default={}, help=text)
     parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     options, read = _options(parser, arguments)
     if options.episode is None:

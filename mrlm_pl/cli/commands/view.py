@@ -38,11 +38,14 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
     parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
     parser.add_argument("--episode", metavar="ID", help="with --text: print this episode")
+    parser.add_argument("--iteration", metavar="N", type=int, help="with --text: list the episodes of this iteration")
     parser.add_argument("--export", metavar="PAGE.html", help="write one page that opens without a server")
     parser.add_argument("--demo", action="store_true", help="look at recorded runs that come with mrlm")
     options = parser.parse_args(arguments)
     if bool(options.runs) == options.demo:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
+    if options.iteration is not None and (not options.text or options.episode is not None):
+        raise ConfigurationError("iteration: `--iteration N` goes with `--text`, without `--episode`")
     if options.episode is not None and not options.text:
         raise ConfigurationError("episode: `--episode ID` goes with `--text`; in a browser choose it in the table")
     if options.text and options.export is not None:
@@ -51,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError(f"port: {options.port} is no port; name one of 0 to 65535")
     runs = demonstration() if options.demo else find_runs(options.runs)
     if options.text:
-        print_text(runs, options.episode)
+        print_text(runs, options.episode, options.iteration)
         return 0
     if options.export is not None:
         page = exported(runs)
@@ -73,21 +76,22 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def print_text(runs: Mapping[str, Run], episode: str | None) -> None:
-    """Print the runs; of a single run its episodes, or one of them.
+def print_text(runs: Mapping[str, Run], episode: str | None, iteration: int | None) -> None:
+    """Print the runs; of a single run its episodes, those of an iteration or one of them.
 
     Raises:
-        ConfigurationError: an episode is named, and there are several runs.
+        ConfigurationError: an episode or an iteration is named, and there are several runs, or it is not there.
     """
     console = Console()
     if len(runs) == 1:
         only = next(iter(runs.values()))
         if episode is None:
-            print_episodes(only, console)
+            print_episodes(only, console, iteration)
         else:
             print_episode(only.record(episode), console)
-    elif episode is not None:
-        raise ConfigurationError(f"episode: name one run; these are {', '.join(runs)}")
+    elif episode is not None or iteration is not None:
+        option = "episode" if iteration is None else "iteration"
+        raise ConfigurationError(f"{option}: name one run; these are {', '.join(runs)}")
     else:
         print_runs(runs, console)
 

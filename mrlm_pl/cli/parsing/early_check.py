@@ -64,17 +64,12 @@ def check(arguments: Sequence[str]) -> None:
     check_files(config_files(arguments))
     config, _ = merged(arguments, ("trainer", *FOLDERS))
     try:
-        found = importlib.util.find_spec("lightning")
-        if found is not None and found.submodule_search_locations:
-            known = parameters(Path(found.submodule_search_locations[0]) / TRAINER, "Trainer")
-            _check_keys(config.get("trainer"), "Trainer", known and (*known, *OWN_TRAINER), "trainer")
+        _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")
         for group, name in FOLDERS.items():
-            folder = PACKAGE / name
-            exported = [name for name in _exported(folder) if name[0].isupper() and name != "Algorithm"]
-            _check_class(config.get(group), group, KINDS[group], folder, exported)
+            _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
         data = config.get("data")
-        environments, (short, names) = _environments_folder(), _environment_names()
+        environments, (short, names) = _environments_folder(), environment_names()
         if environments is not None and isinstance(data, Mapping):
             environment = (data.get(ARGUMENTS) or data).get("environment")
             _check_class(environment, "data.environment", "environment", environments, names, short)
@@ -101,7 +96,7 @@ def check_environment_names(arguments: Sequence[str]) -> None:
         *(name.strip() for option, value in pairs if option == "--environments" for name in value.split(",")),
     ]
     for name in named:
-        _check_name(name, "environment", "environment", _environment_names()[1])
+        _check_name(name, "environment", "environment", environment_names()[1])
 
 
 def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None:
@@ -160,6 +155,19 @@ def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -
             raise MistakeError(f"{key}.{name}", unknown_key(owner, name, known or ()))
 
 
+def class_names(package: str) -> list[str]:
+    """Return the classes that a package of ours exports: ``algorithms`` or ``data``."""
+    return [name for name in _exported(PACKAGE / package) if name[0].isupper() and name != "Algorithm"]
+
+
+def _trainer_parameters() -> tuple[str, ...]:
+    """Return the parameters of our trainer; empty without a readable Lightning."""
+    found = importlib.util.find_spec("lightning")
+    places = found.submodule_search_locations if found is not None else None
+    known = parameters(Path(places[0]) / TRAINER, "Trainer") if places else None
+    return (*known, *OWN_TRAINER) if known else ()
+
+
 def _exported(folder: Path) -> list[str]:
     """Return the names that a package exports."""
     return re.findall(r"\bimport \w+ as (\w+)", (folder / "__init__.pyi").read_text(encoding="utf-8"))
@@ -170,7 +178,7 @@ def _environments_folder() -> Path | None:
     return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
 
 
-def _environment_names() -> tuple[dict[str, str], list[str]]:
+def environment_names() -> tuple[dict[str, str], list[str]]:
     """Return our environments' class names by short name, and all names of environments."""
     folder, short = _environments_folder(), dict[str, str]()
     if folder is None:
@@ -192,6 +200,18 @@ def settings_options() -> list[str]:
         "data": ("RolloutDataModule", PACKAGE / "data" / "rollout" / "module.py"),
     }
     return [f"--{group}.{name}" for group, (cls, file) in classes.items() for name in parameters(file, cls) or ()]
+
+
+def training_options() -> set[str]:
+    """Return the options of all algorithms, of a policy, of rollouts and of the trainer."""
+    found = set(settings_options())
+    inner = {name: SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")}
+    found |= {f"--model.{name}.{key}" for name, (cls, file) in inner.items() for key in parameters(file, cls) or ()}
+    found |= {f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER}
+    for name in class_names(FOLDERS["model"]):
+        file = _file_of(PACKAGE / FOLDERS["model"], name)
+        found |= {f"--model.{parameter}" for parameter in (parameters(file, name) if file else None) or ()}
+    return found
 
 
 def parameters(file: Path, name: str) -> tuple[str, ...] | None:

@@ -58,7 +58,7 @@ class AdvantageChange:
 
 @dataclass(frozen=True)
 class AgentChange:
-    """The advantages of an agent's turns under two credits.
+    """The advantages of an agent's turns, or of one of them in all episodes, under two credits.
 
     Args:
         turns: turns with both advantages; a decision that paths of a turn tree share counts once.
@@ -83,12 +83,14 @@ class RecreditReport:
         algorithm: name of its class.
         episodes: number of episodes that were credited.
         agents: the change of each agent; calls of one sub-agent count together.
+        turns: the change of each agent's turns by the number of environment steps before them.
         largest: the largest changes.
     """
 
     algorithm: str
     episodes: int
     agents: dict[str, AgentChange]
+    turns: dict[str, dict[int, AgentChange]]
     largest: tuple[AdvantageChange, ...]
 
 
@@ -379,19 +381,23 @@ def _without_credit(episode: Episode) -> Episode:
     return replace(episode, trajectories=rows)
 
 
+_Part = tuple[str, int | None]
+"""An agent, and one of its turns or None for all."""
+
+
 class _Comparison:
-    """Pairs of advantages, recorded and new, by agent."""
+    """Pairs of advantages, recorded and new, by agent, and by agent and turn."""
 
     def __init__(self) -> None:
         self._episodes = 0
-        self._pairs: dict[str, list[AdvantageChange]] = defaultdict(list)
-        self._one_sided: Counter[str] = Counter()
-        self._zero: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
+        self._pairs: dict[_Part, list[AdvantageChange]] = defaultdict(list)
+        self._one_sided: Counter[_Part] = Counter()
+        self._zero: dict[_Part, list[tuple[bool, bool]]] = defaultdict(list)
 
     def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
         """Add the episodes of an iteration, in equal order."""
         seen: set[tuple[str, str, str, int]] = set()
-        groups: dict[tuple[str, str], tuple[bool, bool]] = {}
+        groups: dict[tuple[_Part, str], tuple[bool, bool]] = {}
         for old, now in zip(recorded, new, strict=True):
             turns = list(zip(_turns(old), _turns(now), strict=True))
             self._episodes += any(turn.advantage is not None for _, turn in turns)
@@ -401,33 +407,44 @@ class _Comparison:
                     continue
                 seen.add(decision)
                 agent = person_of(before.agent)
-                if before.advantage is None or after.advantage is None:
-                    self._one_sided[agent] += (before.advantage is None) != (after.advantage is None)
-                    continue
-                change = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
-                self._pairs[agent].append(change)
-                zero = groups.get((agent, old.group), (True, True))
-                groups[agent, old.group] = zero[0] and change.recorded == 0, zero[1] and change.new == 0
-        for (agent, _), both in groups.items():
-            self._zero[agent].append(both)
+                parts: tuple[_Part, ...] = ((agent, None), (agent, before.index))
+                for part in parts:
+                    if before.advantage is None or after.advantage is None:
+                        self._one_sided[part] += (before.advantage is None) != (after.advantage is None)
+                        continue
+                    change = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
+                    self._pairs[part].append(change)
+                    zero = groups.get((part, old.group), (True, True))
+                    groups[part, old.group] = zero[0] and change.recorded == 0, zero[1] and change.new == 0
+        for (part, _), both in groups.items():
+            self._zero[part].append(both)
 
     def report(self, algorithm: str) -> RecreditReport:
         """Return the report."""
-        agents = {}
-        for agent in sorted({*self._pairs, *self._one_sided}):
-            changes, zero = self._pairs[agent], self._zero[agent] or [(False, False)]
-            sides = [change.recorded for change in changes], [change.new for change in changes]
-            varied = all(len(set(side)) > 1 for side in sides)
-            agents[agent] = AgentChange(
-                len(changes),
-                self._one_sided[agent],
-                statistics.correlation(*sides) if varied else None,
-                sum(change.recorded * change.new < 0 for change in changes),
-                (math.fsum(pair[0] for pair in zero) / len(zero), math.fsum(pair[1] for pair in zero) / len(zero)),
-            )
-        every = (change for changes in self._pairs.values() for change in changes if change.new != change.recorded)
+        agents: dict[str, AgentChange] = {}
+        turns: dict[str, dict[int, AgentChange]] = {}
+        for agent, turn in sorted({*self._pairs, *self._one_sided}, key=lambda part: (part[0], part[1] or 0)):
+            change = self._change((agent, turn))
+            if turn is None:
+                agents[agent] = change
+            else:
+                turns.setdefault(agent, {})[turn] = change
+        changes = (change for (_, turn), found in self._pairs.items() if turn is None for change in found)
+        every = (change for change in changes if change.new != change.recorded)
         largest = sorted(every, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
-        return RecreditReport(algorithm, self._episodes, agents, tuple(largest))
+        return RecreditReport(algorithm, self._episodes, agents, turns, tuple(largest))
+
+    def _change(self, part: _Part) -> AgentChange:
+        changes, zero = self._pairs[part], self._zero[part] or [(False, False)]
+        sides = [change.recorded for change in changes], [change.new for change in changes]
+        varied = all(len(set(side)) > 1 for side in sides)
+        return AgentChange(
+            len(changes),
+            self._one_sided[part],
+            statistics.correlation(*sides) if varied else None,
+            sum(change.recorded * change.new < 0 for change in changes),
+            (math.fsum(pair[0] for pair in zero) / len(zero), math.fsum(pair[1] for pair in zero) / len(zero)),
+        )
 
 
 def _turns(episode: Episode) -> list[Turn]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.rollout.branches import departure
 from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
 from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
-from mrlm_pl.runs.replay import chosen_episodes
+from mrlm_pl.runs.records.replay import chosen_episodes
 from mrlm_pl.settings import at_least, one_of
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def whatif(
     rest: Rest = "play",
     own_reward: bool = False,
     model: Model | None = None,
+    served_by: Mapping[str, str] | None = None,
     episodes: str | Path | None = None,
     sampling: Sampling | None = None,
     device: str = "auto",
@@ -96,6 +97,7 @@ def whatif(
         rest: the later decisions: sampled (``play``), or the recorded ones (``replay``), where the record has them.
         own_reward: count the agent's own reward; by default the mean over the agents.
         model: whose policies and seats replace the run's; its other settings stay. None: the run's.
+        served_by: servers that play policies, by name; their tokenizers are read, not their weights.
         episodes: a file of episodes, or a folder of files; None is ``RUN/episodes``.
         sampling: how decisions are sampled; None is as the run trains.
         device: see :func:`mrlm_pl.runs.evaluate`; likewise ``name``.
@@ -112,6 +114,7 @@ def whatif(
     seated = SeatedModel(run, environment, None, name, weights=model is None)
     if model is not None:
         seated.play_with(model)
+    seated.serve(served_by or {})
     (recorded,) = list(chosen_episodes(run, episodes, seated.name, None, episode))[:1]
     if recorded.failed:
         raise ConfigurationError(

@@ -1,0 +1,113 @@
+"""The model card of an exported policy: its run, task, algorithm, evaluation and versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrlm_pl.durable_files import replacing
+from mrlm_pl.model_folders import exported_policies
+from mrlm_pl.runs.recorded_run import recorded_configuration, recorded_iterations
+
+CARD = "README.md"
+LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
+_LEFT_OUT = re.compile(r"(.*_)?(token|token_file|secret|password|api_key)|engine|served_by|workers|processes|retries")
+"""Settings that are secret, or that describe the machine."""
+
+
+def write_cards(run: Path) -> None:
+    """Write ``README.md`` into the folder of each policy that a run has exported, with the installed versions."""
+    versions = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+    for folder in exported_policies(run):
+        with replacing(folder / CARD) as draft:
+            draft.write_text(model_card(folder, versions), encoding="utf-8")
+
+
+def model_card(folder: Path, versions: Mapping[str, str]) -> str:
+    """Return the text of the card.
+
+    Args:
+        folder: ``RUN/policies/NAME``.
+        versions: of the libraries that trained it; empty where they are unknown.
+
+    Raises:
+        ConfigurationError: the run's configuration cannot be read.
+    """
+    from huggingface_hub import ModelCardData
+
+    run, name = folder.parents[1], folder.name
+    config = recorded_configuration(run)
+    algorithm = str((config.get("model") or {}).get("class_path") or "").rpartition(".")[2]
+    model, data = ((config.get(key) or {}).get("init_args") or {} for key in ("model", "data"))
+    policies: Mapping[str, Any] = model.get("policies") or {"main": {}}
+    base = str((policies.get(name) or {}).get("model") or "builtin:tiny")
+    of_hub = not base.startswith("builtin:") and not Path(base).expanduser().exists()
+    about = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license="unknown",
+        base_model=base if of_hub else None,
+        tags=["mrlm", "reinforcement-learning", *([algorithm.lower()] if algorithm else [])],
+    )
+    parts = [f"---\n{about.to_yaml()}\n---", f"# {name}"]
+    if algorithm:
+        rows = {
+            "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
+            "initial model": f"`{base}`",
+            "algorithm": f"`{algorithm}`",
+            "environment": ", ".join(f"`{item}`" for item in _environments(data)) or "none: data files",
+        }
+        table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+        settings = yaml.safe_dump({"model": _shown(model), "data": _shown(data)}, sort_keys=False).strip()
+        parts.append(f"A policy trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
+        parts.append(f"## Settings\n\n```yaml\n{settings}\n```")
+    else:
+        parts.append("A policy trained by a Python script with `mrlm`. The run recorded no settings.")
+    parts.append(f"## Evaluation\n\n{_evaluation(run)}")
+    if versions:
+        parts.append("## Versions\n\n" + ", ".join(f"{library} {number}" for library, number in versions.items()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _environments(data: Mapping[str, Any]) -> list[str]:
+    given = data.get("environment")
+    found = given if isinstance(given, list) else [given] if given else []
+    return [str(item["class_path"] if isinstance(item, Mapping) else item).rpartition(".")[2] for item in found]
+
+
+def _shown(value: Any) -> Any:
+    """Return settings without those that are unset, secret or about the machine."""
+    if isinstance(value, Mapping):
+        kept = {key: _shown(item) for key, item in value.items() if not _LEFT_OUT.fullmatch(str(key))}
+        return {key: item for key, item in kept.items() if item is not None and item != {}}
+    return [_shown(item) for item in value] if isinstance(value, list) else value
+
+
+def _evaluation(run: Path) -> str:
+    """Return the table of the held-out evaluations before and after training."""
+    found = {moment: run / f"evaluation_{moment}.json" for moment in ("before", "after")}
+    reports = {moment: json.loads(path.read_text(encoding="utf-8")) for moment, path in found.items() if path.is_file()}
+    if not reports:
+        return "The run has no held-out evaluation."
+    rows = []
+    for moment, by_environment in reports.items():
+        for name, report in by_environment.items():
+            reward = _bounded(report["mean_reward"], report["ci95"])
+            accuracy = _bounded(report["accuracy"], report["accuracy_ci95"])
+            rows.append(f"| {name} | {moment} | {report['split']} | {report['episodes']} | {reward} | {accuracy} |")
+    head = "| environment | training | split | episodes | mean reward [95 % interval] | accuracy [95 % interval] |"
+    return "\n".join(["All policies of the run in their seats:\n", head, "|---|---|---|---|---|---|", *rows])
+
+
+def _bounded(value: float | None, bounds: tuple[float, float] | None) -> str:
+    if value is None:
+        return "-"
+    known = bounds is not None and None not in bounds
+    return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if known and bounds else f"{value:.3f}"

@@ -1,0 +1,79 @@
+"""Publish an exported policy on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mrlm_pl.durable_files import replacing
+from mrlm_pl.errors import ConfigurationError, RemoteError, meant
+from mrlm_pl.model_folders import exported_policies, policy_folder
+from mrlm_pl.runs.model_card import CARD, model_card
+
+
+def push_to_hub(
+    run: str | Path, repo: str, *, policy: str | None = None, private: bool = False, license: str | None = None
+) -> str:
+    """Upload an exported policy with its model card, and return the address of its page.
+
+    The repository is made where it does not exist. The token is that of ``hf auth login`` or ``HF_TOKEN``, the hub that
+    of ``HF_ENDPOINT``.
+
+    Args:
+        run: a run folder, or the folder of a policy.
+        repo: ``USER/NAME``.
+        policy: its name; None is the run's only one.
+        private: whether a new repository is private.
+        license: identifier for the card, such as ``apache-2.0``; None keeps the card's, ``unknown`` by default.
+
+    Raises:
+        ConfigurationError: there is no such policy, or the repository's name is none.
+        RemoteError: the hub refuses or does not answer.
+    """
+    from huggingface_hub import HfApi, ModelCard
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    folder = _folder(str(run), policy)
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigurationError(f"repo: {repo!r} is no repository, such as USER/NAME: {error}") from error
+    path = folder / CARD
+    card = ModelCard(path.read_text(encoding="utf-8") if path.is_file() else model_card(folder, {}))
+    if license is not None:
+        card.data["license"] = license
+    with replacing(path) as draft:
+        draft.write_text(str(card), encoding="utf-8")
+    try:
+        api = HfApi(library_name="mrlm")
+        page = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=page.repo_id, folder_path=folder, commit_message=f"Upload policy {folder.name}")
+    except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RemoteError(
+            f"the hub does not take {str(folder)!r} as {repo!r}: {reason}; a token that may write comes from "
+            "`hf auth login` or HF_TOKEN"
+        ) from error
+    return str(page)
+
+
+def _folder(run: str, policy: str | None) -> Path:
+    """Return the folder of a policy.
+
+    Raises:
+        ConfigurationError: there is none of that name, or several and none is named.
+    """
+    folder = Path(run).expanduser()
+    if not folder.is_dir():
+        raise ConfigurationError(f"run: there is no folder {run!r}; name the folder of a run")
+    found = {path.name: path for path in exported_policies(folder)}
+    if policy is None and len(found) > 1:
+        raise ConfigurationError(
+            f"policy: the run {run!r} has the policies {', '.join(found)}; name one: `--policy {min(found)}`"
+        )
+    if policy is None:
+        return Path(policy_folder(run, "run"))
+    if policy not in found:
+        hint = meant(policy, found, f"it has {sorted(found) or 'no policies yet'}")
+        raise ConfigurationError(f"policy: the run {run!r} has no exported policy {policy!r}; {hint}")
+    return found[policy]

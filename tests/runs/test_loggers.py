@@ -1,0 +1,86 @@
+"""Runs with W&B, MLflow and TensorBoard: all metrics and hyperparameters arrive."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import ROOT
+
+pytestmark = pytest.mark.slow
+RATE = "model/init_args/policies/main/learning_rate"
+SMALL = ("--data.groups", "2", "--data.group_size", "2", "--data.iterations", "3", "--trainer.accelerator", "cpu")
+QUIET = ("--trainer.callbacks", "null", "--trainer.limit_val_batches", "0", "--output", "run")
+
+
+def fit(logger: str, folder: Path) -> list[dict[str, str]]:
+    """Train the quick start shortly with a logger; return the rows of ``metrics.csv``."""
+    configs = ("--config", f"{ROOT}/configs/quickstart.yaml", "--config", f"{ROOT}/configs/logging/{logger}.yaml")
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", *configs, *SMALL, *QUIET]
+    search = os.pathsep.join(str(ROOT / part) for part in ("", "environments", "callbacks"))
+    environment = {**os.environ, "PYTHONPATH": search, "WANDB_SILENT": "true", "WANDB_MODE": "offline"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    with (folder / "run/metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def last_values(rows: Sequence[dict[str, str]]) -> dict[str, float]:
+    """Return the last logged value of each metric."""
+    return {name: float(value) for row in rows for name, value in row.items() if value and name != "step"}
+
+
+def test_tensorboard_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    rows = fit("tensorboard", tmp_path)
+    events = EventAccumulator(str(next((tmp_path / "runs/tensorboard").rglob("events*")).parent)).Reload()
+    found = {name: events.Scalars(name) for name in events.Tags()["scalars"]}
+    assert {name: values[-1].value for name, values in found.items()} == pytest.approx(last_values(rows), rel=1e-5)
+    assert [value.step for value in found["rollout/reward"]] == [0, 1, 2]
+    assert (tmp_path / "runs/tensorboard/version_0/hparams.yaml").is_file()
+
+
+@pytest.mark.skipif(find_spec("mlflow") is None or find_spec("alembic") is None, reason='pip install "mrlm[mlflow]"')
+def test_mlflow_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    rows = fit("mlflow", tmp_path)
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("mrlm")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == pytest.approx(last_values(rows))
+    assert [item.step for item in client.get_metric_history(run.info.run_id, "rollout/reward")] == [0, 1, 2]
+    assert float(run.data.params[RATE]) > 0
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason='pip install "mrlm[wandb]"')
+def test_weights_and_biases_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
+    import json
+
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    rows = fit("wandb", tmp_path)
+    (file,) = (tmp_path / "runs/wandb").glob("offline-run-*/run-*.wandb")
+    store, found, config = DataStore(), dict[str, list[float]](), dict[str, object]()
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record.FromString(data)
+        for item in record.history.item:
+            found.setdefault("/".join(item.nested_key) or item.key, []).append(json.loads(item.value_json))
+        for update in (record.config, record.run.config):
+            config |= {item.key: json.loads(item.value_json) for item in update.update}
+    wanted = last_values(rows)
+    assert {name: found[name][-1] for name in wanted} == pytest.approx(wanted)
+    assert found["trainer/global_step"] == [0, 1, 2]
+    assert config["model"]["init_args"]["policies"]["main"]["learning_rate"] > 0  # type: ignore[index]

@@ -1,0 +1,133 @@
+"""The model card of an exported policy, and its publication on a hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from mrlm_pl.runs.model_card import model_card, write_cards
+from tests.support.documents import ROOT
+from tests.support.fake_hub import TOKEN, fake_hub
+from tests.support.recorded_runs import write_run
+
+POLICIES = {"solver": {"model": "owner/base", "learning_rate": 1e-4, "served_by": None}, "critic": {"model": "."}}
+DATA = {
+    "environment": {"class_path": "mrlm_environments.MathEnvironment", "init_args": {"api_key": "sesame"}},
+    "groups": 4,
+    "workers": 3,
+}
+CONFIGURATION = {
+    "seed_everything": 0,
+    "model": {"class_path": "mrlm_pl.MAGRPO", "init_args": {"policies": POLICIES, "gamma": 0.5}},
+    "data": {"class_path": "RolloutDataModule", "init_args": DATA},
+}
+
+
+def evaluated(reward: float) -> dict[str, Any]:
+    measured = {"mean_reward": reward, "ci95": [reward - 0.1, reward + 0.1], "accuracy": 0.5, "accuracy_ci95": None}
+    return {"math": {"split": "test", "episodes": 64, **measured}}
+
+
+def recorded(folder: Path, configuration: Mapping[str, Any] = CONFIGURATION, *policies: str) -> Path:
+    run = write_run(folder, [], configuration)
+    for name in policies or POLICIES:
+        (run / "policies" / name).mkdir(parents=True)
+        (run / "policies" / name / "config.json").write_text("{}")
+        (run / "policies" / name / "model.safetensors").write_bytes(1000 * b"w")
+    return run
+
+
+def test_it_has_the_run_the_settings_the_evaluation_and_the_versions(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "team")
+    for moment, reward in (("before", 0.25), ("after", 0.75)):
+        (run / f"evaluation_{moment}.json").write_text(json.dumps(evaluated(reward)))
+    text = model_card(run / "policies" / "solver", {"mrlm": "1.2.3"})
+    card = ModelCard(text)
+    assert (card.data.license, card.data.base_model, card.data.library_name) == (
+        "unknown",
+        "owner/base",
+        "transformers",
+    )
+    assert card.data.tags == ["mrlm", "reinforcement-learning", "magrpo"]
+    for line in (
+        "| run | `team`, 0 iterations |",
+        "| environment | `MathEnvironment` |",
+        "| math | before | test | 64 | 0.250 [0.150, 0.350] | 0.500 |",
+        "| math | after | test | 64 | 0.750 [0.650, 0.850] | 0.500 |",
+        "mrlm 1.2.3",
+    ):
+        assert line in text.splitlines(), line
+    settings = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    assert settings["model"] == {
+        "policies": {"solver": {"model": "owner/base", "learning_rate": 1e-4}, "critic": {"model": "."}},
+        "gamma": 0.5,
+    }
+    assert settings["data"] == {"environment": {"class_path": "mrlm_environments.MathEnvironment"}, "groups": 4}
+    assert ModelCard(model_card(run / "policies" / "critic", {})).data.base_model is None, "a folder is no hub id"
+
+
+def test_a_run_without_settings_or_evaluation_says_so(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "script", {}, "main")
+    (run / "config.yaml").unlink()
+    write_cards(run)
+    text = (run / "policies/main/README.md").read_text()
+    assert "The run recorded no settings." in text
+    assert "The run has no held-out evaluation." in text
+    assert f"python {sys.version.split()[0]}, mrlm " in text
+
+
+def push(*words: str, url: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+    # The fake hub takes weights by git LFS, which Xet replaces on the real one.
+    hub = {"HF_ENDPOINT": url, "HF_TOKEN": token, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HOME": "hf"}
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "push", *words]
+    search = os.pathsep.join(str(ROOT / part) for part in ("", "environments", "callbacks"))
+    environment = {**os.environ, **hub, "PYTHONPATH": search}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_uploads_a_policy_with_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded(tmp_path / "team")
+    with fake_hub() as hub:
+        done = push("team", "--repo", "me/solver", "--policy", "solver", "--private", "--license", "mit", url=hub.url)
+        assert (done.returncode, done.stdout) == (0, f"{hub.url}/me/solver\n"), done.stderr
+        refused = push("team", "--repo", "me/solver", "--policy", "solver", url=hub.url, token="hf_wrong")
+    assert [(item["organization"], item["name"], item["visibility"]) for item in hub.created] == [
+        ("me", "solver", "private")
+    ]
+    found = {path: content for (repository, path), content in hub.files.items() if repository == "me/solver"}
+    assert set(found) == {"README.md", "config.json", "model.safetensors"}
+    assert found["model.safetensors"] == 1000 * b"w"
+    card = ModelCard(found["README.md"].decode())
+    assert card.data.license == "mit"
+    assert found["README.md"] == Path("team/policies/solver/README.md").read_bytes()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("mrlm: error: the hub does not take 'team/policies/solver' as 'me/solver': ")
+    assert "`hf auth login` or HF_TOKEN" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("team", "--repo", "me/a"),
+            "'team' has the policies critic, solver; name one: `--policy critic`",
+        ),
+        (("team", "--repo", "me/a", "--policy", "solvr"), "no exported policy 'solvr'; did you mean 'solver'?"),
+        (("taem", "--repo", "me/a"), "run: there is no folder 'taem'"),
+        (("team", "--repo", "a/b/c", "--policy", "solver"), "repo: 'a/b/c' is no repository, such as USER/NAME"),
+    ],
+)
+def test_a_mistake_is_named_before_the_hub_is_asked(words: tuple[str, ...], message: str, mrlm: Any) -> None:
+    recorded(Path("team"))
+    status, _, err = mrlm("push", *words)
+    assert (status, message in err) == (2, True), err
