@@ -181,7 +181,8 @@ class Turn:
 class Trajectory:
     """The tokens of one agent in an episode.
 
-    An agent has several trajectories only if its chat template rewrites history; each then stands alone.
+    An agent has several trajectories only if its chat template rewrites history, or if a program that calls it does not
+    extend its conversation; each then stands alone.
 
     Args:
         agent: the agent.
@@ -253,7 +254,8 @@ class Episode:
         agents: all agents of the environment, including those that never acted; empty if unknown.
         error: the failure that ended it, or None. Failed episodes are counted and never enter the loss.
         attempts: how often it was started.
-        row_restarts: how often a chat template rewrote history, so that a new trajectory began.
+        row_restarts: how often a chat template, or a program that makes the calls, rewrote history, so that a new
+            trajectory began.
         timings: seconds by phase (``generate``, ``environment``). No computation reads them.
         origin: where it branches from another episode; None for an ordinary one.
         excluded: the reason for which the learner does not train on it: ``greedy`` (a baseline), ``replaced`` (another

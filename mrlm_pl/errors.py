@@ -61,6 +61,10 @@ class RemoteError(MRLMError):
     """A server could not be reached, refused a request, or violated the protocol."""
 
 
+class ProgramError(MRLMError):
+    """The program of an episode crashed, hung, or ended without a reward."""
+
+
 SYNONYMS = {
     "beta": "kl",
     "discount": "gamma",

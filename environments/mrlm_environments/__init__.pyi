@@ -16,6 +16,7 @@ from .games.kuhn_poker import KuhnPoker as KuhnPoker
 from .games.length_ratio import LengthRatioGame as LengthRatioGame
 from .games.tic_tac_toe import TicTacToe as TicTacToe
 from .games.word_emission import WordEmission as WordEmission
+from .harness.environment import HarnessEnvironment as HarnessEnvironment
 from .math.environment import MathEnvironment as MathEnvironment
 from .question.environment import QuestionEnvironment as QuestionEnvironment
 from .question.environment import Reward as Reward

@@ -22,6 +22,10 @@ COMMANDS = {
     "eval": ("mrlm_pl.cli.commands.evaluate:run", "score a run or a model on an environment"),
     "arena": ("mrlm_pl.cli.commands.evaluate:arena_run", "play runs against each other in every seating, with Elo"),
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
+    "gateway": (
+        "mrlm_pl.cli.commands.collect:gateway_run",
+        "serve policies to the agents of programs behind an OpenAI-compatible endpoint",
+    ),
     "replay": ("mrlm_pl.cli.commands.replay:replay_run", "play the episodes of a run again and compare them"),
     "rescore": ("mrlm_pl.cli.commands.replay:rescore_run", "play the episodes of a run again with other rewards"),
     "recredit": ("mrlm_pl.cli.commands.recredit:run", "credit the episodes of a run with another algorithm"),
@@ -48,7 +52,7 @@ TRAINING = ("fit", "train", "validate", "test", "predict")
 """Commands with a trainer; their configuration is checked before torch is imported."""
 
 INTERRUPTED = {
-    "collect": "; the written episodes are kept; continue with",
+    **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
     **dict.fromkeys(("eval", "arena"), "; nothing was written; start again with"),
     "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
@@ -108,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
-        elif command in ("eval", "collect", "replay", "rescore", "whatif", "check-env", "serve"):
+        elif command in ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve"):
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments[1:])

@@ -235,6 +235,13 @@ class ChatFormat:
         """Return the text of ``token_ids`` without special tokens."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def tokens_until(self, token_ids: Sequence[int], stops: Sequence[str]) -> int:
+        """Return how many tokens it takes until one of the texts is complete; all if none occurs."""
+        if not any(stop in self.decode(token_ids) for stop in stops):
+            return len(token_ids)
+        counts = range(1, len(token_ids) + 1)
+        return next(count for count in counts if any(stop in self.decode(token_ids[:count]) for stop in stops))
+
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:
         """The template's tokens after an assistant message."""
@@ -266,14 +273,43 @@ class ChatFormat:
         return tuple(dict.fromkeys((self.end_id, self.tokenizer.eos_token_id, *self._extra_stop_ids)))
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A place in a row at which a conversation can continue: after a prompt, or after a sampled turn.
+
+    Args:
+        messages: number of the row's messages up to there.
+        tokens: number of its tokens.
+        sampled: True after a sampled turn.
+    """
+
+    messages: int
+    tokens: int
+    sampled: bool
+
+    def leads_to(self, history: Sequence[Message], row: Row) -> bool:
+        """Return whether a prompt begins with the row's messages up to here; a retry has no others."""
+        fits = self.messages < len(history) if self.sampled else self.messages == len(history)
+        return fits and row.messages[: self.messages] == history[: self.messages]
+
+
 @dataclass
 class Row:
-    """A token row under construction: T ids, True at sampled ones, and their log-probabilities."""
+    """A token row under construction: T ids, True at sampled ones, and their log-probabilities.
+
+    Attributes:
+        tools: schemas that its prompts describe.
+        prompt: text of the last prompt.
+        marks: where a conversation can continue.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     action_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    tools: tuple[dict[str, Any], ...] = ()
+    prompt: str = ""
+    marks: list[Mark] = field(default_factory=list)
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
         """Append observed tokens, or, with ``logprobs``, sampled ones."""
@@ -283,53 +319,106 @@ class Row:
 
     def fork(self) -> Row:
         """Return an independent copy."""
-        return Row(list(self.token_ids), list(self.action_mask), list(self.logprobs), self.messages)
+        tokens = list(self.token_ids), list(self.action_mask), list(self.logprobs)
+        return Row(*tokens, self.messages, self.tools, self.prompt, list(self.marks))
+
+    def mark(self, sampled: bool) -> None:
+        """Note that a conversation can continue here."""
+        self.marks.append(Mark(len(self.messages), len(self.token_ids), sampled))
+
+    def branch(self, mark: Mark) -> Row:
+        """Return a row with the tokens up to a mark; none of them counts as sampled again."""
+        made = Row(messages=self.messages[: mark.messages], tools=self.tools)
+        made.extend(self.token_ids[: mark.tokens])
+        made.marks = self.marks[: self.marks.index(mark) + 1]
+        return made
 
 
 class Conversation:
-    """One agent's dialogue as token rows: :meth:`observe` and :meth:`act` alternate.
+    """One agent's dialogue as token rows: :meth:`observe` or :meth:`resume`, and :meth:`act` alternate.
 
     Attributes:
-        rows: token rows; several only if the template rewrote history.
+        rows: token rows; several only if the template rewrote history, or whole prompts did not extend one row.
+        place: number of the current row.
     """
 
     def __init__(self, chat: ChatFormat, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.chat, self.tools = chat, tuple(tools)
-        self.rows: list[Row] = [Row()]
-        self._prompt_text = ""
+        self.rows: list[Row] = [Row(tools=self.tools)]
+        self.place = 0
 
     @property
     def row(self) -> Row:
         """The current row."""
-        return self.rows[-1]
+        return self.rows[self.place]
 
     def fork(self) -> Conversation:
         """Return an independent copy of the conversation."""
         copied = Conversation(self.chat, self.tools)
-        copied.rows = [row.fork() for row in self.rows]
-        copied._prompt_text = self._prompt_text
+        copied.rows, copied.place = [row.fork() for row in self.rows], self.place
         return copied
 
     def observe(self, messages: Sequence[Message]) -> None:
         """Append new messages and the template's generation prompt."""
-        if self.tools and not self.row.messages and not self.chat.describes_tools(self.tools):
-            first = messages[0]
-            messages = [Message(first.role, f"{described(self.tools)}\n\n{first.content}"), *messages[1:]]
-        history = [*self.row.messages, *messages]
+        if not self.row.messages:
+            messages = self._introduced(messages)
+        self._extend([*self.row.messages, *messages], len(messages))
+
+    def resume(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """Continue the row that a whole prompt extends, else begin one; no sampled token is encoded again.
+
+        Args:
+            messages: the prompt.
+            tools: that it describes; a row has the same ones throughout.
+        """
+        self.tools = tuple(tools)
+        history = self._introduced(messages)
+        rows = [(place, row) for place, row in enumerate(self.rows) if row.tools == self.tools]
+        found = [(mark, place) for place, row in rows for mark in row.marks if mark.leads_to(history, row)]
+        if not found:
+            if self.row.token_ids:
+                self._begin(Row(tools=self.tools))
+            self.row.tools = self.tools
+            self._extend(history, len(history))
+            return
+        mark, self.place = max(found, key=lambda at: (at[0].tokens, at[0] is self.rows[at[1]].marks[-1]))
+        if mark is not self.row.marks[-1]:
+            self._begin(self.row.branch(mark))
+            asked = history[: mark.messages - mark.sampled]
+            self.row.prompt = self.chat.render(asked, self.tools, generation_prompt=True)
+        if mark.sampled:
+            self._extend(history, len(history) - mark.messages)
+
+    def _introduced(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the first messages of a row, with the tools where the template does not describe them."""
+        if not self.tools or self.chat.describes_tools(self.tools):
+            return [*messages]
+        first = messages[0]
+        return [Message(first.role, f"{described(self.tools)}\n\n{first.content}"), *messages[1:]]
+
+    def _begin(self, row: Row) -> None:
+        self.place = len(self.rows)
+        self.rows.append(row)
+
+    def _extend(self, history: list[Message], new: int) -> None:
+        """Append the tokens of a prompt, whose last ``new`` messages the row does not have yet."""
         prompt = self.chat.render(history, self.tools, generation_prompt=True)
         if not self.row.token_ids:
             self.row.extend(self.chat.encode(prompt))
         else:
-            suffix = self._suffix(history, prompt, len(messages))
+            suffix = self._suffix(history, prompt, new)
             if suffix is None:
-                self.rows.append(Row())
+                if any(self.row.action_mask):
+                    self._begin(Row(tools=self.tools))
+                else:  # a branch without turns of its own
+                    self.rows[self.place] = Row(tools=self.tools)
                 self.row.extend(self.chat.encode(prompt))
             else:
                 ids = self.chat.encode(suffix)
                 # A sampled turn usually ends with the template's next token.
                 self.row.extend(ids[1:] if ids and ids[0] == self.row.token_ids[-1] else ids)
-        self.row.messages = history
-        self._prompt_text = prompt
+        self.row.messages, self.row.prompt = history, prompt
+        self.row.mark(sampled=False)
 
     def act(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> Message:
         """Append a sampled turn and return it as the assistant's message, without the stop token.
@@ -339,6 +428,7 @@ class Conversation:
         self.row.extend(token_ids, logprobs)
         message = self.chat.heard(token_ids, self.tools)
         self.row.messages = [*self.row.messages, message]
+        self.row.mark(sampled=True)
         return message
 
     def demonstrate(self, text: str, *, ends: bool = True) -> None:
@@ -356,7 +446,7 @@ class Conversation:
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]
         head, _, suffix = self.chat.render(marked, self.tools, generation_prompt=True).partition(_SENTINEL)
-        unchanged = head.rstrip() == self._prompt_text.rstrip() and prompt.startswith(head) and prompt.endswith(suffix)
+        unchanged = head.rstrip() == self.row.prompt.rstrip() and prompt.startswith(head) and prompt.endswith(suffix)
         if not unchanged or prompt[len(head) : len(prompt) - len(suffix)].strip() != spoken.strip():
             return None
         return suffix

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from mrlm_pl.engines.base import Sample, SampleRequest, Sampling
 from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.environment.contract import TurnOrder
+from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
@@ -144,7 +145,10 @@ class Play:
             if agent not in self.conversations:
                 tools = [tool.to_chat() for tool in self.environment.tools(agent)]
                 self.conversations[agent] = Conversation(seats[agent].chat, tools)
-            self.conversations[agent].observe(messages)
+            if isinstance(messages, Prompt):
+                self.conversations[agent].resume(messages, [tool.to_chat() for tool in messages.tools])
+            else:
+                self.conversations[agent].observe(messages)
 
     def request(self, agent: str, seat: Seat, *branch: int | str, session: str = "") -> SampleRequest:
         """Return the request for an agent's next decision; ``branch`` is part of the key of its seed.
@@ -153,20 +157,30 @@ class Play:
         """
         seed, crossed = self.spec.seed, seat.cross_policy
         snapshot = None if crossed is None else crossed.drawn(seed, agent, self.steps, *branch)
+        sampling, prompt = seat.sampling, self.observed[agent]
+        if isinstance(prompt, Prompt) and prompt.max_tokens is not None:
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, prompt.max_tokens))
         return SampleRequest(
             token_ids=tuple(self.conversations[agent].row.token_ids),
             policy=seat.policy if snapshot is None else slot_name(seat.policy, snapshot),
             seed=derive_seed("turn", seed, agent, self.steps, *branch),
-            sampling=seat.sampling,
+            sampling=sampling,
             stop_ids=seat.chat.stop_ids,
             session=session,
         )
 
     def record(self, agent: str, decision: Decision) -> None:
         """Record the decision of an agent."""
-        conversation = self.conversations[agent]
+        conversation, prompt = self.conversations[agent], self.observed[agent]
         sample, start = decision.sample, len(conversation.row.token_ids)
-        self.actions[agent] = conversation.act(sample.token_ids, sample.logprobs)
+        if isinstance(prompt, Prompt) and prompt.stop:
+            sample = _beginning(sample, conversation.chat.tokens_until(sample.token_ids, prompt.stop))
+        action = conversation.act(sample.token_ids, sample.logprobs)
+        if isinstance(prompt, Prompt):
+            action = Reply(
+                **vars(action), finish_reason=sample.finish_reason, prompt_tokens=start, tokens=len(sample.token_ids)
+            )
+        self.actions[agent] = action
         turn = Turn(
             agent=agent,
             index=self.steps,
@@ -183,7 +197,7 @@ class Play:
             spans=sample.spans,
             scripted=decision.scripted,
         )
-        self.turns.append((len(conversation.rows) - 1, turn))
+        self.turns.append((conversation.place, turn))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""
@@ -259,3 +273,22 @@ class Play:
             )
             for number, row in enumerate(self.conversations[agent].rows)
         )
+
+
+def _beginning(sample: Sample, count: int) -> Sample:
+    """Return the first tokens of a sample, which a text in them has ended."""
+    if count == len(sample.token_ids):
+        return sample
+    spans, left = [], count
+    for span in sample.spans:
+        if left > 0:
+            spans.append(replace(span, tokens=min(left, span.tokens)))
+        left -= span.tokens
+    return replace(
+        sample,
+        token_ids=sample.token_ids[:count],
+        logprobs=sample.logprobs[:count],
+        finish_reason="stop",
+        version=min((span.version for span in spans), default=sample.version),
+        spans=tuple(spans) if len(spans) > 1 else (),
+    )

@@ -94,7 +94,7 @@ def collect(
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)
     made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
-    file = CollectionFile(output, _fingerprint([*made_by, arguments, asdict(sampling), distinct, *numbers]))
+    file = CollectionFile(output, fingerprint([*made_by, arguments, asdict(sampling), distinct, *numbers]))
     reason = ""
     with seated.player(sampling, max_turns, device) as player:
         chunk = CHUNK * len(distinct)
@@ -209,6 +209,6 @@ def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | No
     return [found[spec.id] for spec, _ in planned]
 
 
-def _fingerprint(given: Any) -> str:
+def fingerprint(given: Any) -> str:
     """Return a hash of everything that the episodes in the file depend on."""
     return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -73,6 +73,8 @@ class QuestionEnvironment(Environment):
 
     name = "question"
     forks = True
+    needs_reward = True
+    """True if there must be a reward function."""
 
     def __init__(
         self,
@@ -88,12 +90,16 @@ class QuestionEnvironment(Environment):
         bad_rows: BadRows = "skip",
     ) -> None:
         if isinstance(agents, str):
-            raise ConfigurationError(f"question: agents is {agents!r}; give a list, as in [{agents}]")
+            raise ConfigurationError(f"{self.name}: agents is {agents!r}; give a list, as in [{agents}]")
         self.agents, self.best, self.success_at = tuple(agents), gold, success_at
-        self.rewards = _by_name(rewards)
+        self.rewards = _by_name(self.name, rewards)
+        if self.needs_reward and not self.rewards:
+            raise ConfigurationError(
+                f"{self.name}: rewards is empty; give at least one function of the replies and the row"
+            )
         self.prompts = self._of_agents("prompt", prompt, prompts)
         self.system_prompts = self._of_agents("system_prompt", system_prompt, system_prompts)
-        self._asked = _fields(self.prompts.values())
+        self._asked = _fields(self.name, self.prompts.values())
         self._tasks = DataTasks(self.name, os.fspath(data) if isinstance(data, os.PathLike) else data, bad_rows)
         if type(self) is QuestionEnvironment and any(_is_async(reward.call) for reward in self.rewards.values()):
             self.__class__ = _Awaited  # a plain `step` runs in a thread, an async one on the event loop
@@ -105,7 +111,7 @@ class QuestionEnvironment(Environment):
             DataError: the data cannot be read, or a row lacks a field of a prompt or is not JSON.
             ConfigurationError: the split is unknown or empty.
         """
-        fields = sorted({*self._asked, *_fields([self.best])})
+        fields = sorted({*self._asked, *_fields(self.name, [self.best])})
         return self._tasks.rows(split, fields, self._identity, self._task_data)
 
     def identity(self, task: Task) -> str:
@@ -128,12 +134,16 @@ class QuestionEnvironment(Environment):
             values = in_daemon(lambda: asyncio.run(together(map(_awaited, values)))).result()
         return self._judged(values)
 
+    async def awaited(self, *arguments: Any) -> list[Any]:
+        """Return the values of the reward functions, which wait side by side."""
+        return await together(_called(reward.call, *arguments) for reward in self.rewards.values())
+
     def _of_agents(self, option: str, common: str, own: Mapping[str, str] | None) -> dict[str, str]:
         """Return an option's value for each agent."""
         if not self.agents or len(set(self.agents)) < len(self.agents) or not set(own or ()) <= set(self.agents):
             raise ConfigurationError(
-                f"question: agents is {list(self.agents)} and {option}s names {sorted(own or ())}; give each agent a "
-                "name of its own, and prompts to these"
+                f"{self.name}: agents is {list(self.agents)} and {option}s names {sorted(own or ())}; give each agent "
+                "a name of its own, and prompts to these"
             )
         return dict.fromkeys(self.agents, common) | dict(own or {})
 
@@ -174,12 +184,12 @@ class QuestionEnvironment(Environment):
                 for component, number in part.items():
                     if component in components[agent]:
                         raise EnvironmentContractError(
-                            f"question: the reward functions return the component {component!r} twice; rename one"
+                            f"{self.name}: the reward functions return the component {component!r} twice; rename one"
                         )
                     if not math.isfinite(number):
                         raise NonFiniteError(
-                            f"question: the reward {name!r} is {number!r} for the row {self._row!r:.200}; rewards must "
-                            "be finite; correct the function"
+                            f"{self.name}: the reward {name!r} is {number!r} for the row {self._row!r:.200}; rewards "
+                            "must be finite; correct the function"
                         )
                     components[agent][component] = reward.weight * number
         rewards = {agent: math.fsum(parts.values()) for agent, parts in components.items()}
@@ -199,8 +209,8 @@ class QuestionEnvironment(Environment):
             or not all(isinstance(component, str) for item in found.values() for component in item)
         ):
             raise EnvironmentContractError(
-                f"question: the reward {name!r} returned {value!r:.200}; return a number, numbers by name (a text), or "
-                f"a mapping from the agents {', '.join(self.agents)} to these"
+                f"{self.name}: the reward {name!r} returned {value!r:.200}; return a number, numbers by name (a text), "
+                f"or a mapping from the agents {', '.join(self.agents)} to these"
             )
         return {agent: {key: float(number) for key, number in item.items()} for agent, item in found.items()}
 
@@ -210,8 +220,7 @@ class _Awaited(QuestionEnvironment):
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Reward the replies; see :meth:`Environment.step`."""
-        calls = [_called(reward.call, *self._arguments(actions)) for reward in self.rewards.values()]
-        return self._judged(await together(calls))
+        return self._judged(await self.awaited(*self._arguments(actions)))
 
 
 async def _called(call: Callable[..., Any], replies: Any, row: dict[str, Any]) -> Any:
@@ -229,24 +238,22 @@ def _is_async(call: Any) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
-def _by_name(rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:
+def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:
     found: dict[str, Reward] = {}
     for given in rewards:
-        reward = Reward(given) if callable(given) else as_settings(Reward, given, "question: rewards")
+        reward = Reward(given) if callable(given) else as_settings(Reward, given, f"{owner}: rewards")
         name = reward.name or getattr(reward.call, "__name__", "reward").replace("<lambda>", "reward")
         if name in found or not callable(reward.call) or not math.isfinite(reward.weight):
             raise ConfigurationError(
-                f"question: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
+                f"{owner}: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
                 "give each a function, a finite weight and a name of its own, as in {call: PATH, weight: 0.1, name: N}"
             )
         if (form := _other_signature(reward.call)) is not None:
             raise ConfigurationError(
-                f"question: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
+                f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
                 "several agents the first is a mapping from agents to texts"
             )
         found[name] = reward
-    if not found:
-        raise ConfigurationError("question: rewards is empty; give at least one function of the replies and the row")
     return found
 
 
@@ -263,7 +270,7 @@ def _other_signature(call: Callable[..., Any]) -> inspect.Signature | None:
     return None
 
 
-def _fields(templates: Iterable[str]) -> list[str]:
+def _fields(owner: str, templates: Iterable[str]) -> list[str]:
     """Return the names of the fields in templates.
 
     Raises:
@@ -272,7 +279,7 @@ def _fields(templates: Iterable[str]) -> list[str]:
     try:
         parts = [part[1] for template in templates for part in Formatter().parse(template)]
     except ValueError as error:
-        raise ConfigurationError(f"question: a prompt is malformed: {error}; write {{{{ for a brace") from error
+        raise ConfigurationError(f"{owner}: a prompt is malformed: {error}; write {{{{ for a brace") from error
     return sorted({name.partition(".")[0].partition("[")[0] for name in parts if name is not None})
 
 

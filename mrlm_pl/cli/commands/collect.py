@@ -1,16 +1,20 @@
-"""``mrlm collect``: play episodes with a model and write them to a file."""
+"""``mrlm collect`` and ``mrlm gateway``: play episodes, or serve programs that play them, and write them to a file."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from jsonargparse.typing import NonNegativeFloat
+from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from mrlm_pl.cli.commands.evaluate import PLAYED, playing_parser, sampling_of
 from mrlm_pl.cli.parsing.environment_option import read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mrlm_pl.runs.collection import CollectionFile
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,9 +44,7 @@ def run(arguments: Sequence[str]) -> int:
         settings=read.environment_settings(),
         **{key: options[key] for key in PLAYED},
     )
-    failed = f", {file.failed} failed" if file.failed else ""
-    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `mrlm view {file.path}`")
-    return 0
+    return _told(file)
 
 
 def collect_parser() -> CommandParser:
@@ -56,3 +58,52 @@ def collect_parser() -> CommandParser:
     text = "Several temperatures, in place of --temperature: each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser
+
+
+def gateway_run(arguments: Sequence[str]) -> int:
+    """Serve until all episodes are played and return exit status 0.
+
+    Raises:
+        ConfigurationError: a mistake in the options, or the file holds something else.
+        RemoteError: the address cannot be used.
+    """
+    from mrlm_pl.runs.gateway import serve_gateway
+
+    parser = gateway_parser()
+    read = read_with_run(parser, arguments)
+    options = parser.instantiate(read.config)
+    file = serve_gateway(
+        options.model,
+        options.environment,
+        output=options.output,
+        listening=_tell,
+        at_once=options.at_once,
+        sampling=sampling_of(options, read.run.sampling),
+        name=read.name_of(options.environment),
+        settings=read.environment_settings(),
+        **{key: options[key] for key in PLAYED},
+    )
+    return _told(file)
+
+
+def gateway_parser() -> CommandParser:
+    """Return the parser of ``mrlm gateway``."""
+    text = "Serve a run or a model to programs that post to /episodes, and write their episodes to a file."
+    parser = playing_parser("gateway", text, episodes=100, split="train", source="the run's training")
+    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
+    parser.add_argument("--at_once", type=PositiveInt, default=64, help="Most episodes at the same time.")
+    return parser
+
+
+def _tell(address: str) -> None:
+    print(
+        f"mrlm: the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _told(file: CollectionFile) -> int:
+    failed = f", {file.failed} failed" if file.failed else ""
+    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `mrlm view {file.path}`")
+    return 0

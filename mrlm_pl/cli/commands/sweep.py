@@ -23,7 +23,7 @@ from mrlm_pl.cli.parsing.grid import Cell, cells
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.state import STATE, Training, in_training, state_of
-from mrlm_pl.sandbox.wall.kernel import PR_SET_PDEATHSIG
+from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import compare_seeds
@@ -148,7 +148,7 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
                 member = waiting.pop(0)
                 with _log(logs, member).open("ab") as output:
                     running[member] = subprocess.Popen(
-                        [*_ending_with_parent(), *COMMAND, *member.words, *member.own],
+                        [*ending_with_parent(signal.SIGTERM), *COMMAND, *member.words, *member.own],
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
@@ -270,20 +270,6 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
     found = replace(found, notes=[*found.notes, *notes])
     print(found.markdown(), end="")
     write(found, [options.output / "report.md", options.output / "curves.csv"])
-
-
-def _ending_with_parent() -> tuple[str, ...]:
-    """Return the start of a command whose process the system ends with SIGTERM when this one dies; only Linux does.
-
-    A program of its own sets this: code between fork and exec is not safe in a process with threads.
-    """
-    if sys.platform != "linux":
-        return ()
-    program = (
-        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
-        f"os.getppid() == {os.getpid()} and os.execvp(sys.argv[1], sys.argv[1:])"
-    )
-    return (sys.executable, "-I", "-S", "-c", program)
 
 
 def _log(logs: Path, member: Member) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import struct
+import sys
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
@@ -55,6 +57,20 @@ def prctl(option: int, value: int = 0, pointer: Any = None) -> None:
     """Set an attribute of this process."""
     extra = ctypes.c_ulong(0) if pointer is None else pointer
     checked(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), extra, 0, 0), f"prctl {option}")
+
+
+def ending_with_parent(number: signal.Signals) -> tuple[str, ...]:
+    """Return the start of a command whose process receives a signal when this thread dies; empty except on Linux.
+
+    A program of its own sets this: code between fork and exec is not safe in a process with threads.
+    """
+    if sys.platform != "linux":
+        return ()
+    program = (
+        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(number)}); "
+        f"os.getppid() == {os.getpid()} and os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return (sys.executable, "-I", "-S", "-c", program)
 
 
 def unshare(flags: int) -> None:

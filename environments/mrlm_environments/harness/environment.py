@@ -1,0 +1,194 @@
+"""A user's program with one agent or several, played as an environment through an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mrlm_environments.question.environment import QuestionEnvironment, Reward
+from mrlm_pl.concurrency.event_loop import END_SECONDS
+from mrlm_pl.environment import Message, Observations, Step, Task
+from mrlm_pl.environment.prompts import Prompt
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, ProgramError
+from mrlm_pl.serving.gateway.programs import run_command, run_function
+from mrlm_pl.serving.gateway.session import COUNTS, Limits, Session
+from mrlm_pl.settings import at_least, positive
+
+
+class HarnessEnvironment(QuestionEnvironment):
+    """Runs a program for each row of a data set; its calls of OpenAI's API are the turns of its agents.
+
+    The program finds the endpoint and its key in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, which OpenAI's client
+    reads. The name of the model chooses the agent of a call, or the key does: ``KEY.AGENT``. Each call is a turn
+    sampled by the run's engine with the run's sampling. Several agents may call at once; calls of one agent are
+    answered one after another.
+
+    The episode ends with the program. Its rewards are those of ``rewards``, called with the program's output and the
+    row; those posted to ``$MRLM_EPISODE_URL/reward`` as JSON by agent, at any time, for each agent's latest turn; and
+    without ``rewards`` the value of a ``function``. Agents that made no call are left out. A program that fails,
+    hangs, or ends without a reward is a failed episode, never a reward of 0.
+
+    Args:
+        data: rows; see :class:`QuestionEnvironment`.
+        command: the program and its arguments, with fields of the row in braces; the row is also on its standard input.
+        function: in place of a command: a function, which may be ``async``, of the row and an
+            :class:`~mrlm_pl.serving.gateway.programs.Endpoint`. Without both, programs that were started elsewhere post
+            to ``/episodes``.
+        rewards: functions of the output and the row; see :class:`QuestionEnvironment`.
+        agents: who may call.
+        max_calls: most calls of an episode; further ones are refused.
+        max_tokens: sampled tokens of an episode after which calls are refused; None has no bound.
+        lease_seconds: longest time between two calls, or until the end, before the episode fails.
+        ignore: parameters of calls, such as ``temperature``, that are accepted without an effect; other parameters that
+            the run's sampling decides are refused.
+        success_at: see :class:`QuestionEnvironment`.
+        host: address of the endpoint.
+        port: of the endpoint; 0 is a free one.
+        bad_rows: see :class:`QuestionEnvironment`.
+
+    Raises:
+        ConfigurationError: a command and a function are given, or a number is out of range; see
+            :class:`QuestionEnvironment`.
+    """
+
+    name = "harness"
+    forks = False
+    needs_reward = False
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | dict[str, Any] | list[dict[str, Any]],
+        command: list[str] | None = None,
+        function: Callable[..., Any] | None = None,
+        rewards: list[Reward | Callable[..., Any]] | None = None,
+        agents: Sequence[str] = ("agent",),
+        max_calls: int = 64,
+        max_tokens: int | None = None,
+        lease_seconds: float = 50.0,
+        ignore: Sequence[str] = (),
+        success_at: float | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        self._returns = function is not None and rewards is None
+        if self._returns:
+            rewards = [Reward(_returned, name="reward")]
+        super().__init__(data, rewards or [], prompt="", agents=agents, success_at=success_at, bad_rows=bad_rows)
+        if isinstance(command, str) or isinstance(ignore, str) or (command is not None and function is not None):
+            raise ConfigurationError(
+                f"harness: command is {command!r}, function is {function!r}, ignore is {ignore!r}; give a list of "
+                "words as the command or a function, not both, and a list to ignore"
+            )
+        at_least(1, "harness: ", max_calls=max_calls, max_tokens=max_tokens)
+        positive("harness: ", lease_seconds=lease_seconds)
+        # Not at the head: gRPC and aiohttp take a quarter of a second, also where other environments are used.
+        from mrlm_pl.serving.gateway.server import Gateway
+        from mrlm_pl.serving.transport.security import is_loopback, read_token
+
+        elsewhere = command is None and function is None
+        if elsewhere and not is_loopback(host) and read_token(None) is None:
+            raise ConfigurationError(
+                f"harness: host {host!r} can be reached from other machines, where anyone could open episodes; set "
+                "MRLM_TOKEN, which programs then send as the key of `POST /episodes`"
+            )
+        self.command, self.function = command, function
+        self.limits, self.ignore = Limits(max_calls, max_tokens, lease_seconds), tuple(ignore)
+        self.gateway = Gateway(host, port, programs=not elsewhere)
+        self._session: Session | None = None
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override]
+        """Start the program and wait for its first calls; see :meth:`Environment.reset`.
+
+        Raises:
+            ProgramError: it cannot be started, fails, hangs, or ends without a call.
+        """
+        await self._leave()
+        self._row = task.data
+        session = self._session = self.gateway.add(lambda: Session(self.agents, self.limits, task.data, self.ignore))
+        await self.gateway.run(self._started(session))
+        if prompts := await self.gateway.run(session.next()):
+            return prompts
+        raise ProgramError("the program ended without a call; point its client at OPENAI_BASE_URL")
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        """Answer the calls that wait and wait for the next ones; see :meth:`Environment.step`.
+
+        Raises:
+            ProgramError: the program fails, hangs, or ends without a reward.
+        """
+        session = self._session
+        if session is None:
+            raise EnvironmentContractError("harness: step was called without an episode; call reset first")
+        prompts = await self.gateway.run(_after(session, actions))
+        posted = session.take_rewards()
+        if prompts:
+            sums = {agent: math.fsum(parts.values()) for agent, parts in posted.items()}
+            return Step(prompts, sums, posted)
+        self._session = None
+        await self.gateway.run(self.gateway.remove(session))
+        return await self._scored(session, posted)
+
+    def close(self) -> None:
+        """Stop the program, and the endpoint with the last one; see :meth:`Environment.close`."""
+        session, self._session = self._session, None
+        if session is not None:
+            self.gateway.submit(self.gateway.remove(session)).result(2 * END_SECONDS)
+        self.gateway.rest()
+
+    async def _started(self, session: Session) -> None:
+        """Start the program of an episode; on the gateway's event loop."""
+        endpoint = self.gateway.endpoint(session)
+        if self.command is not None:
+            session.program = asyncio.ensure_future(run_command(self.command, session.row, endpoint))
+        elif self.function is not None:
+            session.program = asyncio.ensure_future(run_function(self.function, session.row, endpoint))
+        else:
+            await self.gateway.give(session)
+            return
+        session.started = True
+
+    async def _leave(self) -> None:
+        """End the episode that was not played to its end."""
+        session, self._session = self._session, None
+        if session is not None:
+            await self.gateway.run(self.gateway.remove(session))
+
+    async def _scored(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
+        """Return the last step, from the reward functions and the rewards posted since the step before."""
+        output = session.program.result()
+        if self.rewards and not (self._returns and output is None):
+            found = self._judged(await self.awaited(output, copy.deepcopy(dict(self._row))))
+        elif session.rewarded:
+            found = Step(done=True, stop_reason="ended")
+        else:
+            raise ProgramError(
+                "the program ended without a reward; post it to $MRLM_EPISODE_URL/reward, return it from the "
+                "function, or give the environment `rewards`"
+            )
+        components = {agent: dict(found.components.get(agent, {})) for agent in self.agents if agent in session.acted}
+        for agent, parts in posted.items():
+            for name, value in parts.items():
+                components[agent][name] = components[agent].get(name, 0.0) + value
+        return Step(
+            rewards={agent: math.fsum(parts.values()) for agent, parts in components.items()},
+            components=components,
+            done=True,
+            stop_reason="ended",
+            success=found.success,
+            metrics={name: float(session.counts[name]) for name in COUNTS},
+        )
+
+
+def _returned(output: Any, row: Mapping[str, Any]) -> Any:
+    return output
+
+
+async def _after(session: Session, actions: Mapping[str, Message]) -> dict[str, Prompt]:
+    session.answer(actions)
+    return await session.next()

@@ -1,0 +1,60 @@
+"""Whole conversations as observations, for environments whose conversations are kept elsewhere, and replies to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from mrlm_pl.environment.contract import ToolSchema
+from mrlm_pl.episode import Message
+
+
+@dataclass(frozen=True)
+class Prompt(Sequence[Message]):
+    """An observation that is the whole conversation, in place of new messages.
+
+    It continues the agent's trajectory whose messages it extends. One that leaves a trajectory earlier, such as a
+    retry, begins another trajectory with the same tokens up to there; any other begins an empty one.
+
+    Args:
+        messages: the conversation, replies of the agent included as it received them from the player.
+        tools: that the agent may call in this decision.
+        max_tokens: most tokens of the reply, if fewer than the sampling's.
+        stop: texts after which the reply ends; the token that completes one is its last.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self.messages[index]
+
+
+@dataclass(frozen=True)
+class Reply(Message):
+    """The reply to a :class:`Prompt`.
+
+    Args:
+        finish_reason: ``stop`` or ``length``.
+        prompt_tokens: tokens of the conversation before it.
+        tokens: sampled tokens.
+    """
+
+    finish_reason: str = "stop"
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+    @property
+    def message(self) -> Message:
+        """The reply as it is in a conversation."""
+        return Message(self.role, self.content, self.tool_calls, self.tool_call_id, self.name)

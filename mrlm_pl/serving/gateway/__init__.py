@@ -1,0 +1,1 @@
+"""Programs that call their models over OpenAI's protocol: the endpoint, the episodes behind it, and the programs."""

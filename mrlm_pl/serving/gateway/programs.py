@@ -1,0 +1,116 @@
+"""Programs of users, each with a life of one episode."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+from mrlm_pl.concurrency.calls import in_daemon
+from mrlm_pl.errors import ProgramError
+from mrlm_pl.sandbox.wall.kernel import ending_with_parent
+
+OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
+"""Ends of the output and of the error output of a program that are read."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The addresses and the key with which a program makes the calls of an episode.
+
+    Args:
+        base_url: of the OpenAI client.
+        key: of the whole episode: the name of the model chooses the agent.
+        url: of the episode, to which ``/reward`` is posted.
+    """
+
+    base_url: str
+    key: str
+    url: str
+
+    def agent_key(self, agent: str) -> str:
+        """Return the key of one agent, whatever model its calls name."""
+        return f"{self.key}.{agent}"
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of a program."""
+        host = self.url.partition("://")[2].partition(":")[0]
+        direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), host)))
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.key,
+            "MRLM_EPISODE_URL": self.url,
+            "NO_PROXY": direct,
+            "no_proxy": direct,
+        }
+
+
+async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: Endpoint) -> str:
+    """Run a command to its end and return its output.
+
+    It begins a process group, which is killed at the end and when this coroutine is cancelled.
+
+    Args:
+        command: with fields of the row in braces.
+        row: of the data, which the program also receives as JSON on its standard input.
+        endpoint: of its calls.
+
+    Raises:
+        ProgramError: it does not exist, or fails; the message has the end of its error output.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given.write(json.dumps(row).encode())
+        given.seek(0)
+        words = [word.format_map(row) for word in command]
+        if shutil.which(words[0]) is None:
+            raise ProgramError(f"there is no program {words[0]!r}; name one on PATH, or its whole path")
+        process = await asyncio.create_subprocess_exec(
+            *ending_with_parent(signal.SIGKILL),
+            *words,
+            stdin=given,
+            stdout=output,
+            stderr=errors,
+            env=os.environ | endpoint.variables(),
+            start_new_session=True,
+        )
+        try:
+            status = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(process.wait())
+        if status:
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            text = _end(errors, ERROR_BYTES).strip() or "no error output"
+            raise ProgramError(f"the program {words[0]!r} ended with {how}: {text}")
+        return _end(output, OUTPUT_BYTES)
+
+
+async def run_function(function: Callable[..., Any], row: Mapping[str, Any], endpoint: Endpoint) -> Any:
+    """Return the value of a function of the row and the endpoint: a coroutine here, a plain one in a daemon thread.
+
+    Raises:
+        ProgramError: it raises.
+    """
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await function(dict(row), endpoint)
+        return await asyncio.wrap_future(in_daemon(partial(function, dict(row), endpoint)))
+    except Exception as error:  # of the user's
+        name = getattr(function, "__name__", repr(function))
+        raise ProgramError(f"the function {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def _end(file: IO[bytes], most: int) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - most))
+    return file.read().decode(errors="replace")

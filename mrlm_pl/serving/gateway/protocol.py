@@ -1,0 +1,367 @@
+"""OpenAI's protocol: requests as calls, replies as JSON or server-sent events, and errors in its form.
+
+Covers ``/v1/chat/completions`` and ``/v1/responses``. Every parameter is served, has no effect on the reply, has the
+protocol's default value, or is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mrlm_pl.environment.contract import ToolSchema
+from mrlm_pl.environment.prompts import Prompt, Reply
+from mrlm_pl.environment.tools import requested_calls
+from mrlm_pl.episode import ROLES, Message, ToolCall
+
+MOST_REPLIES = 16
+"""Largest ``n`` of a call."""
+
+_NO_EFFECT = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("include", "stream_options"),
+}
+_DEFAULTS: Mapping[str, Any] = {
+    "temperature": 1,
+    "top_p": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "text": {"format": {"type": "text"}},
+    "truncation": "disabled",
+    "background": False,
+    "reasoning": {},
+    "modalities": ["text"],
+}
+_SERVED: Mapping[str, set[str]] = {
+    "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream"},
+    "responses": {"model", "input", "instructions", "tools", "max_output_tokens", "stream"},
+}
+_ROLES = {"developer": "system"}
+_TEXT = ("text", "input_text", "output_text", "refusal")
+
+
+class ProtocolError(Exception):
+    """A refused call, answered in the protocol's form.
+
+    Args:
+        status: of HTTP.
+        code: short word for programs.
+        message: the fault and the remedy.
+        param: the parameter at fault.
+    """
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        """Return the error as the protocol has it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass
+class Call:
+    """A request for one reply or several.
+
+    Args:
+        form: of the request and its reply.
+        model: as the request names it.
+        prompt: the conversation.
+        count: number of replies.
+        stream: answer with events.
+        usage: end a stream with the number of tokens.
+    """
+
+    form: Literal["chat", "responses"]
+    model: str
+    prompt: Prompt
+    count: int = 1
+    stream: bool = False
+    usage: bool = False
+    replies: list[Reply] = field(default_factory=list)
+
+
+def read_call(form: Literal["chat", "responses"], body: Any, ignore: Sequence[str]) -> Call:
+    """Return the call that a request's JSON makes.
+
+    Args:
+        form: of the request.
+        body: the JSON.
+        ignore: parameters that are accepted without an effect.
+
+    Raises:
+        ProtocolError: it is malformed, or has a parameter that cannot be served.
+    """
+    if not isinstance(body, Mapping):
+        raise _fault(f"the body is a {type(body).__name__}; send a JSON object")
+    for name, value in body.items():
+        free = name in _SERVED[form] or name in _NO_EFFECT or name in ignore or value is None
+        if not free and (name not in _DEFAULTS or value != _DEFAULTS[name]):
+            raise ProtocolError(
+                400,
+                "unsupported_parameter",
+                f"the parameter {name!r} ({json.dumps(value)[:60]}) cannot be served: the run's own sampling decides, "
+                f"since it is what training assumes; leave it out, or list it in the environment's `ignore`",
+                name,
+            )
+    limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    limit = min((_whole("max_tokens", value, 1) for value in limits if value is not None), default=None)
+    stop = body.get("stop") or ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stops):
+        raise _fault(f"stop is {stop!r:.60}; give a text or a list of texts", "stop")
+    messages = _chat_messages(body.get("messages")) if form == "chat" else _response_messages(body)
+    count = _whole("n", body.get("n") or 1, 1)
+    if count > MOST_REPLIES:
+        raise _fault(f"n is {count}; it must be at most {MOST_REPLIES}", "n")
+    options = body.get("stream_options") or {}
+    return Call(
+        form,
+        str(body.get("model", "")),
+        Prompt(messages, _tools(body.get("tools") or ()), limit, stops),
+        count,
+        bool(body.get("stream")),
+        isinstance(options, Mapping) and bool(options.get("include_usage")),
+    )
+
+
+def served_form(reply: Reply, prompt: Prompt, number: int) -> tuple[str, tuple[ToolCall, ...], str]:
+    """Return the text, the tool calls and the finish reason with which a reply is served.
+
+    Args:
+        reply: as it was sampled.
+        prompt: that it answers: its stop texts are cut off, and without tools there are no calls.
+        number: of the reply in its episode, which makes the ids of calls unique.
+    """
+    ends = [place for stop in prompt.stop if (place := reply.content.find(stop)) >= 0]
+    text = reply.content[: min(ends)] if ends else reply.content
+    asked = requested_calls(reply.message) if prompt.tools else ()
+    calls = tuple(
+        ToolCall(f"call_{number}_{place}", call.name, call.arguments)
+        for place, call in enumerate(asked)
+        if isinstance(call, ToolCall)
+    )
+    if not calls or len(calls) < len(asked):  # a malformed call is left in the text
+        return text, (), reply.finish_reason
+    return text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else "", calls, "tool_calls"
+
+
+def chat_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> dict[str, Any]:
+    """Return the reply to a request without a stream."""
+    choices = [
+        {"index": place, "message": _chat_message(text, calls), "finish_reason": reason, "logprobs": None}
+        for place, (text, calls, reason) in enumerate(served)
+    ]
+    return _envelope(call, id, "chat.completion") | {"choices": choices, "usage": _usage(call)}
+
+
+def chat_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> Iterator[str]:
+    """Yield the events of a stream, each reply in one piece."""
+    head = _envelope(call, id, "chat.completion.chunk")
+    for place, (text, calls, reason) in enumerate(served):
+        delta = _chat_message(text, calls)
+        for number, item in enumerate(delta.get("tool_calls", ())):
+            item["index"] = number
+        for part, end in ((delta, None), ({}, reason)):
+            choice = {"index": place, "delta": part, "finish_reason": end, "logprobs": None}
+            yield _event(head | {"choices": [choice]})
+    if call.usage:
+        yield _event(head | {"choices": [], "usage": _usage(call)})
+    yield "data: [DONE]\n\n"
+
+
+def responses_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> dict[str, Any]:
+    """Return the reply to a request of ``/v1/responses``."""
+    ((text, calls, reason),) = served
+    output: list[dict[str, Any]] = []
+    if text or not calls:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        message = {"id": f"msg_{id}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+        output.append(message)
+    for made in calls:
+        output.append(
+            {
+                "id": f"fc_{made.id}",
+                "type": "function_call",
+                "call_id": made.id,
+                "name": made.name,
+                "arguments": json.dumps(made.arguments),
+                "status": "completed",
+            }
+        )
+    usage = _usage(call)
+    whole = reason != "length"
+    return {
+        "id": f"resp_{id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "completed" if whole else "incomplete",
+        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "error": None,
+        "model": call.model,
+        "output": output,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "temperature": None,
+        "top_p": None,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+def responses_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> Iterator[str]:
+    """Yield the events of a stream of ``/v1/responses``, each item in one piece."""
+    body = responses_body(call, served, id)
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": body | {"status": "in_progress", "output": [], "usage": None}}
+    ]
+    for place, item in enumerate(body["output"]):
+        at = {"output_index": place, "item_id": item["id"]}
+        begun: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        events.append({"type": "response.output_item.added", "output_index": place, "item": item | begun})
+        if item["type"] == "message":
+            (part,) = item["content"]
+            at["content_index"] = 0
+            empty = part | {"text": ""}
+            events.append({"type": "response.content_part.added", "part": empty, **at})
+            text = {"delta": part["text"], "logprobs": []}
+            events.append({"type": "response.output_text.delta", **text, **at})
+            events.append({"type": "response.output_text.done", "text": part["text"], "logprobs": [], **at})
+            events.append({"type": "response.content_part.done", "part": part, **at})
+        else:
+            arguments = item["arguments"]
+            events.append({"type": "response.function_call_arguments.delta", "delta": arguments, **at})
+            done = {"arguments": arguments, "name": item["name"]}
+            events.append({"type": "response.function_call_arguments.done", **done, **at})
+        events.append({"type": "response.output_item.done", "output_index": place, "item": item})
+    events.append({"type": f"response.{body['status']}", "response": body})
+    for number, event in enumerate(events):
+        yield f"event: {event['type']}\n" + _event(event | {"sequence_number": number})
+
+
+def _chat_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+    if calls:
+        message["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
+            for c in calls
+        ]
+    return message
+
+
+def _envelope(call: Call, id: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{id}", "object": kind, "created": int(time.time()), "model": call.model}
+
+
+def _usage(call: Call) -> dict[str, int]:
+    prompt, tokens = call.replies[0].prompt_tokens, sum(reply.tokens for reply in call.replies)
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def _event(data: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def _chat_messages(given: Any) -> tuple[Message, ...]:
+    if not isinstance(given, list) or not given:
+        raise _fault("messages must be a list with at least one message", "messages")
+    return tuple(_message(item, f"messages[{place}]") for place, item in enumerate(given))
+
+
+def _message(item: Any, place: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise _fault(f"{place} is {item!r:.60}; give an object with role and content", place)
+    role = _ROLES.get(str(item.get("role")), item.get("role"))
+    if role not in ROLES:
+        raise _fault(f"{place}.role is {role!r}; it must be one of {', '.join(ROLES)}, developer", f"{place}.role")
+    calls = tuple(
+        _tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in item.get("tool_calls") or ()
+    )
+    return Message(role, _text(item.get("content"), place), calls, item.get("tool_call_id"))
+
+
+def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not items:
+        raise _fault("input must be a text or a list with at least one item", "input")
+    messages = [Message("system", str(body["instructions"]))] if body.get("instructions") else []
+    for number, item in enumerate(items):
+        place = f"input[{number}]"
+        kind = item.get("type", "message") if isinstance(item, Mapping) else None
+        if kind == "function_call":
+            call = _tool_call(item.get("call_id"), item, place)
+            if messages and messages[-1].role == "assistant":  # the text and the calls of one reply
+                last = messages.pop()
+                messages.append(Message("assistant", last.content, (*last.tool_calls, call)))
+            else:
+                messages.append(Message("assistant", "", (call,)))
+        elif kind == "function_call_output":
+            messages.append(Message("tool", _text(item.get("output"), place), tool_call_id=item.get("call_id")))
+        elif kind == "message":
+            messages.append(_message(item, place))
+        else:
+            raise _fault(f"{place}.type is {kind!r}; send messages, function calls and their outputs", place)
+    return tuple(messages)
+
+
+def _tool_call(id: Any, function: Any, place: str) -> ToolCall:
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+        if not isinstance(arguments, dict):
+            raise TypeError("they are no object")
+        return ToolCall(str(id), str(function["name"]), arguments)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _fault(
+            f"{place} holds a call without a name or with arguments that are no JSON object: {error}"
+        ) from None
+
+
+def _text(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") not in _TEXT:
+            raise _fault(f"{place}.content holds {part!r:.60}; only text can be served", f"{place}.content")
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
+
+
+def _tools(given: Any) -> tuple[ToolSchema, ...]:
+    found = []
+    for place, tool in enumerate(given if isinstance(given, (list, tuple)) else [given]):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        if not isinstance(function, Mapping) or tool.get("type") != "function" or not function.get("name"):
+            text = f"tools[{place}] is {tool!r:.80}; only functions with a name can be served"
+            raise _fault(text, f"tools[{place}]")
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        found.append(ToolSchema(str(function["name"]), str(function.get("description") or ""), parameters))
+    return tuple(found)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _fault(f"{name} is {value!r:.60}; it must be a whole number of {least} or above", name)
+    return value
+
+
+def _fault(message: str, param: str | None = None) -> ProtocolError:
+    return ProtocolError(400, "invalid_request", message, param)

@@ -1,0 +1,301 @@
+"""The endpoint of one process: it finds the episode and the agent of each call by its key."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.errors import ProgramError, RemoteError
+from mrlm_pl.serving.gateway.programs import Endpoint
+from mrlm_pl.serving.gateway.protocol import (
+    Call,
+    ProtocolError,
+    chat_body,
+    chat_events,
+    read_call,
+    responses_body,
+    responses_events,
+)
+from mrlm_pl.serving.gateway.session import Served, Session, ended
+from mrlm_pl.serving.transport.security import read_token
+
+T = TypeVar("T")
+KEY = "ep-"
+BODY_MB = 16
+REMEMBERED = 10_000
+"""Most ended episodes whose keys are distinguished from wrong ones."""
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """An OpenAI-compatible endpoint for the episodes of a process; copies of an environment share it.
+
+    It listens from the first episode on, until :meth:`rest` finds none.
+
+    Args:
+        host: address that it listens at.
+        port: 0 is a free one.
+        programs: whether the programs are started here; others ask for their episodes.
+
+    Attributes:
+        counts: refused calls that belong to no episode, by the error's code.
+        patient: wait for programs that ask for episodes without a bound.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, programs: bool = True) -> None:
+        self.host, self.port, self.programs, self.patient = host, port, programs, False
+        self.counts: Counter[str] = Counter()
+        self._sessions: dict[str, Session] = {}
+        self._over: deque[str] = deque(maxlen=REMEMBERED)
+        self._asked: asyncio.Queue[asyncio.Future[Session]] = asyncio.Queue()
+        self._loop: EventLoopThread | None = None
+        self._runner: web.AppRunner | None = None
+        self._address = ""
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gateway:
+        return self
+
+    def start(self) -> str:
+        """Listen, unless it does, and return ``http://HOST:PORT``.
+
+        Raises:
+            RemoteError: the address cannot be used.
+        """
+        with self._lock:
+            return self._start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the gateway's event loop; the gateway must have started."""
+        assert self._loop is not None
+        return self._loop.submit(coroutine)
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine that runs on the gateway's event loop."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def add(self, make: Callable[[], Session]) -> Session:
+        """Begin an episode; its calls are served until :meth:`remove`."""
+
+        async def made() -> Session:
+            return make()
+
+        with self._lock:
+            self._start()
+            session = self.submit(made()).result()
+            self._sessions[session.id] = session
+        return session
+
+    async def remove(self, session: Session) -> None:
+        """End an episode; on the gateway's event loop."""
+        if self._sessions.pop(session.id, None) is not None:
+            self._over.append(session.id)
+        await session.end()
+
+    def endpoint(self, session: Session) -> Endpoint:
+        """Return the addresses and the key for the program of an episode."""
+        return Endpoint(f"{self._address}/v1", KEY + session.id, f"{self._address}/episodes/{session.id}")
+
+    def rest(self) -> None:
+        """Stop listening if there is no episode."""
+        with self._lock:
+            if self._loop is None or self._sessions:
+                return
+            runner, loop, self._loop, self._runner = self._runner, self._loop, None, None
+            assert runner is not None
+            loop.submit(runner.cleanup()).result()
+            loop.close()
+
+    async def give(self, session: Session) -> None:
+        """Give an episode to the program that has asked first, or to the next one that asks; on the event loop.
+
+        Raises:
+            ProgramError: none asks within the episode's lease.
+        """
+        try:
+            asked = await asyncio.wait_for(self._asked.get(), None if self.patient else session.limits.lease_seconds)
+        except asyncio.TimeoutError:
+            raise ProgramError(
+                f"no program opened the episode within {session.limits.lease_seconds:g} s; start one that posts to "
+                f"{self._address}/episodes, or raise `lease_seconds`"
+            ) from None
+        asked.set_result(session)
+
+    def _start(self) -> str:
+        if self._loop is None:
+            self._loop = EventLoopThread()
+            try:
+                self._loop.submit(self._listen()).result()
+            except OSError as error:
+                self._loop.close()
+                self._loop = None
+                raise RemoteError(
+                    f"the gateway cannot listen at {self.host}:{self.port}: {error.strerror}; choose another port"
+                ) from error
+        return self._address
+
+    async def _listen(self) -> None:
+        self._asked = asyncio.Queue()  # of this loop
+        app = web.Application(client_max_size=BODY_MB << 20)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._answering(self._chat)),
+                web.post("/v1/responses", self._answering(self._responses)),
+                web.get("/v1/models", self._answering(self._models)),
+                web.post("/episodes", self._answering(self._open)),
+                web.post("/episodes/{id}/reward", self._answering(self._reward)),
+                web.post("/episodes/{id}/end", self._answering(self._end)),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.host, self.port, backlog=1024)
+        await site.start()
+        self._address = f"http://{self.host}:{self._runner.addresses[0][1]}"
+
+    def _answering(self, handler: _Handler) -> _Handler:
+        """Return a handler whose refusals are counted and have the protocol's form."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except ProtocolError as error:
+                session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
+                if session is not None:
+                    session.counts["refused"] += 1
+                else:
+                    self.counts[error.code] += 1
+                    if self.counts[error.code] == 1:
+                        logger.warning("the gateway refused a call that belongs to no episode: %s", error)
+                return web.json_response(error.body(), status=error.status)
+            except (ConnectionResetError, web.HTTPException):
+                raise
+            except Exception as error:
+                logger.exception("a call failed in the gateway")
+                return web.json_response(
+                    ProtocolError(500, "internal", f"{type(error).__name__}: {error}").body(), status=500
+                )
+
+        return answer
+
+    def _session(self, key: str) -> Session:
+        id = key.partition(".")[0].removeprefix(KEY)
+        if (session := self._sessions.get(id)) is not None:
+            return session
+        if id in self._over:
+            raise ended()
+        raise ProtocolError(
+            401, "invalid_api_key", "the key is of no episode; use the OPENAI_API_KEY that the program was started with"
+        )
+
+    def _agent(self, key: str, session: Session, model: str) -> str:
+        """Return the agent of a call: of its key, else of its model's name, else the only one."""
+        named = key.partition(".")[2] or model
+        if named in session.agents:
+            return named
+        if len(session.agents) == 1 and named == model:
+            return session.agents[0]
+        text = f"there is no agent {named!r:.60}; name one as the model or in the key: {', '.join(session.agents)}"
+        raise ProtocolError(404, "model_not_found", text, "model")
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._call(request, "chat")
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._call(request, "responses")
+
+    async def _call(self, request: web.Request, form: Literal["chat", "responses"]) -> web.StreamResponse:
+        key = _key(request)
+        session = self._session(key)
+        call = read_call(form, await _body(request), session.ignore)
+        served = await session.ask(self._agent(key, session, call.model), call)
+        name = f"{session.id}-{session.counts['calls']}"
+        try:
+            if call.stream:
+                return await _stream(request, call, served, name)
+            if request.transport is None or request.transport.is_closing():
+                session.counts["disconnected"] += 1
+            body = chat_body(call, served, name) if form == "chat" else responses_body(call, served, name)
+            return web.json_response(body)
+        except ConnectionResetError:
+            session.counts["disconnected"] += 1
+            raise
+
+    async def _models(self, request: web.Request) -> web.Response:
+        session = self._session(_key(request))
+        models = [{"id": agent, "object": "model", "created": 0, "owned_by": "mrlm"} for agent in session.agents]
+        return web.json_response({"object": "list", "data": models})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        """Give an episode to a program that was started elsewhere, as soon as there is one."""
+        token = read_token(None)
+        if token is not None and not hmac.compare_digest(_key(request).encode(), token.encode()):
+            raise ProtocolError(401, "invalid_api_key", "send MRLM_TOKEN of the gateway as the key of `POST /episodes`")
+        asked: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait(asked)
+        session = await asked
+        endpoint = self.endpoint(session)
+        return web.json_response(
+            {
+                "id": session.id,
+                "base_url": endpoint.base_url,
+                "api_key": endpoint.key,
+                "url": endpoint.url,
+                "agents": session.agents,
+                "row": session.row,
+            }
+        )
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        session, body = self._session(request.match_info["id"]), await _body(request)
+        if not isinstance(body, Mapping):
+            raise ProtocolError(400, "invalid_reward", 'the body must be rewards by agent, as in {"planner": 1.0}')
+        session.reward(body)
+        return web.json_response({})
+
+    async def _end(self, request: web.Request) -> web.Response:
+        session, body = self._session(request.match_info["id"]), await _body(request)
+        if not isinstance(body, Mapping) or session.started:
+            text = "the body must be an object with `output` or `error`, and the episode of a program started elsewhere"
+            raise ProtocolError(400, "invalid_request", text)
+        if not session.program.done():
+            if body.get("error"):
+                session.program.set_exception(ProgramError(f"the program reported: {body['error']}"))
+            else:
+                session.program.set_result(body.get("output"))
+        return web.json_response({})
+
+
+async def _stream(request: web.Request, call: Call, served: list[Served], name: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in (chat_events if call.form == "chat" else responses_events)(call, served, name):
+        await response.write(event.encode())
+    await response.write_eof()
+    return response
+
+
+def _key(request: web.Request) -> str:
+    """Return the key of a request; on pages of an episode that in its path."""
+    if "id" in request.match_info:
+        return request.match_info["id"]
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
+async def _body(request: web.Request) -> Any:
+    try:
+        return json.loads(await request.text() or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(400, "invalid_json", f"the body is not JSON: {error}") from None

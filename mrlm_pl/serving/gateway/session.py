@@ -1,0 +1,242 @@
+"""The calls of one episode: they wait here until the player has sampled their replies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mrlm_pl.concurrency.event_loop import END_SECONDS
+from mrlm_pl.environment.prompts import Prompt, Reply
+from mrlm_pl.environment.tools import requested_calls
+from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.errors import ProgramError
+from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, served_form
+
+COUNTS = ("calls", "refused", "disconnected", "retries", "edited_histories", "new_conversations")
+"""Counters of an episode: accepted calls, refused ones, replies that a program did not wait for, and prompts by what
+they are where they do not extend a conversation: an earlier prompt again, another past, no past."""
+
+Served = tuple[str, tuple[ToolCall, ...], str]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of an episode.
+
+    Args:
+        calls: most calls; a call for several replies counts as many.
+        tokens: most sampled tokens, after which calls are refused; None has no bound.
+        lease_seconds: longest time without a call of a program that runs; then the episode fails.
+    """
+
+    calls: int = 64
+    tokens: int | None = None
+    lease_seconds: float = 60.0
+
+
+@dataclass(eq=False)
+class _Waiting:
+    call: Call
+    served: asyncio.Future[list[Served]]
+
+
+class Session:
+    """An episode of a program. All methods run on the gateway's event loop.
+
+    Args:
+        agents: that calls can be made as.
+        limits: see :class:`Limits`.
+        row: of the data.
+        ignore: parameters of calls that are accepted without an effect.
+
+    Attributes:
+        id: secret, part of the key.
+        counts: see :data:`COUNTS`.
+        rewards: by agent and component, since they were last taken.
+        program: ends with the program's output.
+        started: whether the program was started here.
+        rewarded: whether a reward has been posted.
+    """
+
+    def __init__(
+        self, agents: tuple[str, ...], limits: Limits, row: Mapping[str, Any], ignore: tuple[str, ...]
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.agents, self.limits, self.row, self.ignore = agents, limits, row, ignore
+        self.counts: Counter[str] = Counter()
+        self.rewards: dict[str, dict[str, float]] = {}
+        self.program: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.started = self.rewarded = False
+        self.acted: set[str] = set()
+        self._queues: dict[str, deque[_Waiting]] = {agent: deque() for agent in agents}
+        self._past: dict[str, list[tuple[Message, ...]]] = {agent: [] for agent in agents}
+        self._sampled: dict[str, Message] = {}
+        self._calls: dict[str, ToolCall] = {}
+        self._arrived = asyncio.Event()
+        self._tokens = self._replies = 0
+        self._ended = False
+
+    async def ask(self, agent: str, call: Call) -> list[Served]:
+        """Wait for the replies to a call, in the form in which they are served.
+
+        Raises:
+            ProtocolError: the episode has ended, or its budget is used up.
+        """
+        limits, used = self.limits, self.counts["calls"]
+        if self._ended:
+            raise ended()
+        if used + call.count > limits.calls or (limits.tokens is not None and self._tokens >= limits.tokens):
+            of = f"{used} of {limits.calls} calls and {self._tokens} tokens" + (
+                f" of {limits.tokens}" if limits.tokens is not None else ""
+            )
+            # Not 429, which clients repeat.
+            raise ProtocolError(
+                403, "budget_exhausted", f"the episode has used {of}; end the program or raise the bound"
+            )
+        self.counts["calls"] += call.count
+        call.prompt = self._restored(agent, call.prompt)
+        waiting = _Waiting(call, asyncio.get_running_loop().create_future())
+        self._queues[agent].append(waiting)
+        self._arrived.set()
+        return await waiting.served
+
+    async def next(self) -> dict[str, Prompt]:
+        """Wait for calls and return the first one of each agent that has one; empty when the program has ended.
+
+        Raises:
+            ProgramError: the program failed, or made no call within its lease.
+        """
+        arrived = asyncio.ensure_future(self._arrived.wait())
+        try:
+            await asyncio.wait(
+                (arrived, self.program), timeout=self.limits.lease_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            arrived.cancel()
+        if self.program.done():
+            self.program.result()  # raises its error
+            return {}
+        if not self._arrived.is_set():
+            raise ProgramError(
+                f"the program made no call within {self.limits.lease_seconds:g} s and has not ended; "
+                "mend it, or raise `lease_seconds`"
+            )
+        return {agent: queue[0].call.prompt for agent, queue in self._queues.items() if queue}
+
+    def answer(self, actions: Mapping[str, Message]) -> None:
+        """Give the first call of each agent a reply."""
+        for agent, action in actions.items():
+            reply = action if isinstance(action, Reply) else Reply(**vars(action))
+            waiting = self._queues[agent][0]
+            waiting.call.replies.append(reply)
+            self.acted.add(agent)
+            self._tokens += reply.tokens
+            self._past[agent].append((*waiting.call.prompt.messages, reply.message))
+            if len(waiting.call.replies) == waiting.call.count:
+                self._queues[agent].popleft()
+                served = [self._served(reply, waiting.call.prompt) for reply in waiting.call.replies]
+                if not waiting.served.done():
+                    waiting.served.set_result(served)
+        if not any(self._queues.values()):
+            self._arrived.clear()
+
+    def reward(self, values: Mapping[str, Any]) -> None:
+        """Add rewards of agents: numbers, or numbers by component.
+
+        Raises:
+            ProtocolError: an agent does not exist or has made no call, or a value is no finite number.
+        """
+        if self._ended:
+            raise ended()
+        parts = {agent: reward_parts(value) for agent, value in values.items()}
+        for agent, found in parts.items():
+            if found is None:
+                text = (
+                    f"the reward of {agent!r} is {values[agent]!r:.60}; give a finite number, or numbers by component"
+                )
+                raise ProtocolError(400, "invalid_reward", text, agent)
+            if agent not in self.agents or (agent not in self.acted and any(found.values())):
+                known = ", ".join(sorted(self.acted)) or "none"
+                text = f"agent {agent!r} has made no call; reward those that have: {known}"
+                raise ProtocolError(409, "unknown_agent", text, agent)
+        self.rewarded = True
+        for agent, found in parts.items():
+            if agent not in self.acted:
+                continue
+            sums = self.rewards.setdefault(agent, {})
+            for name, value in (found or {}).items():
+                sums[name] = sums.get(name, 0.0) + value
+
+    def take_rewards(self) -> dict[str, dict[str, float]]:
+        """Return the rewards since the last time."""
+        taken, self.rewards = self.rewards, {}
+        return taken
+
+    async def end(self) -> None:
+        """Refuse all waiting and later calls, and stop the program."""
+        self._ended = True
+        for queue in self._queues.values():
+            for waiting in queue:
+                if not waiting.served.done():
+                    waiting.served.set_exception(ended())
+                    waiting.served.exception()  # marks it as read: the program may be gone
+            queue.clear()
+        self.program.cancel()
+        await asyncio.wait((self.program,), timeout=END_SECONDS)
+        if self.program.done() and not self.program.cancelled():
+            self.program.exception()  # likewise
+
+    def _restored(self, agent: str, prompt: Prompt) -> Prompt:
+        """Return a prompt in which replies and calls that were served are as they were sampled; count its kind."""
+        messages = tuple(self._as_sampled(message) for message in prompt.messages)
+        past = self._past[agent]
+        if not any(messages[: len(known)] == known for known in past):
+            if any(messages == known[:-1] for known in past):
+                self.counts["retries"] += 1
+            elif past:
+                replied = any(message.role == "assistant" for message in messages)
+                self.counts["edited_histories" if replied else "new_conversations"] += 1
+        return replace(prompt, messages=messages)
+
+    def _as_sampled(self, message: Message) -> Message:
+        if message.role == "assistant":
+            return self._sampled.get(_served_key(message.content, message.tool_calls), message)
+        if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
+            return replace(message, tool_call_id=call.id, name=call.name)
+        return message
+
+    def _served(self, reply: Reply, prompt: Prompt) -> Served:
+        self._replies += 1
+        served = served_form(reply, prompt, self._replies)
+        text, calls, _ = served
+        self._sampled[_served_key(text, calls)] = reply.message
+        for call, own in zip(calls, requested_calls(reply.message), strict=False):
+            if isinstance(own, ToolCall):
+                self._calls[call.id] = own
+        return served
+
+
+def reward_parts(value: Any) -> dict[str, float] | None:
+    """Return a reward as numbers by component; None if it is neither a finite number nor a mapping to such.
+
+    >>> reward_parts(1), reward_parts(0), reward_parts({"style": 0.5}), reward_parts("1")
+    ({'reward': 1.0}, {}, {'style': 0.5}, None)
+    """
+    given = value if isinstance(value, Mapping) else {"reward": value} if value != 0 else {}
+    fine = all(isinstance(number, (int, float)) and abs(number) < float("inf") for number in given.values())
+    return {str(name): float(number) for name, number in given.items()} if fine else None
+
+
+def ended() -> ProtocolError:
+    """Return the refusal of a call after the end of its episode."""
+    return ProtocolError(410, "episode_ended", "the episode of this key has ended; end the program")
+
+
+def _served_key(text: str, calls: tuple[ToolCall, ...]) -> str:
+    """Return a key by which a served reply is recognized: the arguments of its calls count as JSON values."""
+    return json.dumps([text, [[call.id, call.name, call.arguments] for call in calls]], sort_keys=True, default=dict)

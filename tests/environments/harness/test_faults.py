@@ -1,0 +1,216 @@
+"""Faults of programs: each is a failed episode or a refused call with its name, never a reward of 0; nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mrlm_environments import HarnessEnvironment
+
+from mrlm_pl.environment.prompts import Reply
+from mrlm_pl.errors import ProgramError
+from tests.support.harness_programs import asked, harness, is_running, played, posted, script, until
+
+USER = [{"role": "user", "content": "Q"}]
+
+
+def test_a_program_that_hangs_fails_alone() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
+        if row["n"] == 0:
+            await asyncio.sleep(3600)
+        return 1.0
+
+    hung, fine = played(harness(program, 2, lease_seconds=2.0), [{"agent": ["a"]}] * 2)
+    assert "made no call within 2 s" in str(hung.error)
+    assert (hung.stop_reason, fine.error, fine.reward) == ("error", None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("ask('agent', 'Q')\nraise SystemExit('boom')", "ended with status 1: boom"),
+        ("import signal\nask('agent', 'Q')\nos.kill(os.getpid(), signal.SIGKILL)", "ended with signal SIGKILL"),
+        ("pass", "ended without a call"),
+        ("ask('agent', 'Q')", "ended without a reward"),
+        ("ask('critic', 'Q')", "HTTP Error 404"),
+    ],
+    ids=["crash", "killed", "no call", "no reward", "wrong agent"],
+)
+def test_a_program_that_fails_is_no_reward_of_0(code: str, said: str) -> None:
+    environment = HarnessEnvironment({"train": [{}]}, script(code), agents=["agent", "other"])
+    (episode,) = played(environment, [{"agent": ["a"]}])
+    assert said in str(episode.error)
+
+
+def test_a_missing_program_is_named() -> None:
+    (episode,) = played(HarnessEnvironment({"train": [{}]}, ["no-such-program"]), [{}])
+    assert "there is no program 'no-such-program'" in str(episode.error)
+
+
+def test_a_flood_of_calls_is_refused_beyond_the_budget() -> None:
+    codes: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            replies = await asyncio.gather(*(asked(http, endpoint, "agent", USER) for _ in range(50)))
+        codes.extend(reply.get("code") for reply in replies)
+        return 1.0
+
+    (episode,) = played(harness(program, max_calls=3), [{"agent": ["a"]}])
+    assert (episode.error, episode.reward) == (None, 1.0)
+    assert sorted(map(str, codes)) == ["None"] * 3 + ["budget_exhausted"] * 47
+    assert (episode.metrics["calls"], episode.metrics["refused"]) == (3, 47)
+
+
+def test_a_budget_of_tokens() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            replies = [await asked(http, endpoint, "agent", USER) for _ in range(3)]
+        return float(replies[2]["code"] == "budget_exhausted")
+
+    (episode,) = played(harness(program, max_tokens=4), [{"agent": ["ab"]}])  # three tokens a reply
+    assert (episode.error, episode.reward) == (None, 1.0)
+
+
+def test_prompts_that_do_not_extend_a_conversation_are_counted_by_kind() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            for said in (
+                USER,
+                USER,
+                [{"role": "user", "content": "a sub-agent"}],
+                [*USER, {"role": "assistant", "content": "edited"}, {"role": "user", "content": "R"}],
+                [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "R"}],
+            ):
+                await asked(http, endpoint, "agent", said)
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": ["a", "b", "c", "d", "e"]}])
+    kinds = ("retries", "new_conversations", "edited_histories")
+    assert [episode.metrics[name] for name in kinds] == [1, 1, 1]
+    assert (episode.row_restarts, len(episode.trajectories["agent"])) == (3, 4)
+    assert [len(row.turns) for row in episode.trajectories["agent"]] == [2, 1, 1, 1]
+
+
+def test_wrong_keys_and_calls_after_the_end_are_refused_and_counted() -> None:
+    endpoints: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        endpoints.append(endpoint)
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
+        return 1.0
+
+    async def play() -> tuple[Any, ...]:
+        await environment.reset(environment.tasks("train")[0])
+        url = f"{endpoints[0].base_url}/chat/completions"
+        body = {"model": "agent", "messages": USER}
+        wrong = await asyncio.to_thread(posted, url, body, "sk-wrong")
+        last = await environment.step({"agent": Reply("assistant", "a")})
+        late = await asyncio.to_thread(posted, url, body, endpoints[0].key)
+        reward = await asyncio.to_thread(posted, f"{endpoints[0].url}/reward", {"agent": 5})
+        return wrong, last, late, reward
+
+    environment = harness(program)
+    try:
+        wrong, last, late, reward = asyncio.run(play())
+    finally:
+        environment.close()
+    assert (wrong[0], wrong[1]["error"]["code"]) == (401, "invalid_api_key")
+    assert (late[0], late[1]["error"]["code"]) == (410, "episode_ended")
+    assert reward[0] == 410
+    assert last.rewards == {"agent": 1.0}
+    assert environment.gateway.counts == {"invalid_api_key": 1, "episode_ended": 2}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_disconnects_is_counted(stream: bool) -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        host, port = endpoint.url.split("/")[2].split(":")
+        text = f'{{"model": "x", "stream": {str(stream).lower()}, "messages": [{{"role": "user", "content": "Q"}}]}}'
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {endpoint.agent_key('a')}\r\n"
+        gone = socket.create_connection((host, int(port)))
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        await asyncio.to_thread(until, lambda: environment.called("a"))
+        gone.close()
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "b", USER)
+        return 1.0
+
+    class Watched(HarnessEnvironment):
+        def called(self, agent: str) -> bool:
+            return self._session is not None and bool(self._session._queues[agent])
+
+    async def play() -> Any:
+        assert set(await environment.reset(environment.tasks("train")[0])) == {"a"}
+        await asyncio.to_thread(until, lambda: environment.called("b"))
+        assert not (await environment.step({"a": Reply("assistant", "x")})).done
+        return await environment.step({"b": Reply("assistant", "y")})
+
+    environment = Watched({"train": [{}]}, function=program, agents=["a", "b"])
+    try:
+        step = asyncio.run(play())
+    finally:
+        environment.close()
+    assert (step.done, step.rewards, step.metrics["disconnected"]) == (True, {"a": 1.0, "b": 1.0}, 1.0)
+
+
+def test_nothing_of_a_stopped_program_is_left(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    code = (
+        "import subprocess, time\n"
+        f"child = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(3600)'])\n"
+        f"open({str(started)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "ask('agent', 'Q')\ntime.sleep(3600)\n"
+    )
+    environment = HarnessEnvironment({"train": [{}]}, script(code))
+    try:
+        asyncio.run(environment.reset(environment.tasks("train")[0]))
+        pids = [int(pid) for pid in started.read_text().split()]
+        assert all(map(is_running, pids))
+    finally:
+        environment.close()
+    until(lambda: not any(map(is_running, pids)))
+
+
+def test_the_endpoint_closes_with_the_last_environment() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
+        return 1.0
+
+    template = harness(program)
+    one, two = template.copy(), template.copy()
+    task = template.tasks("train")[0]
+    asyncio.run(one.reset(task))
+    asyncio.run(two.reset(task))
+    address = one.gateway.start()
+    one.close()
+    assert posted(f"{address}/v1/responses", {})[0] == 401, "another episode is played"
+    two.close()
+    with pytest.raises(OSError, match="refused"):
+        posted(f"{address}/v1/responses", {})
+    asyncio.run(one.reset(task))  # it starts again
+    one.close()
+    one.close()
+
+
+def test_a_function_that_raises_is_named() -> None:
+    def program(row: Any, endpoint: Any) -> float:
+        raise ValueError("no such file")
+
+    environment = harness(program)
+    try:
+        with pytest.raises(ProgramError, match="'program' raised ValueError: no such file"):
+            asyncio.run(environment.reset(environment.tasks("train")[0]))
+    finally:
+        environment.close()

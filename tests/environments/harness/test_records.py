@@ -1,0 +1,302 @@
+"""Programs as environments: equal records to native play, rewards, tools, several replies, streams, other forms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import asdict, replace
+from typing import Any
+
+import aiohttp
+import mrlm_environments
+import pytest
+from mrlm_environments import HarnessEnvironment
+from openai import AsyncOpenAI, BadRequestError
+
+from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.policy.chat import Conversation
+from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.replay import RecordPlayer, differences
+from tests.support.harness_programs import CHAT, TOKENIZER, asked, harness, native, played, player_of, script
+
+
+@pytest.mark.parametrize("name", ["KuhnPoker", "Helpers", "MathEnvironment"])
+def test_a_program_and_the_same_environment_give_equal_records(name: str) -> None:
+    inner = getattr(mrlm_environments, name)()
+    tasks, draw, count = inner.tasks("train"), random.Random(0), 6
+    plans = [{agent: draw.choices(("P", "B", "C", "A", "7"), k=8) for agent in inner.agents} for _ in range(count)]
+    rows = [{"environment": name, "task": asdict(tasks[n])} for n in range(count)]
+    there = played(harness(native, rows, agents=inner.agents), plans)
+    for one, other in zip(there, played(inner, plans), strict=True):
+        assert one.error is None
+        assert {agent: [plain(row) for row in found] for agent, found in one.trajectories.items()} == {
+            agent: [plain(row) for row in found] for agent, found in other.trajectories.items()
+        }
+        assert (one.rewards(), one.row_restarts) == (other.rewards(), 0)
+
+
+def plain(row: Any) -> Any:
+    """Return a trajectory whose turns without a reward have no components: a game may name a component of 0."""
+    return replace(row, turns=tuple(turn if turn.reward else replace(turn, components={}) for turn in row.turns))
+
+
+def test_the_output_of_an_unchanged_script_is_scored() -> None:
+    command = script("plan = ask('planner', row['q'])\nprint(plan + ask('solver', 'Plan: ' + plan))")
+    rows = [{"q": "1+1?"}, {"q": "2+2?"}]
+    environment = HarnessEnvironment(
+        {"train": rows},
+        command,
+        rewards=[lambda output, row: {"length": len(output.strip()), "asked": row["q"] == "1+1?"}],
+        agents=["planner", "solver"],
+        success_at=4,
+    )
+    first, second = played(environment, [{"planner": ["ab"], "solver": ["c"]}] * 2)
+    assert (first.error, second.error) == (None, None)
+    assert first.rewards() == {"planner": 4.0, "solver": 4.0}
+    assert second.components() == {"length": 3.0, "asked": 0.0}
+    assert (first.success, second.success) == (True, False)
+    (planner,), (solver,) = first.trajectories["planner"], first.trajectories["solver"]
+    assert [message.content for message in planner.messages] == ["1+1?", "ab"]
+    assert [message.content for message in solver.messages] == ["Plan: ab", "c"]
+    assert (planner.policy, solver.policy) == ("planner", "solver")
+    assert (planner.turns[0].index, solver.turns[0].index) == (0, 1)
+
+
+def test_a_record_is_replayed_by_starting_the_program_again() -> None:
+    async def twice(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            said = [{"role": "user", "content": f"row {row['n']}"}]
+            said.append(await asked(http, endpoint, "agent", said))
+            said.append({"role": "user", "content": "again"})
+            return float(len((await asked(http, endpoint, "agent", said))["content"]))
+
+    environment = harness(twice)
+    (recorded,) = played(environment, [{"agent": ["abc", "de"]}])
+    assert recorded.reward == 2.0
+    player = player_of(environment, [], RecordPlayer)
+    try:
+        (again,) = player.play_again([recorded])  # type: ignore[attr-defined]
+    finally:
+        player.close()
+    assert differences(recorded, again) == []
+
+
+CALL = 'Hm. <tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
+ADD = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
+
+
+def test_tool_calls_are_objects_and_their_results_continue_the_conversation() -> None:
+    seen: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            tools: Any = [{"type": "function", "function": ADD}]
+            messages: Any = [{"role": "user", "content": "1+2?"}]
+            reply = await client.chat.completions.create(model="agent", messages=messages, tools=tools)
+            seen.append(reply.choices[0])
+            (call,) = reply.choices[0].message.tool_calls
+            # A client may write the arguments again in another order.
+            again = json.dumps(json.loads(call.function.arguments), sort_keys=True, indent=1)
+            made = {"id": call.id, "type": "function", "function": {"name": "add", "arguments": again}}
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content, "tool_calls": [made]})
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "3"})
+            reply = await client.chat.completions.create(model="agent", messages=messages, tools=tools)
+            return float(reply.choices[0].message.content == "3")
+
+    (episode,) = played(harness(program), [{"agent": [CALL, "3"]}])
+    assert (episode.error, episode.reward) == (None, 1.0)
+    assert (seen[0].finish_reason, seen[0].message.content) == ("tool_calls", "Hm.")
+    (row,) = episode.trajectories["agent"]
+    whole = Conversation(CHAT, [{"type": "function", "function": ADD}])
+    for text, new in ((CALL, Message("user", "1+2?")), ("3", Message("tool", "3", (), "call00000", "add"))):
+        whole.observe([new])
+        sampled = [*TOKENIZER.encode(text, add_special_tokens=False), TOKENIZER.eos_token_id]
+        whole.act(sampled, [-0.25] * len(sampled))
+    assert list(row.token_ids) == whole.row.token_ids
+    assert list(row.messages) == whole.row.messages
+    assert row.messages[1].tool_calls == (ToolCall("call00000", "add", {"a": 1, "b": 2}),)
+
+
+def test_several_replies_are_siblings() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": "Q"}]
+            reply = await client.chat.completions.create(model="agent", messages=messages, n=2)
+            texts = [choice.message.content for choice in reply.choices]
+            assert reply.usage.completion_tokens == len("ab") + len("c") + 2
+            messages += [{"role": "assistant", "content": texts[0]}, {"role": "user", "content": "R"}]
+            await client.chat.completions.create(model="agent", messages=messages)
+            return float(texts == ["ab", "c"])
+
+    (episode,) = played(harness(program), [{"agent": ["ab", "c", "d"]}])
+    assert (episode.error, episode.reward) == (None, 1.0)
+    assert [TOKENIZER.decode(row.token_ids) for row in episode.trajectories["agent"]] == [
+        "<|user|>Q<|end|><|assistant|>ab<|end|><|user|>R<|end|><|assistant|>d<|end|>",
+        "<|user|>Q<|end|><|assistant|>c<|end|>",
+    ]
+    turns = [[turn.index for turn in row.turns] for row in episode.trajectories["agent"]]
+    assert turns == [[0, 2], [1]]
+    assert episode.metrics["calls"] == 3
+
+
+def test_streams_stops_and_the_form_of_responses() -> None:
+    found: dict[str, Any] = {}
+
+    async def program(row: Any, endpoint: Any) -> float:
+        key = endpoint.agent_key("agent")
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": "Q"}]
+            stream = await client.chat.completions.create(
+                model="x", messages=messages, stream=True, stop=["!"], stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            found["chunks"] = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            found["reason"] = chunks[-2].choices[0].finish_reason
+            found["usage"] = chunks[-1].usage.completion_tokens
+            tools: Any = [{"type": "function", "strict": False, **ADD}]
+            response = await client.responses.create(model="x", input="1+2?", instructions="Add.", tools=tools)
+            (_, call) = response.output
+            found["call"] = (call.name, json.loads(call.arguments))
+            items = [
+                {"role": "user", "content": "1+2?"},
+                *[item.model_dump() for item in response.output],
+                {"type": "function_call_output", "call_id": call.call_id, "output": "3"},
+            ]
+            events = await client.responses.create(
+                model="x", input=items, instructions="Add.", tools=tools, stream=True
+            )
+            kinds = [event async for event in events]
+            found["events"] = [event.type for event in kinds]
+            found["text"] = kinds[-1].response.output_text
+            found["models"] = [model.id async for model in client.models.list()]
+            return 1.0
+
+    (episode,) = played(harness(program), [{"agent": ["Yes! No", CALL, "three"]}])
+    assert episode.error is None
+    assert (found["chunks"], found["reason"], found["usage"]) == ("Yes", "stop", 4)
+    assert found["call"] == ("add", {"a": 1, "b": 2})
+    assert found["text"] == "three"
+    assert [name.removeprefix("response.") for name in found["events"]] == [
+        *("created", "output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done", "completed"),
+    ]
+    assert found["models"] == ["agent"]
+    first, second = episode.trajectories["agent"]
+    assert TOKENIZER.decode(first.token_ids).endswith("Yes!"), "the text that ends the reply is sampled"
+    assert [turn.stop - turn.start for turn in first.turns] == [4]
+    assert len(second.turns) == 2, "the call and its result are one conversation"
+
+
+def test_the_settings_of_a_call() -> None:
+    errors: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            create, messages = client.chat.completions.create, [{"role": "user", "content": "Q"}]
+            for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"seed": 1}):
+                try:
+                    await create(model="agent", messages=messages, **bad)  # type: ignore[call-overload]
+                except BadRequestError as error:
+                    errors.append(error.body)
+            await create(model="agent", messages=messages, temperature=1, top_p=0.5, user="me")  # type: ignore[call-overload]
+            return 1.0
+
+    (episode,) = played(harness(program, ignore=["top_p"]), [{"agent": ["a"]}])
+    assert episode.error is None
+    assert [error["param"] for error in errors] == ["temperature", "logprobs", "n", "seed"]
+    assert "`ignore`" in errors[0]["message"]
+    assert (episode.metrics["refused"], episode.metrics["calls"]) == (4, 1)
+
+
+def test_the_shortest_bound_of_a_reply_counts() -> None:
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            said = [{"role": "user", "content": "Q"}]
+            await asked(http, endpoint, "agent", said, max_completion_tokens=7)
+            return 1.0
+
+    environment = harness(program)
+    player = player_of(environment, [{"agent": ["a"]}])
+    asks = player.engine.sample
+    limits: list[int] = []
+
+    async def noting(requests: Any) -> Any:
+        limits.extend(request.sampling.max_tokens for request in requests)
+        return await asks(requests)
+
+    player.engine.sample = noting  # type: ignore[method-assign]
+    try:
+        player.play_blocking([EpisodeSpec("e0", environment.tasks("train")[0], "g", seed=0)])
+    finally:
+        player.close()
+    assert limits == [7]
+
+
+def test_rewards_are_posted_at_any_time() -> None:
+    codes: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> None:
+        async with aiohttp.ClientSession() as http:
+            for number in range(2):
+                await asked(http, endpoint, "a", [{"role": "user", "content": str(number)}])
+                for body in ({"a": {"style": 0.5}}, {"b": 1}, {"a": "x"}):
+                    async with http.post(f"{endpoint.url}/reward", json=body) as response:
+                        codes.append(response.status)
+
+    (episode,) = played(harness(program, agents=["a", "b"]), [{"a": ["x", "y"]}])
+    assert (episode.error, episode.rewards()) == (None, {"a": 1.0})
+    assert [turn.components for row in episode.trajectories["a"] for turn in row.turns] == [{"style": 0.5}] * 2
+    assert codes == [200, 409, 400] * 2
+
+
+def test_two_hundred_episodes_at_once() -> None:
+    running, most = 0, 0
+
+    async def program(row: Any, endpoint: Any) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        async with aiohttp.ClientSession() as http:
+            one = await asked(http, endpoint, "a", [{"role": "user", "content": str(row["n"])}])
+            two = await asked(http, endpoint, "b", [{"role": "user", "content": one["content"]}])
+        running -= 1
+        return float(two["content"])
+
+    plans = [{"a": ["x"], "b": [str(number)]} for number in range(200)]
+    episodes = played(harness(program, 200, agents=["a", "b"]), plans)
+    assert most == 200
+    assert [episode.rewards() for episode in episodes] == [{"a": float(n), "b": float(n)} for n in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"command": "python a.py"}, "a list of words"),
+        ({"command": ["a"], "function": print}, "not both"),
+        ({"max_calls": 0}, "max_calls is 0"),
+        ({"lease_seconds": 0}, "lease_seconds is 0"),
+        ({"host": "0.0.0.0"}, "MRLM_TOKEN"),
+        ({"agents": "a"}, "harness: agents"),
+    ],
+)
+def test_wrong_settings(options: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        HarnessEnvironment([{"a": 1}], **options)
+
+
+def test_a_taken_port_is_named() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        return 1.0
+
+    one = harness(program)
+    port = int(one.gateway.start().rpartition(":")[2])
+    other = harness(program, port=port)
+    try:
+        with pytest.raises(MRLMError, match=f"{port}.*choose another port"):
+            asyncio.run(other.reset(other.tasks("train")[0]))
+    finally:
+        one.close()
+        other.close()
