@@ -1,3 +1,9 @@
+from .adapters.codec import IllegalActionError as IllegalActionError
+from .adapters.codec import TextCodec as TextCodec
+from .adapters.gymnasium import GymnasiumEnvironment as GymnasiumEnvironment
+from .adapters.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
+from .adapters.textarena import TextArenaCodec as TextArenaCodec
+from .adapters.textarena import TextArenaEnvironment as TextArenaEnvironment
 from .centralized import Centralized as Centralized
 from .class_completion.environment import ClassCompletionEnvironment as ClassCompletionEnvironment
 from .code.environment import CodeEnvironment as CodeEnvironment

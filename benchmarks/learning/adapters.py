@@ -1,0 +1,72 @@
+"""Train the tiny model on environments of other libraries, for several seeds.
+
+    python benchmarks/learning/adapters.py [--configs gymnasium pettingzoo textarena] [--seeds 0 1 2] [--json out.json]
+
+Each configuration of configs/tasks/adapters runs once per seed. Printed are means over the first and the last five
+rollouts, of 128 episodes each, and for self-play the scores against the initial policy before and after, with 95 %
+intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
+
+CONFIGS = ("gymnasium", "pettingzoo", "textarena")
+MEASURES = ("reward", "success", "illegal")
+ENDS = 5
+"""Rollouts at the beginning and the end."""
+
+
+def learned(config: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Train once and return what changed."""
+    path = f"configs/tasks/adapters/{config}.yaml"
+    command = [str(Path(sys.executable).with_name("mrlm")), "fit", "--config", path, "--seed_everything", str(seed)]
+    result = subprocess.run([*command, "--trainer.default_root_dir", str(folder)], capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    with (folder / "metrics.csv").open() as file:
+        rollouts = [row for row in csv.DictReader(file) if row["rollout/reward"]]
+    row: dict[str, Any] = {"config": config, "seed": seed}
+    for measure in MEASURES:
+        values = [float(rollout[f"rollout/{measure}"]) for rollout in rollouts if rollout.get(f"rollout/{measure}")]
+        if values:
+            row[measure] = [round(sum(part) / len(part), 3) for part in (values[:ENDS], values[-ENDS:])]
+    scores = folder / "self_play.json"
+    if scores.exists():
+        games = json.loads(scores.read_text())["anchors"]
+        row["score"] = [[round(games[end][key], 3) for key in ("score", "low", "high")] for end in (0, -1)]
+    return row
+
+
+def main() -> None:
+    """Train every configuration with every seed and print a row each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--configs", nargs="+", choices=CONFIGS, default=CONFIGS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for config in options.configs:
+        for seed in options.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(learned(config, seed, Path(folder) / "run"))
+            print(json.dumps(rows[-1]), flush=True)
+    if options.json:
+        found = provenance()
+        found["versions"] |= {name: version(name) for name in options.configs}
+        options.json.write_text(json.dumps(found | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Environments with Gymnasium's spaces as conversations: what agents see, and turns with illegal replies."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from mrlm_environments.adapters.codec import IllegalActionError, TextCodec
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least
+
+
+@dataclass(frozen=True)
+class View:
+    """What an agent that acts next sees: its observation, and the mask of its legal actions or None."""
+
+    observation: Any
+    mask: Any = None
+
+
+def view(observation: Any, info: Mapping[str, Any]) -> View:
+    """Return a view, with the mask of the observation or the info.
+
+    >>> view({"observation": 3, "action_mask": [1, 0]}, {}), view(3, {"action_mask": [0, 1]})
+    (View(observation=3, mask=[1, 0]), View(observation=3, mask=[0, 1]))
+    """
+    if not isinstance(observation, Mapping) or "action_mask" not in observation:
+        return View(observation, info.get("action_mask"))
+    rest = {key: part for key, part in observation.items() if key != "action_mask"}
+    return View(rest["observation"] if set(rest) == {"observation"} else rest, observation["action_mask"])
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A library's environment between two actions.
+
+    Args:
+        views: of the agents that act next; empty at the end.
+        rewards: since the last moment.
+        truncated: a limit ended the episode.
+    """
+
+    views: Mapping[str, View]
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    truncated: bool = False
+
+
+class Live:
+    """The library's environment that an instance plays; a copy or an unpickled instance makes its own."""
+
+    def __init__(self) -> None:
+        self.environment: Any = None
+
+    def __reduce__(self) -> tuple[type[Live], tuple[()]]:
+        return Live, ()
+
+
+class SpacesEnvironment(Environment):
+    """Base class of the environments with Gymnasium's spaces.
+
+    A reply without a legal action is answered with the reason and the legal actions; after ``retries`` such answers to
+    one decision the episode ends (``illegal_action``) and the agent earns ``penalty``. The metric ``illegal`` is the
+    fraction of these replies. A reward from before an agent's first decision is added to that of the decision.
+
+    Copies in the middle of an episode begin anew (``forks`` is False), since copies of many environments differ from
+    the original; turn trees replay the earlier turns.
+
+    Args:
+        id: name of the library's environment.
+        settings: arguments for it.
+        codec: its observations and actions as text; None is ``TextCodec()``.
+        prompt: of each agent's first message, before the observation, with {id}, {agent} and {instructions}.
+        retries: further replies to one observation after one without a legal action.
+        penalty: reward of an agent that ends the episode so.
+        success_at: the episode succeeds if the agents' mean return is at least this; None: success is not known.
+
+    Raises:
+        ConfigurationError: the library is not installed, does not know the environment or its settings, or an
+            observation or action has no text form.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        settings: dict[str, Any] | None,
+        codec: TextCodec | None,
+        prompt: str,
+        retries: int,
+        penalty: float,
+        success_at: float | None,
+    ) -> None:
+        at_least(0, f"{self.name}: ", retries=retries)
+        self.id, self.settings, self.codec, self.prompt = id, dict(settings or {}), codec or TextCodec(), prompt
+        self.retries, self.penalty, self.success_at = retries, penalty, success_at
+        self._live = Live()
+        try:
+            made = self.make()
+            self.agents = self.agents_of(made)
+            for agent, seen in self.start(made, 0).views.items():
+                self._opening(made, agent)
+                self.codec.observation(seen.observation, agent)
+            made.close()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # a library may raise anything
+            raise ConfigurationError(
+                f"{self.name}: {id!r} with settings {self.settings} and prompt {prompt!r} raised "
+                f"{type(error).__name__}: {error}; correct the one that it names"
+            ) from error
+
+    @abstractmethod
+    def make(self) -> Any:
+        """Return a new environment of the library."""
+
+    @abstractmethod
+    def agents_of(self, made: Any) -> tuple[str, ...]:
+        """Return all agents of the library's environment."""
+
+    @abstractmethod
+    def action_space(self, made: Any, agent: str) -> Any:
+        """Return an agent's action space."""
+
+    @abstractmethod
+    def start(self, made: Any, seed: int) -> Moment:
+        """Reset the library's environment."""
+
+    @abstractmethod
+    def act(self, made: Any, actions: Mapping[str, Any]) -> Moment:
+        """Step the library's environment by the actions of the agents that are due."""
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return seeds without end; see :meth:`Environment.tasks`."""
+        return SeededTasks(self.name, split, _seed, lambda data: str(data["seed"]))
+
+    def reset(self, task: Task) -> Observations:
+        """Begin an episode; see :meth:`Environment.reset`."""
+        if self._live.environment is None:
+            self._live.environment = self.make()
+        self._actions: dict[str, Any] = {}
+        self._tries = dict.fromkeys(self.agents, 0)
+        self._returns = dict.fromkeys(self.agents, 0.0)
+        self._held: dict[str, float] = {}
+        self._spoke: set[str] = set()
+        self._views = self.start(self._live.environment, task.data["seed"]).views
+        return self._observations()
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Read the replies and, once all are legal, act; see :meth:`Environment.step`."""
+        made, faults = self._live.environment, {}
+        self._spoke.update(actions)
+        for agent, message in actions.items():
+            space, mask = self.action_space(made, agent), self._views[agent].mask
+            try:
+                self._actions[agent] = self.codec.action(message.content, space, mask)
+            except IllegalActionError as error:
+                faults[agent] = str(error)
+        metrics = {"illegal": float(len(faults)), "illegal_of": float(len(actions))}
+        lost = [agent for agent in faults if self._tries[agent] == self.retries]
+        if faults and not lost:
+            for agent in faults:
+                self._tries[agent] += 1
+            return Step({agent: (Message("user", fault),) for agent, fault in faults.items()}, metrics=metrics)
+        if lost:
+            moment, reason = Moment({}, dict.fromkeys(lost, self.penalty)), "illegal_action"
+        else:
+            chosen, self._actions = self._actions, {}
+            self._tries = dict.fromkeys(self.agents, 0)
+            moment = self.act(made, chosen)
+            reason = "truncated" if moment.truncated else "terminated"
+        self._views, done = moment.views, not moment.views
+        rewards = self._earned(moment.rewards)
+        mean = sum(self._returns.values()) / len(self.agents)
+        return Step(
+            observations=self._observations(),
+            rewards=rewards,
+            components={agent: {"illegal" if lost else "reward": reward} for agent, reward in rewards.items()},
+            done=done,
+            stop_reason=reason if done else "",
+            truncated=moment.truncated,
+            success=mean >= self.success_at if done and self.success_at is not None else None,
+            metrics=metrics,
+        )
+
+    def close(self) -> None:
+        """Close the library's environment; see :meth:`Environment.close`."""
+        made, self._live.environment = self._live.environment, None
+        if made is not None:
+            made.close()
+
+    def _observations(self) -> Observations:
+        made, found = self._live.environment, {}
+        for agent, seen in self._views.items():
+            parts = [] if agent in self._spoke else [self._opening(made, agent)]
+            parts.append(self.codec.observation(seen.observation, agent))
+            parts.append(self.codec.choices(self.action_space(made, agent), seen.mask))
+            found[agent] = (Message("user", "\n".join(filter(None, parts))),)
+        return found
+
+    def _opening(self, made: Any, agent: str) -> str:
+        instructions = self.codec.instructions(self.action_space(made, agent))
+        return self.prompt.format(id=self.id, agent=agent, instructions=instructions)
+
+    def _earned(self, rewards: Mapping[str, float]) -> dict[str, float]:
+        """Return the rewards of agents that have decided, with those from before."""
+        for agent, reward in rewards.items():
+            self._held[agent] = self._held.get(agent, 0.0) + float(reward)
+        earned = {agent: self._held.pop(agent) for agent in list(self._held) if agent in self._spoke}
+        for agent, reward in earned.items():
+            self._returns[agent] += reward
+        return earned
+
+
+def _seed(rng: Random) -> dict[str, Any]:
+    return {"seed": rng.randrange(1 << 31)}
