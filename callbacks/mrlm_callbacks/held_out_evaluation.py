@@ -16,7 +16,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
-from mrlm_pl.runs.recorded_run import recorded_settings
+from mrlm_pl.runs.records.run import recorded_settings
 from mrlm_pl.settings import at_least, one_of
 
 

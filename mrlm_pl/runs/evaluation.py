@@ -14,7 +14,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.runs.plugins import environment_from, find_environment
-from mrlm_pl.runs.recorded_run import SINGLE, RecordedRun, read_run
+from mrlm_pl.runs.records.run import SINGLE, RecordedRun, read_run
 
 if TYPE_CHECKING:
     from mrlm_pl.evaluation.arena import ArenaReport

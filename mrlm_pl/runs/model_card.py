@@ -14,7 +14,7 @@ import yaml
 
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.model_folders import exported_policies
-from mrlm_pl.runs.recorded_run import recorded_configuration, recorded_iterations
+from mrlm_pl.runs.records.run import recorded_configuration, recorded_iterations
 
 CARD = "README.md"
 LIBRARIES = ("mrlm", "torch", "transformers", "lightning")

@@ -96,7 +96,7 @@ class PettingZooEnvironment(SpacesEnvironment):
 
     def _act_in_turn(self, made: Any, action: Any) -> Moment:
         """Step by the selected agent; step the dead ones by None until a living one is selected or none is left."""
-        before = {**made._cumulative_rewards, made.agent_selection: 0}  # the agent's own sum begins anew
+        before = {**made._cumulative_rewards, made.agent_selection: 0}  # the agent's own sum starts at 0
         made.step(action)
         rewards = {str(agent): total - before.get(agent, 0) for agent, total in made._cumulative_rewards.items()}
         limited = False

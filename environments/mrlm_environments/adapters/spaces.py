@@ -66,7 +66,7 @@ class SpacesEnvironment(Environment):
     one decision the episode ends (``illegal_action``) and the agent earns ``penalty``. The metric ``illegal`` is the
     fraction of these replies. A reward from before an agent's first decision is added to that of the decision.
 
-    Copies in the middle of an episode begin anew (``forks`` is False), since copies of many environments differ from
+    Copies in the middle of an episode start a new one (``forks`` is False), since copies of many environments differ from
     the original; turn trees replay the earlier turns.
 
     Args:

@@ -25,7 +25,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
 from mrlm_pl.runs.plugins import load_package, load_plugins
-from mrlm_pl.runs.recorded_run import latest_configuration
+from mrlm_pl.runs.records.run import latest_configuration
 
 OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.serving")
 """Packages of this one whose classes may be named without their path."""

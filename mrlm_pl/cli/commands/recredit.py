@@ -13,7 +13,7 @@ from jsonargparse.typing import NonNegativeInt
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.recorded_run import recorded_model
+from mrlm_pl.runs.records.run import recorded_model
 
 if TYPE_CHECKING:
     from mrlm_pl.runs.records.credit import AgentChange

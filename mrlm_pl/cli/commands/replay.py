@@ -89,7 +89,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
         RolloutError: the environment fails.
     """
     from mrlm_pl.runs import whatif
-    from mrlm_pl.runs.recorded_run import recorded_iterations
+    from mrlm_pl.runs.records.run import recorded_iterations
 
     parser = record_parser(
         "whatif", "Replace a decision of a recorded episode, play the rest, and compare the returns."

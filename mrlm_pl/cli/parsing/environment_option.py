@@ -16,7 +16,7 @@ from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.runs.plugins import import_environment
-from mrlm_pl.runs.recorded_run import RecordedEnvironment, RecordedRun, read_run
+from mrlm_pl.runs.records.run import RecordedEnvironment, RecordedRun, read_run
 
 _OPTION = "--environment"
 

@@ -16,7 +16,7 @@ from mrlm_pl.cli.parsing.configuration import leaves
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
-from mrlm_pl.runs.recorded_run import latest_configuration
+from mrlm_pl.runs.records.run import latest_configuration
 
 _OF_THE_START = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")
 _WEIGHTS = "the weights come from the checkpoint"

@@ -20,7 +20,7 @@ from mrlm_pl.episode import Episode, Turn, branches, person_of
 from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import sampling_from
-from mrlm_pl.runs.recorded_run import (
+from mrlm_pl.runs.records.run import (
     latest_configuration,
     read_run,
     recorded_iterations,

@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, differences
 from mrlm_pl.runs.evaluation import SeatedModel
-from mrlm_pl.runs.recorded_run import recorded_iterations
+from mrlm_pl.runs.records.run import recorded_iterations
 
 if TYPE_CHECKING:
     from mrlm_pl.rollout.replay import RecordPlayer

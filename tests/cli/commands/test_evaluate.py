@@ -12,7 +12,7 @@ from mrlm_pl.cli.commands.evaluate import sampling_of
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import missing_folder
-from mrlm_pl.runs.recorded_run import RecordedRun, read_run
+from mrlm_pl.runs.records.run import RecordedRun, read_run
 
 FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
 
