@@ -16,7 +16,7 @@ from mrlm_pl.settings import at_least
 
 @dataclass(frozen=True)
 class View:
-    """What an agent that acts next sees: its observation, and the mask of its legal actions or None."""
+    """The view of an agent that acts next: its observation, and the mask of its legal actions or None."""
 
     observation: Any
     mask: Any = None
@@ -66,8 +66,8 @@ class SpacesEnvironment(Environment):
     one decision the episode ends (``illegal_action``) and the agent earns ``penalty``. The metric ``illegal`` is the
     fraction of these replies. A reward from before an agent's first decision is added to that of the decision.
 
-    Copies in the middle of an episode start a new one (``forks`` is False), since copies of many environments differ from
-    the original; turn trees replay the earlier turns.
+    Copies in the middle of an episode start a new one (``forks`` is False), since copies of many environments differ
+    from the original; turn trees replay the earlier turns.
 
     Args:
         id: name of the library's environment.
