@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test check install test-all peers tiny-model clean
+.PHONY: quickstart test check install test-all peers verifiers openenv tiny-model clean
 
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
@@ -50,6 +50,22 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 	.venv-peers-multi/bin/python -m pip install --quiet "comlrl==1.4.3" "transformers==5.23.*"
 	touch $@
 
+# An environment server of ours needs neither torch nor the other dependencies that are left out here.
+SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "jsonargparse[signatures]" jsonschema lazy-loader \
+	msgspec "protobuf>=7.35.1" regex rich sqlglot xxhash
+verifiers: .venv-verifiers/.installed  ## verifiers, whose pinned packages collide with ours, and a server of ours without torch
+.venv-verifiers/.installed:
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install --quiet "verifiers==0.4.0" $(SERVER)
+	.venv-verifiers/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+openenv: .venv-openenv/.installed  ## OpenEnv, for the slow tests of its protocol
+.venv-openenv/.installed:
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install --quiet "openenv==0.10.0"
+	touch $@
+
 # One thread: the number of threads sets the order of additions, and so the last digits of the weights.
 tiny-model: export OMP_NUM_THREADS = 1
 tiny-model: $(VENV)/.installed  ## train the weights of builtin:tiny, in runs/tiny-model/policies/main (about five minutes)
@@ -58,4 +74,4 @@ tiny-model: $(VENV)/.installed  ## train the weights of builtin:tiny, in runs/ti
 	$(BIN)/mrlm train --config configs/recipes/tiny.yaml --output runs/tiny-model
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-peers-multi build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

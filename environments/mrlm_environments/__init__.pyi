@@ -4,6 +4,9 @@ from .adapters.gymnasium import GymnasiumEnvironment as GymnasiumEnvironment
 from .adapters.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from .adapters.textarena import TextArenaCodec as TextArenaCodec
 from .adapters.textarena import TextArenaEnvironment as TextArenaEnvironment
+from .adapters.openenv import OpenEnvEnvironment as OpenEnvEnvironment
+from .adapters.reasoning_gym import ReasoningGymEnvironment as ReasoningGymEnvironment
+from .adapters.verifiers import VerifiersEnvironment as VerifiersEnvironment
 from .centralized import Centralized as Centralized
 from .class_completion.environment import ClassCompletionEnvironment as ClassCompletionEnvironment
 from .code.environment import CodeEnvironment as CodeEnvironment

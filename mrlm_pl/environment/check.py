@@ -41,7 +41,7 @@ class Check:
     Args:
         name: its id, which stays the same in later versions.
         passed: whether it found no fault.
-        message: what it found.
+        message: the finding.
         applies: False where the environment has nothing to check.
         measures: numbers that it found.
     """

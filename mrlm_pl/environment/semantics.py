@@ -325,7 +325,7 @@ class SemanticChecks:
         try:
             play(environment, task, replies, max_turns=self.max_turns, began=break_part)
             survived = bool(uses)
-        except Exception:  # the failure, or what the environment makes of it
+        except Exception:  # the failure, or the error that the environment makes of it
             survived = False
         if uses:
             reached.add(place)

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from jsonargparse import ActionConfigFile
@@ -35,6 +35,9 @@ from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.connection import Address
 from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
+
+if TYPE_CHECKING:
+    from mrlm_pl.serving.openenv import OpenEnvServer
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +76,10 @@ def _check_roles(options: Any) -> None:
         ConfigurationError: options exclude each other, or an address is wrong.
     """
     hosted = (options.environment, options.environments, options.settings, options.policies, options.verifier)
-    if options.controller and (options.join or any(hosted)):
+    if options.controller and (options.join or any(hosted) or options.openenv_port is not None):
         raise ConfigurationError(
-            "controller: it hosts nothing; leave out environments, settings, policies, verifier and join, and start "
-            "workers with `mrlm serve --environments ... --join HOST:PORT`"
+            "controller: it hosts nothing; leave out environments, settings, policies, verifier, openenv_port and "
+            "join, and start workers with `mrlm serve --environments ... --join HOST:PORT`"
         )
     if options.advertise and not options.join:
         raise ConfigurationError("advertise: only a controller needs it; name one with `--join HOST:PORT`")
@@ -193,6 +196,7 @@ def serve_parser() -> CommandParser:
     add("--step_seconds", type=PositiveFloat, default=60.0, help="Time for one call of an environment.")
     add("--message_mb", type=PositiveInt, default=16, help="Size of the largest message, in MiB.")
     add("--grace_seconds", type=PositiveFloat, default=30.0, help="Time for live sessions to end after SIGTERM.")
+    add("--openenv_port", type=NonNegativeInt | None, help="Port for OpenEnv's clients; 0 takes a free one, prints it.")
     add("--metrics_port", type=NonNegativeInt, default=0, help="Port of metrics for Prometheus; 0 has none.")
     return parser
 
@@ -266,10 +270,22 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
     return make
 
 
+async def _openenv_server(server: EnvironmentServer, port: int | None) -> OpenEnvServer | None:
+    """Return a server for OpenEnv's clients that has started, or None without a port."""
+    if port is None:
+        return None
+    from mrlm_pl.serving.openenv import OpenEnvServer
+
+    openenv = OpenEnvServer(server, int(port))
+    await openenv.start()
+    return openenv
+
+
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
     if options.metrics_port:
         serve_metrics(server, options.metrics_port)
     await server.start()
+    openenv = await _openenv_server(server, options.openenv_port)
     membership = None
     if options.join:
         server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
@@ -284,6 +300,9 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS)
     print(f"serving on {server.endpoint.host}:{server.port}", flush=True)
+    if openenv is not None:
+        names = ", ".join(f"/{name}" for name in server.offer.factories)
+        print(f"OpenEnv on http://{server.endpoint.host}:{openenv.port} with {names}", flush=True)
     ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
     if membership is not None:
         ends.append(asyncio.ensure_future(membership.refused()))
@@ -294,6 +313,8 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)  # a second signal ends the process at once
     await server.drain(options.grace_seconds)
+    if openenv is not None:
+        await openenv.stop()
     if membership is not None:
         await membership.stop()
     for end in done:

@@ -1,0 +1,261 @@
+"""Environments on OpenEnv servers, over their WebSocket protocol. Needs no package of OpenEnv."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mrlm_environments.data_tasks import DataTasks
+from mrlm_pl.concurrency.backoff import Backoff
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
+from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.serving.transport.connection import submit
+from mrlm_pl.serving.transport.security import read_token
+from mrlm_pl.settings import at_least, positive
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MEBIBYTE = 1 << 20
+
+
+class OpenEnvEnvironment(Environment):
+    """Plays on an OpenEnv server with one agent; each episode is a connection.
+
+    The action has one field for the whole reply, or the reply is a JSON object of the action's fields. A reply that is
+    not, or that the server rejects as invalid, earns 0, and the agent receives the reason. An error of the server's
+    environment fails the episode. The reward is the server's.
+
+    Args:
+        url: of the server, ``http://HOST:PORT``, as OpenEnv's ``base_url``.
+        data: rows of arguments of ``reset``, or a file of these; None resets with a seed that differs for each task.
+        action: field of the action that holds the reply, ``json`` if the reply is the whole action; empty asks the
+            server: the only required field if it is a text, else ``json``.
+        observation: text for the agent with fields of the observation in braces; empty is the conversation where the
+            observation holds one, else the only text field, else the observation as JSON.
+        system_prompt: a system message before the first observation; empty is none.
+        max_turns: steps after which the episode is truncated; None leaves the end to the server.
+        message_seconds: deadline of one answer, and of the wait for a session on a full server.
+        message_mb: size of the largest message, in MiB.
+        token_file: file with a token that is sent as ``Authorization: Bearer``; None sends none.
+
+    Raises:
+        ConfigurationError: the URL is not of that form, or a number is out of range.
+    """
+
+    name = "openenv"
+
+    def __init__(
+        self,
+        url: str,
+        data: str | list[dict[str, Any]] | None = None,
+        action: str = "",
+        observation: str = "",
+        system_prompt: str = "",
+        max_turns: int | None = None,
+        message_seconds: float = 60.0,
+        message_mb: int = 100,
+        token_file: str | None = None,
+    ) -> None:
+        scheme, _, place = url.partition("://")
+        if scheme not in ("http", "https", "ws", "wss") or not place:
+            raise ConfigurationError(f"openenv: url is {url!r}; give http://HOST:PORT")
+        positive("openenv: ", message_seconds=message_seconds, message_mb=message_mb)
+        at_least(1, "openenv: ", max_turns=max_turns)
+        self.url = f"{scheme.replace('ws', 'http')}://{place.rstrip('/')}"
+        self.action, self.observation, self.system_prompt = action, observation, system_prompt
+        self.max_turns, self.message_seconds, self.message_mb = max_turns, message_seconds, message_mb
+        # Without a file no token is sent: MRLM_TOKEN is not meant for servers of others.
+        self._headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
+        self._tasks = DataTasks(self.name, data, "stop")
+        self._link: _Link | None = None
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return the rows of the data, or seeds without end; see :meth:`Environment.tasks`."""
+        return self._tasks.source(split, lambda rng: {"seed": rng.randrange(1 << 31)}, "seed", (), _identity, dict)
+
+    def identity(self, task: Task) -> str:
+        """Return the arguments of ``reset``; see :meth:`Environment.identity`."""
+        return _identity(task.data)
+
+    async def reset(self, task: Task) -> Observations:  # type: ignore[override] # async versions are accepted
+        """Connect and reset; see :meth:`Environment.reset`.
+
+        Raises:
+            RemoteError: the server does not answer, refuses, or has no room for ``message_seconds``.
+        """
+        self._turn, self._form, schema = 0, self.action, None
+        waiting = Backoff(self.message_seconds)
+        while True:
+            self.close()
+            self._link = _Link(self.url, self._headers, self.message_seconds, self.message_mb)
+            self._dropped = weakref.finalize(self, self._link.close)
+            try:
+                found = await self._link.ask("reset", dict(task.data))
+                break
+            except FullServerError:
+                if not await waiting.pause():
+                    raise
+        if found.get("done"):
+            raise RemoteError(f"openenv: {self.url} ends the episode at its reset of {dict(task.data)}")
+        if self.action in ("", "json"):
+            schema = await self._link.schema()
+            self._form = self.action or _only_text(schema) or "json"
+        shown = self._shown(found)
+        if self._form == "json":
+            asked = f"Reply with one JSON object of this schema: {json.dumps(schema)}"
+            shown = [*shown, Message("user", asked)]
+        return {self.agents[0]: [Message("system", self.system_prompt), *shown] if self.system_prompt else shown}
+
+    async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
+        """Send the action; see :meth:`Environment.step`.
+
+        Raises:
+            RemoteError: the server does not answer, or its environment raised an error.
+        """
+        assert self._link is not None
+        self._turn += 1
+        agent, text = self.agents[0], actions[self.agents[0]].content
+        late = self.max_turns is not None and self._turn >= self.max_turns
+        try:
+            found = await self._link.ask("step", _object(text) if self._form == "json" else {self._form: text})
+        except InvalidActionError as error:
+            seen = {} if late else {agent: [Message("user", f"This is no valid action: {error}")]}
+            return Step(seen, {agent: 0.0}, {}, late, "max_turns" * late, late, metrics={"invalid": 1.0})
+        reward, done = float(found.get("reward") or 0.0), bool(found.get("done"))
+        solved = found["observation"].get("success")
+        return Step(
+            {} if done or late else {agent: self._shown(found)},
+            {agent: reward},
+            done=done or late,
+            stop_reason="done" if done else "max_turns" if late else "",
+            truncated=bool(found["observation"].get("truncated")) if done else late,
+            success=solved if done and isinstance(solved, bool) else None,
+            metrics={"invalid": 0.0},
+        )
+
+    def close(self) -> None:
+        """Close the connection; see :meth:`Environment.close`."""
+        if self._link is not None:
+            self._dropped()
+            self._link = None
+
+    def _shown(self, found: Mapping[str, Any]) -> list[Message]:
+        """Return an observation as messages."""
+        seen = {
+            name: value for name, value in found["observation"].items() if name not in ("metadata", "done", "reward")
+        }
+        if self.observation:
+            return [Message("user", self.observation.format_map(seen))]
+        if isinstance(chat := seen.get("messages"), dict) and len(chat) == 1:
+            (given,) = chat.values()
+            return [Message(message["role"], message["content"]) for message in given]
+        texts = [value for value in seen.values() if isinstance(value, str)]
+        return [Message("user", texts[0] if len(texts) == 1 else json.dumps(seen, ensure_ascii=False))]
+
+
+class FullServerError(RemoteError):
+    """The server has as many sessions as it allows."""
+
+
+class InvalidActionError(Exception):
+    """A reply is not an action of the server's schema."""
+
+
+class _Link:
+    """A connection, made with its first message, on the event loop that all connections of the process share."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], seconds: float, megabytes: int) -> None:
+        self.url, self.headers, self.seconds, self.size = url, headers, seconds, megabytes * MEBIBYTE
+        self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the server's actions."""
+        return await self._run(self._schema())
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message and return the data of the answer.
+
+        Raises:
+            InvalidActionError: the server rejects the action as invalid.
+            FullServerError: it has no room for a session.
+            RemoteError: there is no answer, or another error.
+        """
+        return await self._run(self._ask(kind, data))
+
+    def close(self) -> None:
+        """Close the connection in the background."""
+        submit(self._close())
+
+    async def _run(self, work: Any) -> Any:
+        import aiohttp  # here, so that other environments start without it
+
+        try:
+            return await asyncio.wrap_future(submit(asyncio.wait_for(work, self.seconds)))
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, LookupError) as error:
+            told = str(error) or f"no answer within {self.seconds:g} s"
+            raise RemoteError(f"openenv: {self.url}: {type(error).__name__}: {told}") from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self.headers)
+        return self._session
+
+    async def _schema(self) -> dict[str, Any]:
+        async with self._opened().get(f"{self.url}/schema") as answer:
+            answer.raise_for_status()
+            return dict((await answer.json())["action"])
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        if self._socket is None:
+            self._socket = await self._opened().ws_connect(f"{self.url}/ws", max_msg_size=self.size, heartbeat=20.0)
+        await self._socket.send_json({"type": kind, "data": data})
+        answer = await self._socket.receive_json()
+        if answer["type"] == "error":
+            told = f"{answer['data'].get('message')} {answer['data'].get('errors') or ''}".strip()
+            if kind == "step" and answer["data"].get("code") == "VALIDATION_ERROR":
+                raise InvalidActionError(told)
+            failure = FullServerError if answer["data"].get("code") == "CAPACITY_REACHED" else RemoteError
+            raise failure(f"openenv: {self.url} answers {kind!r} with {answer['data'].get('code')}: {told}")
+        return dict(answer["data"])
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True)
+
+
+def _only_text(schema: Mapping[str, Any]) -> str | None:
+    """Return the only required field of an action if it is a text, else None."""
+    required = schema.get("required", [])
+    return required[0] if len(required) == 1 and schema["properties"][required[0]].get("type") == "string" else None
+
+
+def _object(reply: str) -> dict[str, Any]:
+    """Return the JSON object in a reply, which may stand in a fenced block.
+
+    Raises:
+        InvalidActionError: it is none.
+
+    >>> _object('```json\\n{"move": 3}\\n```')
+    {'move': 3}
+    """
+    text = reply.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidActionError(f"it is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InvalidActionError("it is not a JSON object")
+    return found

@@ -1,0 +1,163 @@
+"""The generators of reasoning-gym, with their scores. Needs the extra ``reasoning_gym``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from mrlm_environments.data_tasks import opening
+from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, meant
+from mrlm_pl.settings import between, positive
+
+INDICES = 1 << 31
+POOL = 10_000
+"""Problems of the few generators that make all of theirs at once; the others have one for each index."""
+
+_generating = threading.Lock()
+
+
+class ReasoningGymEnvironment(SingleAgentEnvironment):
+    """One problem of a reasoning-gym generator, one reply, the generator's score as the reward.
+
+    The reward is ``score_answer`` of the last answer tag in the reply, from 0 to 1, and 0 without a tag. A scorer that
+    raises an error on an answer scores it 0, and the metric ``scorer_errors`` counts it. Some scorers evaluate
+    answers as Python or sympy expressions: see the documents.
+
+    Args:
+        generators: settings of each generator by its name, such as ``{chain_sum: {max_terms: 3}}``; without settings
+            ``{}``. ``seed`` and ``size`` belong to the environment.
+        weights: relative frequency of generators; 1 for those that are left out.
+        tag: name of the tag around the answer; empty scores the whole reply.
+        system_prompt: name of a prompt in ``reasoning_gym.utils.SYSTEM_PROMPTS``, or a text; empty is none.
+        success_at: score from which a problem counts as solved.
+
+    Raises:
+        ConfigurationError: reasoning-gym is not installed, a generator or one of its settings does not exist or is out
+            of range, a weight is not positive or of another generator, or ``success_at`` is not between 0 and 1.
+    """
+
+    name = "reasoning_gym"
+    client_settings = ("tag", "system_prompt", "success_at")
+    forks = True
+
+    def __init__(
+        self,
+        generators: dict[str, dict[str, Any] | None],
+        weights: dict[str, float] | None = None,
+        tag: str = "answer",
+        system_prompt: str = "default",
+        success_at: float = 1.0,
+    ) -> None:
+        between(0, 1, "reasoning_gym: ", success_at=success_at)
+        positive("reasoning_gym: weights.", **(weights or {}))
+        if not generators or not set(weights or ()) <= set(generators):
+            raise ConfigurationError(
+                f"reasoning_gym: generators names {sorted(generators)} and weights {sorted(weights or ())}; name at "
+                "least one generator, and weights of these only"
+            )
+        self.generators = {name: dict(settings or {}) for name, settings in generators.items()}
+        self.weights = [(weights or {}).get(name, 1.0) for name in self.generators]
+        self.tag, self.success_at = tag, success_at
+        self.system_prompt = _library().utils.SYSTEM_PROMPTS.get(system_prompt, system_prompt)
+        for name in self.generators:
+            self._dataset(name)
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return generated problems without end; see :meth:`Environment.tasks`."""
+        return SeededTasks(self.name, split, self._generate, lambda data: f"{data['generator']}: {data['question']}")
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """Return the generator's answer in the tag, None where its own scorer does not give it 1."""
+        entry = self._posed(task)
+        if self._dataset(task.data["generator"]).score_answer(entry["answer"], entry) != 1.0:
+            return None
+        return {self.agents[0]: [f"<{self.tag}>{entry['answer']}</{self.tag}>" if self.tag else entry["answer"]]}
+
+    def begin(self, task: Task) -> Sequence[Message]:
+        """Return the question; see :meth:`SingleAgentEnvironment.begin`.
+
+        Raises:
+            EnvironmentContractError: the generator makes another question of the same index.
+        """
+        self._generator, self._entry = task.data["generator"], self._posed(task)
+        return opening(task.data["question"], self.system_prompt)
+
+    def reply(self, message: Message) -> Outcome:
+        """Score the answer; see :meth:`SingleAgentEnvironment.reply`."""
+        extract = _library().utils.extract_answer
+        answer = extract(message.content, self.tag) if self.tag else message.content.strip()
+        failed = False
+        try:
+            score = float(self._dataset(self._generator).score_answer(answer, self._entry))
+        except Exception:  # scorers parse answers in many ways, and raise anything on a malformed one
+            score, failed = 0.0, True
+        return Outcome(
+            {"score": score},
+            stop_reason="answered" if answer is not None else "unparsed",
+            success=score >= self.success_at,
+            metrics={"parsed": float(answer is not None), "scorer_errors": float(failed)},
+        )
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        (name,) = rng.choices(list(self.generators), self.weights)
+        index = rng.randrange(INDICES)
+        entry = self._made(name, index)
+        return {"generator": name, "index": index, "question": entry["question"], "answer": str(entry["answer"])}
+
+    def _posed(self, task: Task) -> dict[str, Any]:
+        """Return the entry of a task, whose other fields need not be JSON."""
+        entry = self._made(task.data["generator"], task.data["index"])
+        if entry["question"] != task.data["question"]:
+            raise EnvironmentContractError(
+                f"reasoning_gym: {task.data['generator']!r} now asks another question for index {task.data['index']}: "
+                "its settings or its version have changed, or it is not a function of its seed"
+            )
+        return entry
+
+    def _made(self, name: str, index: int) -> dict[str, Any]:
+        dataset = self._dataset(name)
+        with _generating:
+            try:
+                return dataset[index]
+            except IndexError:
+                return dataset[index % POOL]
+
+    def _dataset(self, name: str) -> Any:
+        datasets, settings = _library().factory.DATASETS, self.generators[name]
+        if name not in datasets:
+            hint = meant(name, datasets, f"there are {len(datasets)}, such as {', '.join(sorted(datasets)[:5])}")
+            raise ConfigurationError(f"reasoning_gym: there is no generator {name!r}; {hint}")
+        own = [field.name for field in dataclasses.fields(datasets[name][1]) if field.name not in ("seed", "size")]
+        if not set(settings) <= set(own):
+            raise ConfigurationError(
+                f"reasoning_gym: generators.{name} is {settings}; its settings are {', '.join(own)}"
+            )
+        try:
+            return _made_once(name, json.dumps(settings, sort_keys=True))
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigurationError(f"reasoning_gym: generators.{name} is {settings}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _made_once(name: str, settings: str) -> Any:
+    """Return a generator, which may read word lists while it is made; one for all environments of the process."""
+    return _library().create_dataset(name, seed=0, size=POOL, **json.loads(settings))
+
+
+def _library() -> Any:
+    """Return reasoning-gym.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ConfigurationError('reasoning_gym: install the extra, `pip install "mrlm[reasoning_gym]"`') from error
+    return reasoning_gym

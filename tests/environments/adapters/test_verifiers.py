@@ -1,0 +1,125 @@
+"""Environments of verifiers, which `make verifiers` installs beside a server of ours without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mrlm_environments import VerifiersEnvironment
+
+from mrlm_pl.environment import Message, Step
+from mrlm_pl.environment.check import check_environment
+from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.serving import RemoteEnvironment
+from tests.support.environment_servers import played
+
+ROOT = Path(__file__).parents[3]
+BIN = ROOT / ".venv-verifiers" / "bin"
+USERS = '{"id": "user-sim", "user": {"max_turns": 3}}'
+FAILING = """
+import verifiers.v1 as vf
+
+class Broken(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def scored(self, trace) -> float:
+        raise OSError("the judge is away")
+
+class BrokenTaskset(vf.Taskset[Broken, vf.TasksetConfig]):
+    def load(self):
+        return [Broken(vf.TaskData(prompt=f"Say {n}."), self.config.task) for n in range(30)]
+
+__all__ = ["BrokenTaskset"]
+"""
+
+
+def test_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(ConfigurationError, match="make verifiers"):
+        VerifiersEnvironment("reverse_words")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., RemoteEnvironment]]:
+    """Return a client of an environment on a server in the virtual environment of verifiers."""
+    if not (BIN / "mrlm").exists():
+        pytest.skip("verifiers is not installed; run `make verifiers`")
+    servers: list[subprocess.Popen[str]] = []
+
+    def start(taskset: str, *options: str, folder: Path = ROOT / "examples" / "adapters") -> RemoteEnvironment:
+        words = ["serve", "--environment", "verifiers", "--environment.taskset", taskset, "--port", "0", *options]
+        server = subprocess.Popen([str(BIN / "mrlm"), *words], cwd=folder, stdout=subprocess.PIPE, text=True)
+        servers.append(server)
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("serving on "), line
+        return RemoteEnvironment(line.split()[-1], "verifiers")
+
+    yield start
+    for server in servers:
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+def turn(environment: RemoteEnvironment, texts: dict[str, str]) -> Step:
+    """Return the answer to a turn."""
+    import asyncio
+
+    return asyncio.run(environment.step({agent: Message("assistant", text) for agent, text in texts.items()}))
+
+
+@pytest.mark.slow
+def test_the_reward_is_that_of_verifiers(serve: Callable[..., RemoteEnvironment]) -> None:
+    environment = serve("reverse_words")
+    check_environment(environment).raise_on_failure()
+    task = next(task for task in environment.tasks("train") if task.data["task"]["prompt"] == "Reverse: goldtin")
+    right = played(environment, "nitdlog", task=task)
+    assert right.rewards == {"agent": 1.0}
+    assert right.components == {"agent": {"exact": 0.8, "letters": pytest.approx(0.2)}}
+    part = played(environment, "gold?", task=task)  # g, o, l, d of g, o, l, d, t, i, n and ?
+    assert part.rewards == {"agent": pytest.approx(0.2 * 4 / 8)}
+    assert (part.metrics, part.stop_reason) == ({"characters": 5.0}, "agent_completed")
+
+
+@pytest.mark.slow
+def test_the_seats_of_an_environment_are_agents(serve: Callable[..., RemoteEnvironment]) -> None:
+    import asyncio
+
+    environment = serve("reverse_words", "--environment.config", USERS)
+    check_environment(environment).raise_on_failure()
+    assert environment.agents == ("assistant", "user")
+    task = next(task for task in environment.tasks("train") if task.data["task"]["prompt"] == "Reverse: leadzinc")
+    first = asyncio.run(environment.reset(task))
+    assert "Reverse: leadzinc" in first["user"][0].content
+    assert [turn(environment, {"user": "Please reverse leadzinc."}).observations["assistant"][-1].content] == [
+        "Please reverse leadzinc."
+    ]
+    assert turn(environment, {"assistant": "Which word?"}).observations["user"][-1].content == "Which word?"
+    assert turn(environment, {"user": "leadzinc"}).observations == {"assistant": (Message("user", "leadzinc"),)}
+    assert turn(environment, {"assistant": "cnizdael"}).observations["user"][-1].content == "cnizdael"
+    last = turn(environment, {"user": "###DONE###"})
+    assert (last.rewards, last.done) == ({"assistant": 1.0, "user": 0}, True)
+
+
+@pytest.mark.slow
+def test_a_failure_in_verifiers_fails_the_episode(serve: Callable[..., RemoteEnvironment], tmp_path: Path) -> None:
+    (tmp_path / "broken_rewards.py").write_text(FAILING)
+    environment = serve("broken_rewards", folder=tmp_path)
+    with pytest.raises(RemoteError, match="the judge is away"):
+        played(environment, "1", task=environment.tasks("train")[0])
+
+
+@pytest.mark.slow
+def test_a_missing_taskset_and_a_wrong_setting_are_named() -> None:
+    for options, told in (
+        (["reverse_wrods"], "taskset 'reverse_wrods' not found"),
+        (["reverse_words", "--environment.config", '{"agent": {"max_turnz": 3}}'], "max_turnz"),
+    ):
+        words = ["serve", "--environment", "verifiers", "--port", "0", "--environment.taskset", *options]
+        run = subprocess.run(
+            [str(BIN / "mrlm"), *words], cwd=ROOT / "examples" / "adapters", capture_output=True, text=True, timeout=300
+        )
+        assert run.returncode == 2
+        assert told in run.stderr

@@ -1,0 +1,310 @@
+"""Our OpenEnv server with our client, and both with the package `openenv` (`make openenv`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mrlm_environments import CoordinationGame, MathEnvironment, OpenEnvEnvironment
+
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.environment import Environment, Message, Step
+from mrlm_pl.environment.check import check_environment
+from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.serving.environments.hosted import Offer
+from mrlm_pl.serving.openenv import OpenEnvServer
+from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport.security import Identity
+from tests.support.environment_servers import Scripted, ServerProcess, eventually
+from tests.support.ports import free_port, nowhere
+
+PYTHON = Path(__file__).parents[2] / ".venv-openenv" / "bin" / "python"
+OFFERED: dict[str, Callable[[Any], Environment]] = {
+    "math": lambda settings: MathEnvironment((1, 1), max_attempts=2, system_prompt="Be brief."),
+    "coordination": lambda settings: CoordinationGame(),
+    "scripted": lambda settings: Scripted(),
+}
+
+
+class Exported:
+    """A server of environments for OpenEnv's clients, on its own event loop."""
+
+    def __init__(self, names: Sequence[str], token: str | None = None) -> None:
+        self.loop = EventLoopThread()
+        offer = Offer({name: OFFERED[name] for name in names}, processes=0, step_seconds=60.0)
+        self.server = EnvironmentServer(offer, Endpoint(token=token))
+        self.openenv = OpenEnvServer(self.server, 0)
+        for starting in (self.server.start(), self.openenv.start()):
+            self.loop.submit(starting).result(60)
+        self.url = f"http://127.0.0.1:{self.openenv.port}"
+
+    def stop(self) -> None:
+        for stopping in (self.openenv.stop(), self.server.stop()):
+            self.loop.submit(stopping).result(60)
+        self.loop.close()
+
+
+@pytest.fixture
+def export() -> Iterator[Callable[..., Exported]]:
+    servers: list[Exported] = []
+
+    def start(*names: str, **options: Any) -> Exported:
+        servers.append(Exported(names, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def conversation(environment: Environment, task: Any, *texts: str) -> tuple[list[Message], list[Step]]:
+    """Return the first messages and the steps of an episode."""
+
+    async def play() -> tuple[list[Message], list[Step]]:
+        first = await environment.reset(task)
+        return list(first["agent"]), [await environment.step({"agent": Message("assistant", text)}) for text in texts]
+
+    try:
+        return asyncio.run(play())
+    finally:
+        environment.close()
+
+
+def talk(url: str, *messages: Any, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return the answers to raw messages of one connection."""
+
+    async def send() -> list[dict[str, Any]]:
+        async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(f"{url}/ws") as socket:
+            answers = []
+            for message in messages:
+                await socket.send_str(message if isinstance(message, str) else json.dumps(message))
+                answers.append(await socket.receive_json(timeout=60))
+            return answers
+
+    return asyncio.run(send())
+
+
+def test_an_episode_is_that_of_the_environment(export: Callable[..., Exported]) -> None:
+    url = export("math").url
+    environment, native = OpenEnvEnvironment(url), OFFERED["math"]({})
+    task = environment.tasks("train")[4]
+    posed = native.tasks("train")[task.data["seed"]]
+    first, steps = conversation(environment, task, "no number", posed.data["answer"])
+    assert first == list(native.reset(posed)["agent"])
+    assert [message.role for message in first] == ["system", "user"]
+    assert [step.rewards["agent"] for step in steps] == [-0.3, 1.0]
+    assert steps[0].observations == {"agent": [Message("user", "That is not correct. Try again.")]}
+    assert (steps[1].done, steps[1].success, steps[1].truncated) == (True, True, False)
+
+
+def test_exported_environments_keep_the_contract_through_the_client(export: Callable[..., Exported]) -> None:
+    url = export("math", "scripted").url
+    rows = [{"index": n, "split": "test"} for n in range(40)]
+    for environment in (
+        OpenEnvEnvironment(f"{url}/math"),
+        OpenEnvEnvironment(f"{url}/math", data=rows, observation="{text}", max_turns=1),
+        OpenEnvEnvironment(f"{url}/scripted", action="json", max_turns=3),
+    ):
+        check_environment(environment, tasks_per_split=3).raise_on_failure()
+
+
+def test_a_reply_that_is_no_action_earns_nothing_and_says_why(export: Callable[..., Exported]) -> None:
+    environment = OpenEnvEnvironment(f"{export('math').url}", action="json", max_turns=4)
+    texts = ("Well, 7", '{"massage": "7"}', '```json\n{"message": "none"}\n```', "[1]")
+    first, steps = conversation(environment, environment.tasks("train")[0], *texts)
+    assert '"required": ["message"]' in first[-1].content
+    assert [step.rewards["agent"] for step in steps] == [0.0, 0.0, -0.3, 0.0]
+    assert [step.metrics["invalid"] for step in steps] == [1.0, 1.0, 0.0, 1.0]
+    assert "not JSON" in steps[0].observations["agent"][0].content
+    assert 'give {"message": TEXT}' in steps[1].observations["agent"][0].content
+    assert (steps[3].done, steps[3].truncated, steps[3].stop_reason) == (True, True, "max_turns")
+
+
+def test_several_agents_act_by_name(export: Callable[..., Exported]) -> None:
+    url = export("coordination", "math").url + "/coordination"
+    game = CoordinationGame()
+    task = game.tasks("train")[5]
+    best = {agent: texts[0] for agent, texts in (game.gold(task) or {}).items()}
+    opened, refused, played, state = talk(
+        url,
+        {"type": "reset", "data": {"index": 5, "episode_id": "mine"}},
+        {"type": "step", "data": {"message": "C"}},
+        {"type": "step", "data": {"messages": best}},
+        {"type": "state"},
+    )
+    shown = {agent: [message.to_chat() for message in given] for agent, given in game.reset(task).items()}
+    assert opened["data"]["observation"]["messages"] == shown
+    assert refused["data"]["code"] == "VALIDATION_ERROR"
+    step = game.step({agent: Message("assistant", text) for agent, text in best.items()})
+    assert played["data"]["observation"]["rewards"] == step.rewards
+    assert played["data"]["reward"] == pytest.approx(sum(step.rewards.values()) / len(game.agents))
+    assert played["data"]["done"] == step.done
+    assert state["data"] == {"episode_id": "mine", "step_count": 1}
+
+
+def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) -> None:
+    server = export("scripted")
+    answers = talk(
+        server.url,
+        "{",
+        {"type": "dance"},
+        {"type": "step", "data": {"message": "go"}},
+        {"type": "reset", "data": {"index": 10_000}},
+        {"type": "reset", "data": {"split": "nowhere", "index": 3}},
+        {"type": "step", "data": {"message": "raise"}},
+        {"type": "reset", "data": 3},
+    )
+    assert [answer["data"].get("code") for answer in answers] == [
+        "INVALID_JSON",
+        "UNKNOWN_TYPE",
+        "VALIDATION_ERROR",
+        "EXECUTION_ERROR",
+        None,
+        "EXECUTION_ERROR",
+        "VALIDATION_ERROR",
+    ]
+    assert "the back end is away" in answers[5]["data"]["message"]
+    eventually(lambda: not len(server.server.service.sessions), 60)
+    environment = OpenEnvEnvironment(server.url)
+    with pytest.raises(RemoteError, match="the back end is away"):
+        conversation(environment, environment.tasks("train")[0], "raise")
+
+
+def test_the_token_of_the_server_is_needed(export: Callable[..., Exported], tmp_path: Path) -> None:
+    url = export("math", token="secret").url
+    (tmp_path / "token").write_text("secret")
+    allowed = OpenEnvEnvironment(url, token_file=str(tmp_path / "token"))
+    assert conversation(allowed, allowed.tasks("train")[0])[0]
+    refused = OpenEnvEnvironment(url)
+    with pytest.raises(RemoteError, match="401"):
+        conversation(refused, refused.tasks("train")[0])
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="give http://HOST:PORT"):
+        OpenEnvEnvironment("127.0.0.1:8000")
+    with pytest.raises(ConfigurationError, match="max_turns is 0"):
+        OpenEnvEnvironment("http://127.0.0.1:8000", max_turns=0)
+    away = OpenEnvEnvironment(f"http://{nowhere()}")
+    with pytest.raises(RemoteError, match="Cannot connect"):
+        conversation(away, away.tasks("train")[0])
+    encrypted = EnvironmentServer(Offer({}, 0, 1.0), Endpoint(identity=Identity("certificate", "key")))
+    with pytest.raises(ConfigurationError, match="it has no TLS"):
+        OpenEnvServer(encrypted, 0)
+
+
+def test_the_command_serves_both_protocols() -> None:
+    server = ServerProcess(
+        arguments=["-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0", "--openenv_port", "0"]
+    )
+    try:
+        assert server.process.stdout is not None
+        line = server.process.stdout.readline().split()
+        assert line[:2] == ["OpenEnv", "on"]
+        environment = OpenEnvEnvironment(line[2])
+        assert conversation(environment, environment.tasks("train")[0])[0]
+    finally:
+        server.process.terminate()
+    assert server.process.wait(60) == 0
+
+
+THEIR_CLIENT = """
+import json, sys
+from openenv import GenericEnvClient
+with GenericEnvClient(base_url=sys.argv[1]).sync() as env:
+    first = env.reset(seed=3)
+    wrong = env.step({"message": "no number"})
+    right = env.step({"message": sys.argv[2]})
+    print(json.dumps([first.observation["text"], wrong.reward, wrong.done, right.reward, right.done, env.state()]))
+"""
+
+
+@pytest.fixture
+def theirs() -> Path:
+    if not PYTHON.exists():
+        pytest.skip("openenv is not installed; run `make openenv`")
+    return PYTHON
+
+
+@pytest.mark.slow
+def test_their_client_plays_on_our_server(export: Callable[..., Exported], theirs: Path) -> None:
+    url = export("math", "coordination").url + "/math"
+    native = OFFERED["math"]({})
+    task = native.tasks("train")[3]
+    command = [str(theirs), "-c", THEIR_CLIENT, url, task.data["answer"]]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    text, *played, state = json.loads(run.stdout)
+    assert text == "\n\n".join(message.content for message in native.reset(task)["agent"])
+    assert played == [-0.3, False, 1.0, True]
+    assert state["step_count"] == 2
+
+
+@pytest.fixture
+def echo(theirs: Path, tmp_path: Path) -> Iterator[str]:
+    """Return the address of the echo server that ``openenv init`` writes."""
+    environment = {**os.environ, "PATH": f"{theirs.parent}:{os.environ['PATH']}"}
+    command = [str(theirs.parent / "openenv"), "init", "echo_env", "--output-dir", str(tmp_path)]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+    application = tmp_path / "echo_env" / "server" / "app.py"
+    application.write_text(application.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=2,"))
+    port = free_port()
+    server = subprocess.Popen(
+        [str(theirs), "-m", "uvicorn", "server.app:app", "--port", str(port)], cwd=tmp_path / "echo_env"
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        eventually(lambda: healthy(url), 120)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def healthy(url: str) -> bool:
+    async def ask() -> bool:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as answer:
+            return answer.status == 200
+
+    try:
+        return asyncio.run(ask())
+    except (OSError, aiohttp.ClientError):
+        return False
+
+
+@pytest.mark.slow
+def test_our_client_plays_on_their_server(echo: str) -> None:
+    environment = OpenEnvEnvironment(echo, observation="{echoed_message} ({message_length})", max_turns=3)
+    first, steps = conversation(environment, environment.tasks("train")[0], "Hello", "a longer message", "")
+    assert first == [Message("user", "Echo Env environment ready! (0)")]
+    assert [step.rewards["agent"] for step in steps] == pytest.approx([0.5, 1.0, 0.0])  # a tenth per character, to 1
+    assert steps[0].observations == {"agent": [Message("user", "Hello (5)")]}
+    assert [step.done for step in steps] == [False, False, True]
+    assert steps[2].truncated
+    rows = [{"seed": n, "episode_id": f"mine-{n}"} for n in range(40)]
+    for tried in (
+        environment,
+        OpenEnvEnvironment(echo, max_turns=2),
+        OpenEnvEnvironment(echo, data=rows, action="message", max_turns=1),
+    ):
+        check_environment(tried, tasks_per_split=3).raise_on_failure()
+
+
+@pytest.mark.slow
+def test_a_full_server_is_waited_for_and_named(echo: str) -> None:
+    held, others = OpenEnvEnvironment(echo), [OpenEnvEnvironment(echo, message_seconds=3.0) for _ in range(2)]
+    task = held.tasks("train")[0]
+    for environment in (held, others[0]):  # it allows two sessions
+        asyncio.run(environment.reset(task))
+    with pytest.raises(RemoteError, match="CAPACITY_REACHED"):
+        asyncio.run(others[1].reset(task))
+    held.close()
+    asyncio.run(others[1].reset(task))
+    for environment in others:
+        environment.close()
