@@ -40,12 +40,6 @@ def shown(observations: Any) -> tuple[str, str]:
     return agent, message.content
 
 
-@pytest.mark.parametrize("name", ["Nim-v0", "KuhnPoker-v0", "LiarsDice-v0", "TicTacToe-v0"])
-def test_it_keeps_the_contract(name: str) -> None:
-    check_environment(TextArenaEnvironment(name), tasks_per_split=2).raise_on_failure()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_every_offline_game_of_two_players_keeps_the_contract(name: str) -> None:
     check_environment(TextArenaEnvironment(name)).raise_on_failure()
