@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test check install test-all peers verifiers openenv tiny-model clean
+.PHONY: quickstart test check install test-all peers verifiers openenv agents tiny-model clean
 
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
@@ -66,6 +66,12 @@ openenv: .venv-openenv/.installed  ## OpenEnv, for the slow tests of its protoco
 	.venv-openenv/bin/python -m pip install --quiet "openenv==0.10.0"
 	touch $@
 
+agents: .venv-agents/.installed  ## frameworks whose agents the slow tests play through the gateway, in a separate environment
+.venv-agents/.installed:
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install --quiet "openai-agents==0.24.0" "langgraph==1.2.22" "langchain-openai==1.7.3"
+	touch $@
+
 # One thread: the number of threads sets the order of additions, and so the last digits of the weights.
 tiny-model: export OMP_NUM_THREADS = 1
 tiny-model: $(VENV)/.installed  ## train the weights of builtin:tiny, in runs/tiny-model/policies/main (about five minutes)
@@ -74,4 +80,4 @@ tiny-model: $(VENV)/.installed  ## train the weights of builtin:tiny, in runs/ti
 	$(BIN)/mrlm train --config configs/recipes/tiny.yaml --output runs/tiny-model
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv .venv-agents build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,7 +67,7 @@ def gateway_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RemoteError: the address cannot be used.
     """
-    from mrlm_pl.runs.gateway import serve_gateway
+    from mrlm_pl.runs.collection import serve_gateway
 
     parser = gateway_parser()
     read = read_with_run(parser, arguments)
