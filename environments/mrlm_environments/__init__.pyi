@@ -39,4 +39,5 @@ from .toolbox.programs import PythonRepl as PythonRepl
 from .toolbox.programs import Shell as Shell
 from .toolbox.search import WebSearch as WebSearch
 from .tools.environment import ToolEnvironment as ToolEnvironment
+from .webshop.environment import WebShopEnvironment as WebShopEnvironment
 from .writing.environment import WritingEnvironment as WritingEnvironment

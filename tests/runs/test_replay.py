@@ -41,6 +41,7 @@ SHIPPED = [
     "sql",
     "tic_tac_toe",
     "tools",
+    "webshop",
     "word_emission",
     "writing",
 ]

@@ -18,7 +18,17 @@ from mrlm_pl.serving import RemoteEnvironment
 from tests.support.environment_servers import Served, eventually, offer
 
 MAX_TURNS = 12
-CHEAP = ["collaborative_reasoning", "coordination", "debate", "length_ratio", "math", "sql", "tools", "writing"]
+CHEAP = [
+    "collaborative_reasoning",
+    "coordination",
+    "debate",
+    "length_ratio",
+    "math",
+    "sql",
+    "tools",
+    "webshop",
+    "writing",
+]
 SANDBOXED = {"class_completion": 2, "code": 6, "collaborative_coding": 2, "shell": 4}
 """Environments that run programs, and how many seeds are quick."""
 
@@ -35,6 +45,7 @@ def make(name: str) -> Environment:
     from mrlm_environments.shell.environment import ShellEnvironment
     from mrlm_environments.sql.environment import SqlEnvironment
     from mrlm_environments.tools.environment import ToolEnvironment
+    from mrlm_environments.webshop.environment import WebShopEnvironment
     from mrlm_environments.writing.environment import WritingEnvironment
 
     makers: dict[str, Callable[[], Environment]] = {
@@ -51,6 +62,7 @@ def make(name: str) -> Environment:
         "shell": ShellEnvironment,
         "sql": SqlEnvironment,
         "tools": ToolEnvironment,
+        "webshop": WebShopEnvironment,
         "writing": lambda: WritingEnvironment("arxiv", turns=2),
     }
     return makers[name]()

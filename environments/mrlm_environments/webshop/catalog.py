@@ -1,0 +1,122 @@
+"""The products of a shop and the search for them: BM25 over stems of words."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrlm_pl.errors import ConfigurationError
+
+RESULTS = 50
+"""Products that a search finds at most."""
+
+MAX_WORDS = 64
+"""Words of a query that are searched for; further ones are left out."""
+
+_WORD = re.compile(r"\w{1,64}")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of the shop.
+
+    Args:
+        asin: its number in the shop.
+        title: its name.
+        query: the search that it belongs to.
+        categories: names from the most general one to its own.
+        price: what it costs.
+        price_text: the price that its page shows, which may be a range.
+        attributes: that it has; not shown as such.
+        options: the values to choose from, by name of the option.
+        description: text of its page Description.
+        features: texts of its page Features.
+        rating: of its buyers.
+        reviews: title, stars and text of each.
+    """
+
+    asin: str
+    title: str
+    query: str
+    categories: tuple[str, ...]
+    price: float
+    price_text: str
+    attributes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    description: str = ""
+    features: tuple[str, ...] = ()
+    rating: str = "N.A."
+    reviews: tuple[tuple[str, str, str], ...] = ()
+
+    def document(self) -> str:
+        """Return the text that a search reads: title, description, first feature and options."""
+        options = (f"{name}: {', '.join(values)}" for name, values in self.options.items())
+        return " ".join((self.title, self.description, *self.features[:1], ", and ".join(options)))
+
+
+class Catalog:
+    """Products by number, and their index. Copies of an environment share it.
+
+    The index is Lucene's BM25 with k1 = .9 and b = .4, the values of pyserini, over Porter stems without Lucene's 33
+    stop words.
+
+    Args:
+        products: of the shop; those with equal scores are found in this order.
+        nouns: returns the nouns of a title in lower case, which the reward compares.
+        goals: data of tasks for the products; empty where they are generated.
+
+    Raises:
+        ConfigurationError: the extra ``webshop`` is not installed.
+    """
+
+    def __init__(
+        self,
+        products: Iterable[Product],
+        nouns: Callable[[str], Sequence[str]],
+        goals: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        try:
+            # Imported here and below: an extra.
+            import bm25s
+            import rapidfuzz  # noqa: F401 (the reward needs it)
+            import snowballstemmer  # noqa: F401 (as below)
+        except ImportError as error:
+            raise ConfigurationError(f"webshop needs {error.name}; pip install 'mrlm[webshop]'") from error
+        self.products = {product.asin: product for product in products}
+        self.nouns, self.goals = nouns, goals
+        self._asins = tuple(self.products)
+        self._index = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
+        self._index.index([words(product.document()) for product in self.products.values()], show_progress=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Catalog:
+        return self
+
+    def search(self, keywords: str) -> tuple[str, ...]:
+        """Return the numbers of the best :data:`RESULTS` products that hold any of the words, best first."""
+        known = [word for word in words(keywords)[:MAX_WORDS] if word in self._index.vocab_dict]
+        if not known:
+            return ()
+        scores = self._index.get_scores(known)
+        best = (-scores).argsort(kind="stable")[:RESULTS]
+        return tuple(self._asins[place] for place in best if scores[place] > 0)
+
+
+def words(text: str) -> list[str]:
+    """Return the stems that a text is found by.
+
+    >>> words("The Running shoes, for men")
+    ['run', 'shoe', 'men']
+    """
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return [_stem(word) for word in _WORD.findall(text.lower()) if word not in STOPWORDS_EN]
+
+
+@functools.lru_cache(maxsize=65_536)
+def _stem(word: str) -> str:
+    import snowballstemmer
+
+    return snowballstemmer.stemmer("porter").stemWord(word)  # a new one: a stemmer is not safe between threads

@@ -1,0 +1,235 @@
+"""Purchases in a shop: WebShop, with a generated catalog or its own files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from mrlm_environments.webshop.catalog import Catalog
+from mrlm_environments.webshop.expert import gold_purchase
+from mrlm_environments.webshop.files import read_shop, split_goals
+from mrlm_environments.webshop.generated import MAX_PRODUCTS, generated_catalog, generated_goal
+from mrlm_environments.webshop.scoring import match
+from mrlm_environments.webshop.session import Session
+from mrlm_pl.environment import (
+    DatasetTasks,
+    Environment,
+    Message,
+    Observations,
+    SeededTasks,
+    Step,
+    Task,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.environment.rows import BadRows
+from mrlm_pl.environment.tools import (
+    MalformedCall,
+    ToolError,
+    checked_call,
+    requested_calls,
+    tool_message,
+    tool_schema,
+    written_call,
+)
+from mrlm_pl.episode import ToolCall
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least, between, one_of
+
+SEARCH = tool_schema("search_action", "Search the shop, on a page with a search bar.", {"keywords": {"type": "string"}})
+CLICK = tool_schema(
+    "click_action", "Click a button, a product or an option of the page.", {"value": {"type": "string"}}
+)
+INSTRUCTION = (
+    "You are shopping. Search for products, open one, choose its options and click Buy Now for the one that fits the "
+    "instruction best. Every page is followed by the available actions."
+)
+HOW_TO_CALL = (
+    'Call a tool: <tool_call>{"name": "search_action", "arguments": {"keywords": "..."}}</tool_call> or '
+    '<tool_call>{"name": "click_action", "arguments": {"value": "..."}}</tool_call>.'
+)
+AGENT, SEARCHER, BUYER = "agent", "searcher", "buyer"
+FILES = ("products", "attributes", "goals")
+
+
+class WebShopEnvironment(Environment):
+    """A shopping instruction, a shop with pages of text, and two tools: ``search_action`` and ``click_action``.
+
+    Buying ends the episode with WebShop's reward: (matched attributes + matched options + price within the limit) /
+    (attributes + options + 1), times a factor for the type of the product. Without a purchase it is 0.
+
+    As a team, a searcher acts on the search page and the pages of results, a buyer on the pages of a product; both earn
+    the reward.
+
+    Args:
+        data: in place of the generated shop, WebShop's files: ``{products: PATH, attributes: PATH, goals: PATH}``.
+        products: size of the generated catalog, 300 by default, or the first products of the file, all by default.
+        team: two agents, ``searcher`` and ``buyer``, in place of one.
+        max_turns: replies of all agents together.
+        incomplete_penalty: is subtracted from the reward where nothing is bought; AgentRL's is .2.
+        page_size: products of a page of results.
+        list_actions: whether every page ends with the list of what can be done.
+        instruction: a system message before the first page.
+        noun_model: spaCy's model that finds the nouns of titles in WebShop's files, such as ``en_core_web_lg``; None
+            takes all words but function words.
+        bad_rows: ``skip`` leaves out products of the file that cannot be read, with a warning that names them; ``stop``
+            raises at the first one.
+
+    Raises:
+        ConfigurationError: a value is out of its range, or the extra ``webshop`` is not installed.
+        DataError: a file is missing or of another form.
+    """
+
+    name = "webshop"
+    forks = True
+    client_settings = ("team", "max_turns", "incomplete_penalty", "list_actions", "instruction")
+
+    def __init__(
+        self,
+        data: dict[str, str] | None = None,
+        products: int | None = None,
+        team: bool = False,
+        max_turns: int = 20,
+        incomplete_penalty: float = 0.0,
+        page_size: int = 10,
+        list_actions: bool = True,
+        instruction: str = INSTRUCTION,
+        noun_model: str | None = None,
+        bad_rows: BadRows = "skip",
+    ) -> None:
+        at_least(1, "webshop: ", max_turns=max_turns, page_size=page_size, products=products)
+        between(0, 1, "webshop: ", incomplete_penalty=incomplete_penalty)
+        one_of(("skip", "stop"), "webshop: ", bad_rows=bad_rows)
+        self.agents = (SEARCHER, BUYER) if team else (AGENT,)
+        self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
+        self.page_size, self.list_actions, self.instruction = page_size, list_actions, instruction
+        self.catalog = _catalog(data, products, noun_model, bad_rows)
+        self._session: Session | None = None
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return generated goals without end, or those of the file; see :meth:`Environment.tasks`.
+
+        The products of generated goals differ between splits. Of a file's goals in WebShop's order the first 500 are
+        the split ``test``, the next 500 ``validation``, a tenth each of fewer than 5,000.
+
+        Raises:
+            ConfigurationError: the split is unknown or empty.
+        """
+        if not self.catalog.goals:
+            return SeededTasks(self.name, split, self._generate, lambda data: str(data["asin"]))
+        return DatasetTasks(self.name, split, split_goals(self.catalog.goals, split))
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """Return the tools that an agent may call."""
+        return (CLICK,) if agent == BUYER else (SEARCH, CLICK)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """Return the search, the clicks and the purchase that earn 1; None where they do not fit in the turns."""
+        inputs = gold_purchase(self.catalog, task.data, self.page_size, self.max_turns)
+        replies: dict[str, list[str]] = {agent: [] for agent in self.agents}
+        for page, text in inputs:
+            call = (
+                written_call(SEARCH.name, keywords=text) if page == "search" else written_call(CLICK.name, value=text)
+            )
+            replies[self._acting(page)].append(call)
+        return replies if inputs else None
+
+    def reset(self, task: Task) -> Observations:
+        """Open the search page; see :meth:`Environment.reset`."""
+        self._task, self._turns, self._faults, self._acted = task, 0, 0, frozenset[str]()
+        self._session = Session(self.catalog, task.data["instruction"], self.page_size, self.list_actions)
+        self._held: dict[str, list[Message]] = {
+            agent: [Message("system", self.instruction)] if self.instruction else [] for agent in self.agents
+        }
+        return self._observed(self._acting(self._session.page), [Message("user", self._session.text())])
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Answer the calls of a reply in order; see :meth:`Environment.step`."""
+        assert self._session is not None
+        ((agent, message),) = actions.items()
+        self._turns += 1
+        self._acted |= {agent}
+        answers: list[Message] = []
+        calls = requested_calls(message)
+        self._faults += not calls
+        for call in calls:
+            answers.append(tool_message(call, self._answer(agent, call)))
+            if self._session.bought:
+                return self._ended("bought")
+        if self._turns == self.max_turns:
+            return self._ended("max_turns")
+        acting = self._acting(self._session.page)
+        if acting == agent:
+            return Step(self._observed(agent, answers or [Message("user", HOW_TO_CALL)]))
+        self._held[agent] += answers  # shown when the agent acts again
+        return Step(self._observed(acting, [Message("user", self._session.text())]))
+
+    def _observed(self, agent: str, messages: Sequence[Message]) -> Observations:
+        held, self._held[agent] = self._held[agent], []
+        return {agent: [*held, *messages]}
+
+    def _acting(self, page: str) -> str:
+        """Return the agent that acts on a page."""
+        return self.agents[0 if page in ("search", "results") else -1]
+
+    def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
+        """Return the page after a call, or the error."""
+        session = self._session
+        assert session is not None
+        try:
+            asked = checked_call(call, self.tools(agent), HOW_TO_CALL)
+            acting = self._acting(session.page)
+            if acting != agent:
+                raise ToolError(f"this page is the {acting}'s")
+            if asked.name == SEARCH.name:
+                session.search(asked.arguments["keywords"])
+            else:
+                session.click(asked.arguments["value"])
+        except ToolError as error:
+            self._faults += 1
+            return f"Error: {error}"
+        if self._acting(session.page) != agent:
+            return f"The {self._acting(session.page)} acts now."
+        return session.text()
+
+    def _ended(self, reason: str) -> Step:
+        session = self._session
+        assert session is not None
+        metrics = {"failed_calls": float(self._faults)}
+        if not session.bought:
+            components, success = {"incomplete": -self.incomplete_penalty}, False
+        else:
+            assert session.product is not None
+            target = self.catalog.products[self._task.data["asin"]]
+            found = match(session.product, session.options, target, self._task.data, self.catalog.nouns)
+            components, success = found.components, found.complete
+            metrics["type"] = found.type
+        earning = [agent for agent in self.agents if agent in self._acted]
+        return Step(
+            rewards=dict.fromkeys(earning, math.fsum(components.values())),
+            components={agent: dict(components) for agent in earning},
+            done=True,
+            stop_reason=reason,
+            truncated=reason == "max_turns",
+            success=success,
+            metrics=metrics,
+        )
+
+    def _generate(self, rng: Random) -> Mapping[str, Any]:
+        return generated_goal(rng, self.catalog)
+
+
+def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str | None, bad_rows: BadRows) -> Catalog:
+    """Return the generated catalog, or that of the files with its goals."""
+    if data is not None:
+        if set(data) != set(FILES):
+            raise ConfigurationError(
+                f"webshop: data names {', '.join(data) or 'nothing'}; give the paths of {', '.join(FILES)}"
+            )
+        return read_shop(*(data[name] for name in FILES), size, noun_model, bad_rows)
+    if noun_model is not None:
+        raise ConfigurationError("webshop: noun_model is for WebShop's files; give `data` or leave it out")
+    between(30, MAX_PRODUCTS, "webshop: ", products=size)
+    return generated_catalog(size or 300)
