@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test check install test-all peers verifiers openenv agents tiny-model clean
+.PHONY: quickstart test check docs results benchmarks install test-all peers verifiers openenv agents tiny-model clean
 
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
@@ -19,6 +19,13 @@ check: install  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: export OMP_NUM_THREADS = 1
+docs: install  ## the site, in build/site/index.html
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/site
+
+results: install  ## the results page, its plots and the README's numbers, from benchmarks/results
+	$(BIN)/python -m benchmarks.results_page
 
 test-all: install  ## with the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu"
@@ -71,6 +78,16 @@ agents: .venv-agents/.installed  ## frameworks whose agents the slow tests play 
 	$(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet "openai-agents==0.24.0" "langgraph==1.2.22" "langchain-openai==1.7.3"
 	touch $@
+
+# On an idle machine; the others are listed in benchmarks/README.md.
+RESULTS := benchmarks/results
+benchmarks: install peers  ## measure the README's numbers again (about an hour), then draw the results
+	$(BIN)/python benchmarks/speed/grpo_step.py --peer-python .venv-peers/bin/python --threads 1 --json $(RESULTS)/grpo_step.json
+	$(BIN)/python benchmarks/speed/team_step.py --peer-python .venv-peers-multi/bin/python --threads 1 --json $(RESULTS)/team_step.json
+	$(BIN)/python -m benchmarks.robustness.attacks --json $(RESULTS)/attacks.json
+	$(BIN)/python benchmarks/robustness/kill_resume.py --output $(RESULTS)/kill_resume.json
+	$(BIN)/python benchmarks/learning/quickstart.py --json $(RESULTS)/quickstart.json
+	$(BIN)/python -m benchmarks.results_page
 
 # One thread: the number of threads sets the order of additions, and so the last digits of the weights.
 tiny-model: export OMP_NUM_THREADS = 1

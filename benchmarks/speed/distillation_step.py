@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grpo_step import GROUP, NEW_TOKENS, PROMPTS, SIZES, TEMPLATE, make_model, prompt, report
+from grpo_step import GROUP, NEW_TOKENS, PROMPTS, SIZES, TEMPLATE, Clock, compared, make_model, of_child, prompt
+from provenance import provenance
 
 
 def memory_mib() -> float:
@@ -57,22 +55,20 @@ def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
         def reply(self, message: Any) -> Outcome:
             return Outcome({"none": 0.0})
 
-    times: list[float] = []
-    busy: list[float] = []
+    clock = Clock()
     divergences: list[float] = []
 
-    class Clock(lightning.Callback):
+    class Ticks(lightning.Callback):
         def on_train_start(self, *args: Any) -> None:
             base.append(memory_mib())
 
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
-            times.append(time.perf_counter())
-            busy.append(time.process_time())
+            clock.tick()
             divergences.append(module.metrics.update["train/student/teacher_divergence"])
 
     base: list[float] = []
     trainer = quiet_trainer(
-        max_steps=steps, gradient_clip_val=1.0, default_root_dir=tempfile.mkdtemp(), callbacks=[Clock()]
+        max_steps=steps, gradient_clip_val=1.0, default_root_dir=tempfile.mkdtemp(), callbacks=[Ticks()]
     )
     data = RolloutDataModule(
         Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
@@ -83,7 +79,7 @@ def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
     }
     distillation = {"teachers": [{"policy": "teacher"}], "form": "full", "beta": 1.0}
     trainer.fit(OnPolicyDistillation(policies, {"agent": "student"}, distillation=distillation), data)
-    return report(times) | {"cpu": report(busy)["steps"], "base_mib": base[0], "divergence": divergences[0]}
+    return clock.report() | {"base_mib": base[0], "divergence": divergences[0]}
 
 
 def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
@@ -92,17 +88,15 @@ def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import DistillationConfig, DistillationTrainer
 
-    times: list[float] = []
-    busy: list[float] = []
+    clock = Clock()
     base: list[float] = []
 
-    class Clock(TrainerCallback):
+    class Ticks(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             base.append(memory_mib())
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            times.append(time.perf_counter())
-            busy.append(time.process_time())
+            clock.tick()
 
     vocabulary = int(SIZES[size]["vocab"])
     config = DistillationConfig(
@@ -130,14 +124,13 @@ def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
         teacher_model=str(folder / "teacher"),
         args=config,
         train_dataset=Dataset.from_list(rows),
-        callbacks=[Clock()],
+        callbacks=[Ticks()],
     )
     trainer.train()
     logs = trainer.state.log_history
     lengths = [log["completions/mean_length"] for log in logs if "completions/mean_length" in log]
     first = next(log["loss"] for log in logs if "loss" in log)
-    return report(times) | {
-        "cpu": report(busy)["steps"],
+    return clock.report() | {
         "base_mib": base[0],
         "divergence": first,
         "mean_length": statistics.mean(lengths),
@@ -148,17 +141,15 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
     """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--threads", str(options.threads)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads)}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode:
-        raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
+    return of_child(command, side, options.threads)
 
 
 def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="a Python with TRL; default: time this project only")
+    parser.add_argument(
+        "--peer-python", required=True, help="a Python with TRL: `make peers` installs it in .venv-peers"
+    )
     parser.add_argument("--size", choices=sorted(SIZES), default="xs32k")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
@@ -177,25 +168,17 @@ def main() -> None:
     folder = tempfile.mkdtemp()
     for number, name in enumerate(("student", "teacher")):
         make_model(Path(folder) / name, options.size, seed=number)
-    sides = {"ours": sys.executable} | ({"trl": options.peer_python} if options.peer_python else {})
+    sides = {"ours": sys.executable, "trl": options.peer_python}
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(options.rounds):
         for side, python in sides.items():
             results[side].append(child(python, side, folder, options))
-    summary: dict[str, Any] = {"size": options.size, "threads": options.threads, "load": os.getloadavg()[0]}
+    summary = provenance("trl", options.peer_python) | {"size": options.size, "threads": options.threads}
+    summary |= compared(results["ours"], results["trl"], "trl")
     for side, runs in results.items():
-        numbers = ("peak_mib", "base_mib", "divergence")
-        summary[side] = {name: statistics.median(run[name] for run in runs) for name in numbers}
-        for unit in ("steps", "cpu"):
-            summary[side][f"{unit}_s"] = statistics.median(step for run in runs for step in run[unit])
-    if options.peer_python:
-        for unit in ("steps", "cpu"):
-            pairs = zip(results["ours"], results["trl"], strict=True)
-            ratios = [statistics.median(one[unit]) / statistics.median(other[unit]) for one, other in pairs]
-            summary[f"{unit}_ratio"], summary[f"{unit}_ratios"] = statistics.median(ratios), ratios
-        above = {side: summary[side]["peak_mib"] - summary[side]["base_mib"] for side in sides}
-        summary |= {"peak_ratio": summary["ours"]["peak_mib"] / summary["trl"]["peak_mib"]}
-        summary |= {"memory_ratio": above["ours"] / above["trl"]}
+        summary[side] |= {name: statistics.median(run[name] for run in runs) for name in ("base_mib", "divergence")}
+    above = {side: summary[side]["peak_mib"] - summary[side]["base_mib"] for side in sides}
+    summary |= {"memory_ratio": above["ours"] / above["trl"]}
     text = json.dumps(summary, indent=2)
     print(text)
     if options.json:

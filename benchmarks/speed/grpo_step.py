@@ -4,8 +4,10 @@
 
 Both sides train the same random Llama model from the same folder in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
 each, exactly 64 new tokens (no token of the vocabulary ends a turn, so forcing the length costs neither side time).
-Each side runs in its own process, in turns; the first steps of a process are warm-up and not counted. Printed are
-the medians and the ratios; times are wall seconds of whole steps (generation, reward, loss, backward, optimizer).
+Each side runs in its own process, in turns, on ``--threads`` threads; the first steps of a process are warm-up and not
+counted. Printed are the medians and the ratios; times are wall seconds of whole steps (generation, reward, loss,
+backward, optimizer), and ``cpu`` the seconds of the processors in them, which other processes of the machine hardly
+change.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
 
 SIZES = {
     "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 172, "num_attention_heads": 4, "vocab": 512},
@@ -45,7 +49,37 @@ SIZES = {
 }
 PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 64, 64
 WARMUP = 2
+UNITS = ("steps", "cpu")
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+class Clock:
+    """Wall and processor seconds at the ends of steps."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    def tick(self) -> None:
+        """Note the end of a step."""
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+    def report(self, ticks: int = 1) -> dict[str, Any]:
+        """Return the seconds of each step after the warm-up, and the process's peak memory in MiB.
+
+        Args:
+            ticks: in a step.
+        """
+        both = {"steps": self.wall, "cpu": self.cpu}
+        return {
+            **{unit: _between(ends[ticks - 1 :: ticks]) for unit, ends in both.items()},
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+def _between(ends: list[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(ends)][WARMUP - 1 :]
 
 
 def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 0) -> None:
@@ -91,7 +125,6 @@ def reward(text: str) -> float:
 def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, Any]:
     """Return step times and memory of this project."""
     import lightning
-    import torch
     from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import GRPO
@@ -99,8 +132,6 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
     from mrlm_pl.engines import Sampling
     from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
     from mrlm_pl.policy import Policy
-
-    torch.set_num_threads(os.cpu_count() or 1)
 
     class Words(SingleAgentEnvironment):
         name = "words"
@@ -115,39 +146,37 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
         def reply(self, message: Any) -> Outcome:
             return Outcome({"even": reward(message.content)})
 
-    times: list[float] = []
+    clock = Clock()
 
-    class Clock(lightning.Callback):
+    class Ticks(lightning.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
-            times.append(time.perf_counter())
+            clock.tick()
 
     trainer = quiet_trainer(
         max_steps=steps,
         precision=precision,
         gradient_clip_val=1.0,
         default_root_dir=tempfile.mkdtemp(),
-        callbacks=[Clock()],
+        callbacks=[Ticks()],
     )
     data = RolloutDataModule(
         Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
     )
     trainer.fit(GRPO({"main": Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE)}), data)
-    return report(times)
+    return clock.report()
 
 
 def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
     """Return step times and memory of TRL with its default generation."""
-    import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    torch.set_num_threads(os.cpu_count() or 1)
-    times: list[float] = []
+    clock = Clock()
 
-    class Clock(TrainerCallback):
+    class Ticks(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            times.append(time.perf_counter())
+            clock.tick()
 
     vocabulary = int(SIZES[size]["vocab"])
     config = GRPOConfig(
@@ -173,70 +202,85 @@ def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
         reward_funcs=lambda completions, **_: [reward(text) for text in completions],
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(64)]),
-        callbacks=[Clock()],
+        callbacks=[Ticks()],
     )
     trainer.train()
     key = "completions/mean_length"
-    return report(times) | {"mean_length": statistics.mean(log[key] for log in trainer.state.log_history if key in log)}
-
-
-def report(times: list[float]) -> dict[str, Any]:
-    """Return the seconds of each step after the warm-up, and the process's peak memory in MiB."""
-    steps = [after - before for before, after in itertools.pairwise(times)][WARMUP - 1 :]
-    return {"steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return clock.report() | {
+        "mean_length": statistics.mean(log[key] for log in trainer.state.log_history if key in log)
+    }
 
 
 def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
-    command += ["--steps", str(options.steps), "--precision", options.precision]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
+    command += ["--steps", str(options.steps), "--threads", str(options.threads), "--precision", options.precision]
+    return of_child(command, side, options.threads)
+
+
+def of_child(command: list[str], side: str, threads: int, **variables: str) -> dict[str, Any]:
+    """Return the report of a side that runs in its own process with a number of threads.
+
+    Raises:
+        SystemExit: the process failed.
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), **variables}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def compared(ours: list[dict[str, Any]], peer: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return medians of two sides that ran in turns, and their ratios.
+
+    Args:
+        ours: reports of this project's rounds.
+        peer: reports of the peer's.
+        name: the peer's name.
+    """
+    found: dict[str, Any] = {}
+    for side, runs in {"ours": ours, name: peer}.items():
+        found[side] = {f"{unit}_s": statistics.median(one for run in runs for one in run[unit]) for unit in UNITS}
+        found[side]["peak_mib"] = statistics.median(run["peak_mib"] for run in runs)
+    for unit in UNITS:
+        pairs = zip(ours, peer, strict=True)
+        ratios = [statistics.median(one[unit]) / statistics.median(other[unit]) for one, other in pairs]
+        found |= {f"{unit}_ratio": statistics.median(ratios), f"{unit}_ratios": ratios}
+    return found | {"peak_ratio": found["ours"]["peak_mib"] / found[name]["peak_mib"]}
+
+
 def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="a Python with TRL; default: time this project only")
+    parser.add_argument(
+        "--peer-python", required="--side" not in sys.argv, help="a Python with TRL: .venv-peers/bin/python"
+    )
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side == "ours":
-        print(json.dumps(run_ours(options.folder, options.size, options.steps, options.precision)))
-        return
-    if options.side == "trl":
-        print(json.dumps(run_peer(options.folder, options.size, options.steps)))
+    if options.side:
+        import torch
+
+        torch.set_num_threads(options.threads)
+        run = partial(run_ours, precision=options.precision) if options.side == "ours" else run_peer
+        print(json.dumps(run(options.folder, options.size, options.steps)))
         return
     folder = tempfile.mkdtemp()
     make_model(Path(folder), options.size)
-    results: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    sides = {"ours": sys.executable, "trl": options.peer_python}
+    results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(options.rounds):
-        results["ours"].append(child(sys.executable, "ours", folder, options))
-        if options.peer_python:
-            results["trl"].append(child(options.peer_python, "trl", folder, options))
-    summary: dict[str, Any] = {"size": options.size, "precision": options.precision}
-    for side, runs in results.items():
-        if runs:
-            summary[side] = {
-                "step_s": statistics.median(step for run in runs for step in run["steps"]),
-                "peak_mib": statistics.median(run["peak_mib"] for run in runs),
-            }
-    if options.peer_python:
-        ratios = [
-            statistics.median(ours["steps"]) / statistics.median(peer["steps"])
-            for ours, peer in zip(results["ours"], results["trl"], strict=True)
-        ]
-        summary["step_ratio"] = statistics.median(ratios)
-        summary["step_ratios"] = ratios
-        summary["memory_ratio"] = summary["ours"]["peak_mib"] / summary["trl"]["peak_mib"]
+        for side, python in sides.items():
+            results[side].append(child(python, side, folder, options))
+    work = {"size": options.size, "threads": options.threads, "rounds": options.rounds}
+    summary = {**provenance("trl", options.peer_python), **work, **compared(results["ours"], results["trl"], "trl")}
     text = json.dumps(summary, indent=2)
     print(text)
     if options.json:

@@ -30,8 +30,7 @@ import json, sys, torch
 from pathlib import Path
 sys.path.insert(0, {benchmarks!r})
 import os
-threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count()))
-os.cpu_count = lambda: threads
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
 from grpo_step import run_ours
 print(json.dumps(run_ours({folder!r}, {size!r}, {steps}, "32-true")))
 """

@@ -9,27 +9,25 @@ task: its whole tree, rewards, gradients and optimizer steps, one per agent here
 ``ippo`` (their IAC, a critic per agent) and ``mappo`` (their MAAC, one critic, whose vocabulary has the end of a turn,
 as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent at 1 turn, and 4 tasks
 with one decision each at more turns. Each side runs in its own process, in turns; the first two steps are warm-up.
-Printed are medians and ratios of wall seconds, and the peak memory of the processes and of one that only imports torch,
-transformers and Lightning.
+Printed are medians and ratios of wall seconds and of processor seconds, which other processes of the machine hardly
+change, and the peak memory of the processes and of one that only imports torch, transformers and Lightning.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_step import SIZES, TEMPLATE, make_model, prompt, report, reward
+from grpo_step import SIZES, TEMPLATE, Clock, compared, make_model, of_child, prompt, reward
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
 
 TASKS = 64
 FURTHER = "w1"
@@ -64,7 +62,6 @@ def joint_reward(texts: list[str]) -> float:
 def run_ours(folder: str, work: Work) -> dict[str, Any]:
     """Return step times and memory of this project."""
     import lightning
-    import torch
     from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO
@@ -73,8 +70,6 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     from mrlm_pl.environment import DatasetTasks, Environment, Step
     from mrlm_pl.episode import Message
     from mrlm_pl.policy import Policy
-
-    torch.set_num_threads(os.cpu_count() or 1)
 
     class Words(Environment):
         name = "words"
@@ -96,13 +91,13 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
                 return Step(rewards=rewards, done=True, stop_reason="end")
             return Step({agent: [Message("user", FURTHER)] for agent in self.agents}, rewards)
 
-    times: list[float] = []
+    clock = Clock()
 
-    class Clock(lightning.Callback):
+    class Ticks(lightning.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
-            times.append(time.perf_counter())
+            clock.tick()
 
-    trainer = quiet_trainer(max_steps=work.steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Clock()])
+    trainer = quiet_trainer(max_steps=work.steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Ticks()])
     groups = work.tasks_in_step
     data = RolloutDataModule(
         Words(),
@@ -123,19 +118,17 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     else:
         module = MAPPO(policies, critic=model(work.critic))
     trainer.fit(module, data)
-    return report(times)
+    return clock.report()
 
 
 def run_peer(folder: str, work: Work) -> dict[str, Any]:
     """Return step times and memory of CoMLRL."""
-    import torch
     from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    torch.set_num_threads(os.cpu_count() or 1)
-    times: list[float] = []
+    clock = Clock()
     config_class, trainer_class, per_task = {
         "magrpo": (MAGRPOConfig, MAGRPOTrainer, "_train_step_returns"),
         "ippo": (IACConfig, IACTrainer, "_run_batch"),
@@ -145,7 +138,7 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
 
     def timed(self: Any, *arguments: Any, **options: Any) -> Any:
         result = original(self, *arguments, **options)
-        times.append(time.perf_counter())
+        clock.tick()
         return result
 
     setattr(trainer_class, per_task, timed)
@@ -191,7 +184,7 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
     )
     trainer.verbose = False
     trainer.train()
-    return report(times[tasks - 1 :: tasks])
+    return clock.report(tasks)
 
 
 def child(python: str, side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -199,40 +192,25 @@ def child(python: str, side: str, folder: str, turns: int, options: argparse.Nam
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
     command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
-    if result.returncode:
-        raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
+    command += ["--threads", str(options.threads)]
+    return of_child(command, side, options.threads, WANDB_MODE="disabled")
 
 
 def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return medians and ratios at one number of turns."""
-    pairs = []
+    ours, peer = [], []
     for _ in range(options.rounds):
-        ours = child(sys.executable, "ours", folder, turns, options)
-        pairs.append((ours, child(options.peer_python, "comlrl", folder, turns, options)))
-    ratios = [statistics.median(ours["steps"]) / statistics.median(peer["steps"]) for ours, peer in pairs]
-    ours_mib, peer_mib = (statistics.median(pair[side]["peak_mib"] for pair in pairs) for side in (0, 1))
-    return {
-        "algorithm": options.algorithm,
-        "size": options.size,
-        "group": options.group,
-        "new_tokens": options.new_tokens,
-        "turns": turns,
-        "ours_step_s": round(statistics.median(step for ours, _ in pairs for step in ours["steps"]), 3),
-        "comlrl_step_s": round(statistics.median(step for _, peer in pairs for step in peer["steps"]), 3),
-        "step_ratio": round(statistics.median(ratios), 3),
-        "step_ratios": [round(ratio, 3) for ratio in ratios],
-        "ours_mib": round(ours_mib),
-        "comlrl_mib": round(peer_mib),
-    }
+        ours.append(child(sys.executable, "ours", folder, turns, options))
+        peer.append(child(options.peer_python, "comlrl", folder, turns, options))
+    return {"turns": turns, **compared(ours, peer, "comlrl")}
 
 
 def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", help="a Python with CoMLRL")
+    parser.add_argument(
+        "--peer-python", required="--side" not in sys.argv, help="a Python with CoMLRL: .venv-peers-multi/bin/python"
+    )
     parser.add_argument("--algorithm", choices=["magrpo", "ippo", "mappo"], default="magrpo")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3])
@@ -240,30 +218,34 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32, help="tokens per decision")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=["ours", "comlrl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--critic", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
+        import torch
+
+        torch.set_num_threads(options.threads)
         run = run_ours if options.side == "ours" else run_peer
         (turns,) = options.turns
         amounts = (options.group, options.new_tokens)
         work = Work(options.size, turns, options.steps, options.algorithm, *amounts, options.critic)
         print(json.dumps(run(options.folder, work)))
         return
-    if not options.peer_python:
-        parser.error("--peer-python is missing: `make peers` installs CoMLRL in .venv-peers-multi")
     folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
     make_model(Path(folder), options.size)
     make_model(Path(options.critic), options.size, knows_eos=True)
     alone = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
-    rows = []
+    names = ("algorithm", "size", "group", "new_tokens", "threads", "rounds")
+    found = provenance("comlrl", options.peer_python) | {name: getattr(options, name) for name in names}
+    found |= {"imports_mib": round(int(alone.stdout) / 1024), "rows": []}
     for turns in options.turns:
-        rows.append(compare(folder, turns, options) | {"imports_mib": round(int(alone.stdout) / 1024)})
-        print(json.dumps(rows[-1]), flush=True)
+        found["rows"].append(compare(folder, turns, options))
+        print(json.dumps(found["rows"][-1]), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -262,7 +262,7 @@ class Engine(ABC):
 
     @property
     def holds_weights(self) -> bool:
-        """True if the engine holds a copy of the weights: later changes of the loaded module have no effect."""
+        """True if the engine holds a copy of the weights, so that later changes of the loaded module have no effect."""
         return True
 
     @property

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -276,6 +277,8 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     lines = [f"mrlm: the run is in {folder}", *(f"  {name:<12} {text}" for name, text in found.items())]
     lines += [f"  {name}" for name in evaluations]
     commands = []
+    if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
+        commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
         known = played and "config.yaml" in found
         commands.append(f"mrlm eval --model {folder}" + ("" if known else " --environment NAME"))

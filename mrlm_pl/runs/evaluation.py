@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mrlm_pl.rollout.play import EpisodeSpec
     from mrlm_pl.rollout.player import EpisodePlayer
 
-    Model = str | Path | Policy | Mapping[str, Policy]
-    """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
+Model: TypeAlias = "str | Path | Policy | Mapping[str, Policy]"
+"""A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
 
 MAX_TURNS = 64
 """Decisions of an episode where neither the caller nor a run says how many."""

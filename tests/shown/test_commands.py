@@ -127,6 +127,8 @@ def test_other_commands_name_what_exists() -> None:
         elif program == "pip":
             wanted = re.findall(r"(?:mrlm|\.)\[(.*?)\]", " ".join(names))
             assert {extra for group in wanted for extra in group.split(",")} <= set(extras), place
+        elif program == ".":
+            assert names == [".venv/bin/activate"], place
         elif program in ("bash", "pytest"):
             assert (ROOT / names[-1]).exists(), place
         else:

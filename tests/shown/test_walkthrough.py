@@ -17,8 +17,8 @@ from mrlm_pl.cli.main import main
 from mrlm_pl.episode_files import read_episodes
 from tests.support.documents import CONFIGS, ROOT, blocks, commands
 
-COMMANDS = [words[1:] for place, text in blocks("bash") if place.startswith("README") for words in commands(text)]
-SHOWN = [words for words in COMMANDS if words and words[0] not in ("quickstart", "test")]
+COMMANDS = [words for place, text in blocks("bash") if place.startswith("README") for words in commands(text)]
+SHOWN = [words[1:] for words in COMMANDS if words[0] == "mrlm"]
 
 EVALUATION = ["--trainer.callbacks.init_args.episodes", "8"]
 FIT = ["--data.iterations", "1", "--data.groups", "2", "--trainer.accelerator", "cpu"]

@@ -1,0 +1,93 @@
+"""Pages of the site: all are in its contents, numbers are those of the results, named tests exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mrlm_pl
+from benchmarks import results_page
+from tests.support.documents import ROOT
+
+DOCS = ROOT / "docs"
+NUMBER = re.compile(r"[+-]?\d\.\d{3} (?:± \d\.\d{3}|\[[^\]]+\])")
+"""A mean with its interval, as results show it."""
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = re.findall(r"^:::\{toctree\}\n(.*?)^:::", (DOCS / "index.md").read_text(), re.MULTILINE | re.DOTALL)
+    listed = [line for block in contents for line in block.splitlines() if line and not line.startswith(":")]
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")} - {"index"}
+    assert sorted(listed) == sorted(pages), "add the page to a toctree of docs/index.md"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    named = re.findall(r"auto(?:class|function|exception):: mrlm_pl\.(\w+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(mrlm_pl.__all__)
+
+
+def test_the_results_page_is_that_of_the_files() -> None:
+    assert results_page.PAGE.read_text() == results_page.page(), "run `make results`"
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_files() -> None:
+    readme = results_page.README.read_text()
+    assert results_page.with_numbers(readme) == readme, "run `make results`"
+    assert all(mark in readme for mark in results_page.MARKS)
+    assert results_page.with_numbers(readme.replace("0", "1")) != readme, "other numbers are found"
+
+
+def test_every_file_of_results_is_on_the_page() -> None:
+    shown = {name for sections in results_page.CHAPTERS.values() for name in sections}
+    assert shown >= {path.stem for path in results_page.RESULTS.glob("*.json")} - {"call_path"}
+    assert all((results_page.PLOTS / f"{name}.svg").is_file() for name in _plotted())
+
+
+def _plotted() -> Iterator[str]:
+    for sections in results_page.CHAPTERS.values():
+        yield from (name for name, section in sections.items() if section.plot)
+
+
+def test_means_with_intervals_in_the_pages_are_those_of_the_files() -> None:
+    known = set(NUMBER.findall(results_page.page()))
+    pages = [path for path in DOCS.rglob("*.md") if path != results_page.PAGE]
+    shown = {f"{path.name}: {number}" for path in pages for number in NUMBER.findall(path.read_text())}
+    assert {place for place in shown if place.partition(": ")[2] not in known} == set()
+    assert len(shown) > 30
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Yield pages with texts that follow from files of results."""
+    count, runs, same = results_page.kills(results_page.read("kill_resume"))
+    yield "scaling.md", f"After {count} kills at random moments"
+    yield "scaling.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
+    step = results_page.read("distillation_step")
+    yield "distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
+    yield "distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
+    yield "distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
+    per = results_page.read("records")["per_1000_episodes"]
+    yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['gzip 6']['bytes'] / 1e6:.2f} MB on the disk"
+    for row in results_page.read("shared_machine")["settings"].values():
+        numbers = f"{row['quiet_s']:.2f} | {row['busy_s']:.2f} | {row['busy_by_quiet']:.1f}"
+        yield "scaling.md", re.sub(r"(?<!\d)0", "", f"| {numbers} |")
+    covered = results_page.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
+    yield "decisions.md", f"covers the true accuracy in\n  {covered:.3f}".replace("0.", ".")
+
+
+@pytest.mark.parametrize(("page", "text"), [*sentences()])
+def test_sentences_with_results_are_those_of_the_files(page: str, text: str) -> None:
+    assert text in (DOCS / page).read_text()
+
+
+def test_the_tests_that_the_readme_names_exist() -> None:
+    named = re.findall(r"\]\((tests/[\w/]+\.py)#(test_\w+)\)", (ROOT / "README.md").read_text())
+    assert len(named) >= 10
+    for path, name in named:
+        text = Path(ROOT / path).read_text()
+        assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{path} has no {name}"
+        before = text.partition(f"def {name}(")[0].rpartition("\n\n\n")[2]
+        assert "mark.slow" not in before, f"{path}: {name} is not in the default tier"
