@@ -1,11 +1,11 @@
 from .adapters.codec import IllegalActionError as IllegalActionError
 from .adapters.codec import TextCodec as TextCodec
 from .adapters.gymnasium import GymnasiumEnvironment as GymnasiumEnvironment
+from .adapters.openenv import OpenEnvEnvironment as OpenEnvEnvironment
 from .adapters.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
+from .adapters.reasoning_gym import ReasoningGymEnvironment as ReasoningGymEnvironment
 from .adapters.textarena import TextArenaCodec as TextArenaCodec
 from .adapters.textarena import TextArenaEnvironment as TextArenaEnvironment
-from .adapters.openenv import OpenEnvEnvironment as OpenEnvEnvironment
-from .adapters.reasoning_gym import ReasoningGymEnvironment as ReasoningGymEnvironment
 from .adapters.verifiers import VerifiersEnvironment as VerifiersEnvironment
 from .centralized import Centralized as Centralized
 from .class_completion.environment import ClassCompletionEnvironment as ClassCompletionEnvironment

@@ -363,8 +363,10 @@ class SemanticChecks:
     def _late(self, task: Task, gold: TeamReplies) -> Iterator[tuple[str, TeamReplies]]:
         """Yield wrong replies, and wrong replies of all agents or of one before the gold replies, with their names."""
         agents = self.environment.agents
-        wrongs = list(self._bases(task))
-        constant = {agent: [_hollow(said, "return True") for said in gold.get(agent, ("",))] for agent in agents}
+        wrongs: list[tuple[str, TeamReplies]] = list(self._bases(task))
+        constant: TeamReplies = {
+            agent: [_hollow(said, "return True") for said in gold.get(agent, ("",))] for agent in agents
+        }
         if any(constant[agent] != list(gold.get(agent, ("",))) for agent in agents):
             wrongs.append(("a program that returns True", constant))
         for name, wrong in wrongs:

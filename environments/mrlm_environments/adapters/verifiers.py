@@ -257,7 +257,7 @@ def _library() -> Any:
             "`make verifiers` and host it by `.venv-verifiers/bin/mrlm serve`"
         ) from error
 
-    class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc,name-defined]
+    class ChatHarness(vf.Harness[vf.HarnessConfig]):
         APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
         EXECUTES_CODE = NEEDS_CONTAINER = False
 
