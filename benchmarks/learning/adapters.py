@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from provenance import provenance
 
 CONFIGS = ("gymnasium", "pettingzoo", "textarena")
-MEASURES = ("reward", "success", "illegal")
+MEASURES = ("reward", "success")
 ENDS = 5
 """Rollouts at the beginning and the end."""
 

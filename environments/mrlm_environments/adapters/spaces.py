@@ -1,4 +1,4 @@
-"""Environments with Gymnasium's spaces as conversations: what agents see, and turns with illegal replies."""
+"""Environments with Gymnasium's spaces as conversations: observations, and turns with illegal replies."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class SpacesEnvironment(Environment):
     """Base class of the environments with Gymnasium's spaces.
 
     A reply without a legal action is answered with the reason and the legal actions; after ``retries`` such answers to
-    one decision the episode ends (``illegal_action``) and the agent earns ``penalty``. The metric ``illegal`` is the
-    fraction of these replies. A reward from before an agent's first decision is added to that of the decision.
+    one decision the episode ends (``illegal_action``) and the agent earns ``penalty``. The metric ``illegal`` counts
+    these replies. A reward from before an agent's first decision is added to that of the decision.
 
-    Copies in the middle of an episode start a new one (``forks`` is False), since copies of many environments differ
-    from the original; turn trees replay the earlier turns.
+    A copy has no episode (``forks`` is False), since copies of many environments differ from the original; turn trees
+    replay the earlier turns.
 
     Args:
         id: name of the library's environment.
@@ -145,6 +145,7 @@ class SpacesEnvironment(Environment):
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._held: dict[str, float] = {}
         self._spoke: set[str] = set()
+        self._counts = {"illegal": 0.0, "illegal_of": 0.0}
         self._views = self.start(self._live.environment, task.data["seed"]).views
         return self._observations()
 
@@ -158,12 +159,15 @@ class SpacesEnvironment(Environment):
                 self._actions[agent] = self.codec.action(message.content, space, mask)
             except IllegalActionError as error:
                 faults[agent] = str(error)
-        metrics = {"illegal": float(len(faults)), "illegal_of": float(len(actions))}
+        self._counts["illegal"] += len(faults)
+        self._counts["illegal_of"] += len(actions)
         lost = [agent for agent in faults if self._tries[agent] == self.retries]
         if faults and not lost:
             for agent in faults:
                 self._tries[agent] += 1
-            return Step({agent: (Message("user", fault),) for agent, fault in faults.items()}, metrics=metrics)
+            return Step(
+                {agent: (Message("user", fault),) for agent, fault in faults.items()}, metrics=dict(self._counts)
+            )
         if lost:
             moment, reason = Moment({}, dict.fromkeys(lost, self.penalty)), "illegal_action"
         else:
@@ -182,7 +186,7 @@ class SpacesEnvironment(Environment):
             stop_reason=reason if done else "",
             truncated=moment.truncated,
             success=mean >= self.success_at if done and self.success_at is not None else None,
-            metrics=metrics,
+            metrics=dict(self._counts),
         )
 
     def close(self) -> None:

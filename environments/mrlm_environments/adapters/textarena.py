@@ -64,7 +64,7 @@ class TextArenaEnvironment(Environment):
     """A game of TextArena, such as ``Nim-v0``; needs the extra ``textarena``.
 
     Players see the game's prompt, then the messages since their last move. The game judges illegal moves: most games
-    allow one more attempt and then give -1 to the player and 1 to the other. The metric ``illegal`` is the fraction of
+    allow one more attempt and then give -1 to the player and 1 to the other. The metric ``illegal`` counts
     rejected moves. Rewards come at the end; a player without a move earns none. A game's turn limit is one of its
     rules, so no episode is ``truncated``.
 
@@ -119,6 +119,7 @@ class TextArenaEnvironment(Environment):
         first = self.agents.index(task.data["first"])
         self._players = (*self.agents[first:], *self.agents[:first])
         self._moved: set[str] = set()
+        self._counts = {"illegal": 0.0, "illegal_of": 0.0}
         self._draws = random.Random(task.data["seed"])
         with _drawing_from(self._draws):
             self._game = self._make()
@@ -133,16 +134,17 @@ class TextArenaEnvironment(Environment):
             done, _ = self._game.step(action=self.codec.action(message.content))
             state = self._game.state
             lost = state.game_info[self._players.index(agent)]["invalid_move"]
-            metrics = {"illegal": float(lost or getattr(state, "error_count", 0) > 0), "illegal_of": 1.0}
+            self._counts["illegal"] += lost or getattr(state, "error_count", 0) > 0
+            self._counts["illegal_of"] += 1
             if not done:
-                return Step(self._observations(), metrics=metrics)
+                return Step(self._observations(), metrics=dict(self._counts))
             earned, _ = self._game.close()
         rewards = {player: float((earned or {}).get(number, 0.0)) for number, player in enumerate(self._players)}
         return Step(
             rewards={player: reward for player, reward in rewards.items() if player in self._moved},
             done=True,
             stop_reason="illegal_move" if lost else "finished",
-            metrics={**metrics, **{f"{player}_won": float(reward > 0) for player, reward in rewards.items()}},
+            metrics={**self._counts, **{f"{player}_won": float(reward > 0) for player, reward in rewards.items()}},
         )
 
     def _observations(self) -> Observations:

@@ -78,10 +78,12 @@ def test_an_illegal_action_is_explained_once_and_then_ends_the_episode() -> None
     assert shown(step.observations) == f"{closed} is not legal. {legal}"
     assert (step.rewards, step.metrics) == ({}, {"illegal": 1.0, "illegal_of": 1.0})
     step = act(environment, legal.rpartition(" ")[2])
-    assert (step.rewards, step.done, step.metrics["illegal"]) == ({"agent": -1.0}, False, 0.0)
-    for _ in range(2):  # the count begins anew with each observation
+    assert (step.rewards, step.done) == ({"agent": -1.0}, False)
+    assert step.metrics == {"illegal": 1.0, "illegal_of": 2.0}, "counts of the episode"
+    for _ in range(2):  # attempts are counted for each observation
         step = act(environment, "no idea")
     assert (step.done, step.stop_reason, step.truncated) == (True, "illegal_action", False)
+    assert step.metrics == {"illegal": 3.0, "illegal_of": 4.0}
     assert (step.rewards, step.components) == ({"agent": -3.0}, {"agent": {"illegal": -3.0}})
 
 

@@ -59,7 +59,7 @@ def test_a_game_of_nim() -> None:
     assert shown(step.observations)[1].count("Player 1 removes") == 1
     step = act(environment, "beta", "[1 1]")
     assert (step.done, step.stop_reason, step.rewards) == (True, "finished", {"alpha": -1.0, "beta": 1.0})
-    assert step.metrics == {"illegal": 0.0, "illegal_of": 1.0, "alpha_won": 0.0, "beta_won": 1.0}
+    assert step.metrics == {"illegal": 0.0, "illegal_of": 3.0, "alpha_won": 0.0, "beta_won": 1.0}
 
 
 def test_the_game_allows_one_illegal_move_and_not_two() -> None:
@@ -74,7 +74,7 @@ def test_the_game_allows_one_illegal_move_and_not_two() -> None:
     step = act(environment, "alpha", "")
     assert (step.done, step.stop_reason) == (True, "illegal_move")
     assert step.rewards == {"alpha": -1.0}, "beta has not moved"
-    assert step.metrics["beta_won"] == 1.0
+    assert step.metrics == {"illegal": 2.0, "illegal_of": 2.0, "alpha_won": 0.0, "beta_won": 1.0}
 
 
 def test_the_seed_decides_the_cards_as_in_the_library() -> None:
