@@ -184,7 +184,7 @@ class SpacesEnvironment(Environment):
             components={agent: {"illegal" if lost else "reward": reward} for agent, reward in rewards.items()},
             done=done,
             stop_reason=reason if done else "",
-            truncated=moment.truncated,
+            truncated=bool(moment.truncated),  # of numpy in some environments
             success=mean >= self.success_at if done and self.success_at is not None else None,
             metrics=dict(self._counts),
         )
