@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,24 +66,33 @@ def test_mlflow_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
     assert float(run.data.params[RATE]) > 0
 
 
+def records_of(data: bytes) -> Iterator[Any]:
+    """Yield the records of a run's file: a log of LevelDB behind a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    position, whole = 7, b""
+    while position + 7 <= len(data):
+        if (left := 32768 - position % 32768) < 7:  # blocks end with a filling
+            position += left
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # the whole record, or its last part
+            yield wandb_internal_pb2.Record.FromString(whole)
+            whole = b""
+
+
 @pytest.mark.skipif(find_spec("wandb") is None, reason='pip install "mrlm[wandb]"')
 def test_weights_and_biases_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
-    import json
-
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
     rows = fit("wandb", tmp_path)
     (file,) = (tmp_path / "runs/wandb").glob("offline-run-*/run-*.wandb")
-    store, found, config = DataStore(), dict[str, list[float]](), dict[str, object]()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record.FromString(data)
+    found, config = dict[str, list[float]](), dict[str, Any]()
+    for record in records_of(file.read_bytes()):
         for item in record.history.item:
             found.setdefault("/".join(item.nested_key) or item.key, []).append(json.loads(item.value_json))
-        for update in (record.config, record.run.config):
-            config |= {item.key: json.loads(item.value_json) for item in update.update}
+        config |= {item.key: json.loads(item.value_json) for item in record.config.update}
     wanted = last_values(rows)
     assert {name: found[name][-1] for name in wanted} == pytest.approx(wanted)
     assert found["trainer/global_step"] == [0, 1, 2]
-    assert config["model"]["init_args"]["policies"]["main"]["learning_rate"] > 0  # type: ignore[index]
+    assert config["model"]["init_args"]["policies"]["main"]["learning_rate"] > 0
