@@ -55,12 +55,13 @@ def whole_parser(files: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true")
     children = parser.add_subparsers(dest="command")
     (_, environments), algorithms = environment_names(), class_names("algorithms")
+    training = declared(FIT) | {*LIGHTNING_OPTIONS, *training_options()}
     firsts = {"check_env": environments, "completion": SHELLS}
     for command, (place, summary) in COMMANDS.items():
         child = children.add_parser(command, help=summary, allow_abbrev=False)
         trains = command in (*TRAINING, "sweep")
         own = declared(place) if command != "completion" else set()
-        options = own | (declared(FIT) | {*LIGHTNING_OPTIONS, *training_options()} if trains else set())
+        options = own | (training if trains else set())
         for option in sorted(options - {"--help"}):
             choices = algorithms if option == "--model" and (trains or command == "recredit") else None
             choices = environments if option.endswith(("-environment", "-environments", ".environment")) else choices
