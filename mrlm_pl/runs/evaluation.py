@@ -329,6 +329,7 @@ def arena(
     max_turns: int | None = None,
     device: str = "auto",
     name: str | None = None,
+    max_seatings: int = 64,
 ) -> ArenaReport:
     """Return the results of models against each other: the same episodes in every seating of the environment's agents.
 
@@ -341,10 +342,11 @@ def arena(
         num_episodes: episodes of each seating.
         split, seed, samples_per_task, sampling, max_turns, device, name: see :func:`evaluate`; settings that are left
             out are those of the first model's run.
+        max_seatings: more are an error; P players and N agents have P^N.
 
     Raises:
-        ConfigurationError: there are fewer than two models, one cannot be used, an agent has no policy, or a number is
-            below 1.
+        ConfigurationError: there are fewer than two models or too many seatings, one cannot be used, an agent has no
+            policy, or a number is below 1.
     """
     from mrlm_pl.evaluation.arena import arena_report
     from mrlm_pl.policy import Policy
@@ -352,7 +354,13 @@ def arena(
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
     first = SeatedModel(next(iter(models.values())), environment, None, name)
-    agents, specs = first.environment.agents, first.specs(num_episodes, split, seed, samples_per_task)
+    agents = first.environment.agents
+    if (count := len(models) ** len(agents)) > max_seatings:
+        raise ConfigurationError(
+            f"max_seatings: {len(models)} players and {len(agents)} agents of environment {first.name!r} make {count} "
+            f"seatings of {num_episodes} episodes, and {max_seatings} are the most; give fewer players or raise it"
+        )
+    specs = first.specs(num_episodes, split, seed, samples_per_task)
     runs = {player: _named(model, weights=True)[1] for player, model in models.items()}
     named = {(player, agent): f"{player}.{run.policy_of(agent)}" for player, run in runs.items() for agent in agents}
     given = {

@@ -100,7 +100,7 @@ class Run:
             "algorithm": str(settings.get("model.class_path", "")).rpartition(".")[2],
             "environments": sorted(
                 {
-                    str(value).rpartition(".")[2]
+                    re.split("[.:]", str(value))[-1]
                     for name, value in settings.items()
                     if re.fullmatch(r"data\.environment(\.\d+)?(\.class_path)?", name)
                 }

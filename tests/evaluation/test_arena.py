@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mrlm_environments import Helpers
 from transformers.utils.logging import enable_progress_bar
 
 from mrlm_pl.cli.commands.evaluate import arena_table
@@ -116,6 +117,13 @@ def test_a_model_against_itself_has_mirrored_results(tmp_path: Path) -> None:
     assert len({tuple(mean.value for mean in seating.rewards.values()) for seating in found.seatings}) == 1
     assert [item.score.value for item in found.scores] == [0.5, 0.5], "both play the same cards from both seats"
     assert found.ratings["B"].elo == pytest.approx(0.0, abs=1e-6)
+
+
+def test_seatings_are_bounded_before_a_model_is_read() -> None:
+    """Two players and the 7 agents of Helpers(calls=6) make 2^7 seatings."""
+    players = {"A": "builtin:tiny", "B": "builtin:tiny"}
+    with pytest.raises(ConfigurationError, match="2 players and 7 agents of environment 'helpers' make 128 seatings"):
+        arena(players, Helpers(calls=6), num_episodes=1, device="cpu")
 
 
 def test_one_player_is_no_arena() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from mrlm_pl.cli.parsing.configuration import leaves
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
-from mrlm_pl.runs.records.run import latest_configuration
+from mrlm_pl.runs.records.run import is_installed, latest_configuration
 
 _OF_THE_START = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")
 _WEIGHTS = "the weights come from the checkpoint"
@@ -41,7 +42,7 @@ class SaveConfig(SaveConfigCallback):
         before = latest_configuration(owner) if stage == "fit" and owner is not None and owner.is_dir() else None
         if before is None:
             return
-        now = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        now = with_files(yaml.safe_load(self.parser.dump(self.config, skip_unset=False)))
         changed = changed_settings(yaml.safe_load(before.read_text(encoding="utf-8")) or {}, now)
         check_resumable(changed, adaptive_kl=bool((now["model"].get("init_args", {}).get("kl") or {}).get("target")))
         if changed and is_first_process():
@@ -57,9 +58,40 @@ class SaveConfig(SaveConfigCallback):
             path = folder / f"config-{number}.yaml"
         with replacing(path) as draft:
             self.parser.save(self.config, str(draft), skip_unset=False, multifile=False, overwrite=True)
+            written = yaml.safe_load(draft.read_text(encoding="utf-8"))
+            if (found := with_files(written)) != written:
+                draft.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), encoding="utf-8")
         hyperparameters = {name: value for name, value in self.config.as_dict().items() if name != "config"}
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters)
+
+
+def with_files(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose environments find their files from every working folder.
+
+    Paths of data files become absolute; functions and classes of a module beside them, ``my_rewards.exact``, become
+    ``/FOLDER/my_rewards.py:exact``.
+    """
+    data = config.get("data") or {}
+    arguments = data.get("init_args") or {}
+    if not arguments.get("environment"):
+        return dict(config)
+    found = {**arguments, "environment": _with_files(arguments["environment"])}
+    return {**config, "data": {**data, "init_args": found}}
+
+
+def _with_files(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _with_files(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_files(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    module, _, name = value.rpartition(".")
+    source = getattr(sys.modules.get(module), "__file__", None) or ""
+    if Path(source).stem == module != "" and hasattr(sys.modules[module], name) and not is_installed(module):
+        return f"{os.path.abspath(source)}:{name}"
+    return os.path.abspath(value) if os.path.splitext(value)[1] and os.path.isfile(value) else value
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

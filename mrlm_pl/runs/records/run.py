@@ -49,7 +49,7 @@ class RecordedEnvironment:
     @property
     def class_name(self) -> str:
         """Return the name of its class without the path."""
-        return str(self.config["class_path"]).rpartition(".")[2]
+        return re.split("[.:]", str(self.config["class_path"]))[-1]
 
     def risk(self, folder: Path) -> str | None:
         """Return the way its configuration would run a program on this machine, or None.
@@ -126,7 +126,7 @@ class RecordedRun:
         if named is not None:
             import_environment(named)
             known = environments_by_name()
-            class_name = known[named].__name__ if named in known else named.rpartition(".")[2]
+            class_name = known[named].__name__ if named in known else re.split("[.:]", named)[-1]
             by_name = [item for item in found if item.name == named]
             found = by_name or [item for item in found if item.class_name == class_name]
         if len(found) > 1:
@@ -300,7 +300,7 @@ def _is_installed_function(name: str) -> bool:
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
         return False
     ours = {"mrlm_pl", *(entry_point.value.partition(".")[0] for entry_point in plugin_entry_points())}
-    if root not in {"__main__", *ours} and not _is_installed(root):
+    if root not in {"__main__", *ours} and not is_installed(root):
         return False
     try:
         found = pkgutil.resolve_name(name)
@@ -311,7 +311,7 @@ def _is_installed_function(name: str) -> bool:
     return not issubclass(found, Environment) and found.__module__.partition(".")[0] not in ours
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Return True if a module is of Python or of an installed package, and not of a folder of the user's."""
     spec = importlib.util.find_spec(module)
     if spec is None or module in sys.builtin_module_names:

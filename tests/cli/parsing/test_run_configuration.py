@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from mrlm_pl.cli.parsing.run_configuration import changed_settings, check_resumable
+from mrlm_pl.cli.parsing.run_configuration import changed_settings, check_resumable, with_files
 from mrlm_pl.errors import ConfigurationError
 
 BEFORE = {
@@ -108,3 +111,60 @@ def test_the_configured_rates_are_used_after_a_resume(
     if schedule == "constant":
         found = fit(4e-3, 0.1, tmp_path / "last.ckpt", schedule="linear")
         assert found == pytest.approx((2e-3, 0.1, 0.95)), "a schedule that is new begins where the run is"
+
+
+def test_files_of_environments_are_recorded_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "graders_of_this_test.py").write_text("def exact(reply, row):\n    return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(sys.modules, "graders_of_this_test", None)  # removed at the end
+    del sys.modules["graders_of_this_test"]
+    importlib.import_module("graders_of_this_test")
+    given = {
+        "data": "rows.jsonl",
+        "rewards": ["graders_of_this_test.exact", {"call": "random.random"}],
+        "prompt": "a.b",
+    }
+    environment = {"class_path": "mrlm_environments.QuestionEnvironment", "init_args": given}
+    config = {
+        "data": {"class_path": "D", "init_args": {"environment": [environment, "math"], "groups": 2}},
+        "output": "x",
+    }
+    recorded = with_files(config)
+    (first, second) = recorded["data"]["init_args"]["environment"]
+    assert first["init_args"] == {
+        "data": str(tmp_path / "rows.jsonl"),
+        "rewards": [f"{folder}/graders_of_this_test.py:exact", {"call": "random.random"}],
+        "prompt": "a.b",
+    }
+    assert (first["class_path"], second) == (environment["class_path"], "math")
+    assert {**recorded, "data": None} == {**config, "data": None}
+    assert with_files(recorded) == recorded
+    assert with_files({"model": {}}) == {"model": {}}
+
+
+@pytest.mark.slow
+def test_a_run_with_files_of_its_folder_is_played_from_another_one(mrlm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path("home").absolute()
+    (home / "mine").mkdir(parents=True)
+    Path("elsewhere").mkdir()
+    (home / "mine/graders_of_a_run.py").write_text("def length(reply, row):\n    return len(reply) / row['n']\n")
+    (home / "rows.jsonl").write_text("".join(f'{{"prompt": "Say {n}", "n": {n}}}\n' for n in range(1, 41)))
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(str(home / "unused"))  # restores the path, to which the command adds folders
+    options = ["--data.environment.data=rows.jsonl", "--data.environment.rewards=[./mine/graders_of_a_run.py:length]"]
+    sizes = ["--data.iterations=1", "--data.groups=1", "--data.group_size=2", "--data.sampling.max_tokens=4"]
+    trainer = ["--trainer.default_root_dir=run", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
+    model = ["--model=GRPO", '--model.policies={"main": {"model": "builtin:tiny"}}', "--data=RolloutDataModule"]
+    status, _, err = mrlm("fit", *model, "--data.environment=question", *options, *sizes, *trainer)
+    assert status == 0, err
+    monkeypatch.chdir(home.parent / "elsewhere")
+    program = "import sys; from mrlm_pl.cli.main import main; sys.exit(main(['replay', sys.argv[1]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(home / "run")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 episodes are equal to their record" in done.stdout
