@@ -56,6 +56,7 @@ def play(
     replies: Replies,
     *,
     max_turns: int,
+    must_end: bool = True,
     began: Callable[[Environment], None] = lambda environment: None,
 ) -> Play:
     """Play one episode on an environment, which stays open.
@@ -65,6 +66,7 @@ def play(
         task: of the episode.
         replies: of the agents.
         max_turns: limit of the episode's length.
+        must_end: whether a longer episode is an error, or truncated.
         began: called after ``reset``.
 
     Raises:
@@ -78,6 +80,8 @@ def play(
     spoken = dict.fromkeys(environment.agents, 0)
     while not (steps and steps[-1].done):
         if len(steps) == max_turns:
+            if not must_end:
+                break
             raise EnvironmentContractError(f"the episode of {task.key} did not end within {max_turns} turns")
         actions = {}
         for agent in order.due:
@@ -98,11 +102,11 @@ def play(
     return Play(tuple(seen), tuple(steps))
 
 
-def play_copy(environment: Environment, task: Task, replies: Replies, *, max_turns: int) -> Play:
+def play_copy(environment: Environment, task: Task, replies: Replies, *, max_turns: int, must_end: bool = True) -> Play:
     """Play one episode on a new copy of an environment; see :func:`play`."""
     copied = environment.copy()
     try:
-        return play(copied, task, replies, max_turns=max_turns)
+        return play(copied, task, replies, max_turns=max_turns, must_end=must_end)
     finally:
         close(copied)
 

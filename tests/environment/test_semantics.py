@@ -300,6 +300,21 @@ def test_checks_without_a_subject_do_not_apply() -> None:
     assert "not played in another process" in replay, "a class in a function cannot be found there"
 
 
+def test_games_that_begin_alike_and_may_never_end_are_checked() -> None:
+    class Endless(Adding):
+        def begin(self, task: Task) -> str:
+            super().begin(task)
+            return "Guess the number."
+
+        def reply(self, message: Message) -> Outcome:
+            right = self.right(message.content)
+            return Outcome({"right": float(right)}, None if right else "Again.", success=right or None)
+
+    report = check_semantics(Endless(), tasks=2, max_turns=8, other_process=False)
+    report.raise_on_failure()
+    assert next(check.applies for check in report.checks if check.name == "leakage")
+
+
 def test_a_field_that_cannot_be_marked_is_named() -> None:
     class ReadsItsAnswer(Adding):
         def begin(self, task: Task) -> str:

@@ -72,6 +72,10 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         """Return generated problems without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, self._generate, lambda data: f"{data['generator']}: {data['question']}")
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the lowest and the highest score; see :meth:`Environment.bounds`."""
+        return 0.0, 1.0
+
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the generator's answer in the tag, None where its own scorer does not give it 1."""
         entry = self._posed(task)

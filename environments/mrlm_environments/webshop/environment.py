@@ -136,6 +136,10 @@ class WebShopEnvironment(Environment):
             replies[self._acting(page)].append(call)
         return replies if inputs else None
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the returns without a purchase and of the right one; see :meth:`Environment.bounds`."""
+        return 0.0, float(len(self.agents))
+
     def reset(self, task: Task) -> Observations:
         """Open the search page; see :meth:`Environment.reset`."""
         self._task, self._turns, self._faults, self._acted = task, 0, 0, frozenset[str]()
