@@ -28,7 +28,7 @@ class Product:
         title: its name.
         query: the search that it belongs to.
         categories: names from the most general one to its own.
-        price: what it costs.
+        price: in dollars.
         price_text: the price that its page shows, which may be a range.
         attributes: that it has; not shown as such.
         options: the values to choose from, by name of the option.

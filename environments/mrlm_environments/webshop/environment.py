@@ -70,7 +70,7 @@ class WebShopEnvironment(Environment):
         max_turns: replies of all agents together.
         incomplete_penalty: is subtracted from the reward where nothing is bought; AgentRL's is .2.
         page_size: products of a page of results.
-        list_actions: whether every page ends with the list of what can be done.
+        list_actions: True ends every page with the list of available actions.
         instruction: a system message before the first page.
         noun_model: spaCy's model that finds the nouns of titles in WebShop's files, such as ``en_core_web_lg``; None
             takes all words but function words.

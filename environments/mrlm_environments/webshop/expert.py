@@ -1,4 +1,4 @@
-"""A scripted expert: the search and the clicks that buy what a goal asks for."""
+"""A scripted expert: a search and the clicks that fulfill a goal."""
 
 from __future__ import annotations
 

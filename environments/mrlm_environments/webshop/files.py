@@ -65,7 +65,7 @@ def read_shop(
     """Return the catalog of WebShop's files with its goals, in the order of WebShop's shuffle.
 
     A price range is drawn from by the product's number, and a limit by the product and the number of its goal: they are
-    equal in every process, whatever else is loaded.
+    equal in every process, for any other products.
 
     Args:
         products: path of ``items_shuffle.json``, or of a part of it.

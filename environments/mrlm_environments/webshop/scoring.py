@@ -29,12 +29,12 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 
 @dataclass(frozen=True)
 class Match:
-    """What of a goal a purchase fulfils.
+    """The parts of a goal that a purchase fulfills.
 
     Args:
         attributes: number that match.
         options: number that match.
-        price: whether the price is within the limit.
+        price: True if the price is within the limit.
         type: factor for the type of the product, 0 to 1.
         wanted_attributes: number that the goal names.
         wanted_options: number that the goal names.

@@ -1,4 +1,4 @@
-"""A visit to the shop: the page, its text, and what can be clicked on it. Pages read as in WebShop."""
+"""A visit to the shop: the page, its text and its clickable parts. Pages read as in WebShop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES: tuple[Page, ...] = ("description", "features", "reviews")
 SEPARATOR = " [SEP] "
 Target = tuple[str, ...]
-"""What a click does: a kind and its arguments."""
+"""The effect of a click: a kind and its arguments."""
 
 
 class Session:
@@ -23,7 +23,7 @@ class Session:
         catalog: of the shop.
         instruction: that every page shows.
         page_size: products of a page of results.
-        list_actions: whether :meth:`text` ends with what can be done.
+        list_actions: True ends :meth:`text` with the available actions.
     """
 
     def __init__(self, catalog: Catalog, instruction: str, page_size: int, list_actions: bool) -> None:
@@ -79,7 +79,7 @@ class Session:
             self.bought = True
 
     def targets(self) -> dict[str, Target]:
-        """Return what can be clicked on, by its text in lower case, in WebShop's order.
+        """Return the effects of clicks by their texts in lower case, in WebShop's order.
 
         A value of two options has the option's name before it, as in ``size: small``.
         """
@@ -109,11 +109,11 @@ class Session:
         return self.results[(self.number - 1) * self.page_size : self.number * self.page_size]
 
     def actions(self) -> Mapping[str, Any]:
-        """Return what can be done, in WebShop's form."""
+        """Return the available actions in WebShop's form."""
         return {"has_search_bar": self.page == "search", "clickables": list(self.targets())}
 
     def text(self) -> str:
-        """Return the text of the page, the options that are chosen, and what can be done."""
+        """Return the text of the page, the chosen options and the available actions."""
         lines = [SEPARATOR.join(self._parts())]
         if self.options:
             lines.append("Chosen: " + ", ".join(f"{name}: {value}" for name, value in self.options.items()))

@@ -1,4 +1,4 @@
-"""The pages and tools of the shop, its generated goals, and what WebShop's own server gets wrong."""
+"""The pages and tools of the shop, its generated goals, and the defects of WebShop's own server."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_options_are_forgotten_on_the_way_back_and_kept_on_the_pages_of_the_prod
     assert session.options == {}
 
 
-# What WebShop's server gets wrong
+# Defects of WebShop's server
 
 
 def test_a_chosen_option_is_shown() -> None:
@@ -254,7 +254,7 @@ def test_goals_do_not_depend_on_the_global_random_numbers() -> None:
     assert [second.tasks("train")[index].data for index in range(5)] == tasks
     assert first.catalog.products == second.catalog.products
     larger = generated_catalog(90).products
-    assert all(larger[asin] == own for asin, own in first.catalog.products.items()), "whatever else is in the shop"
+    assert all(larger[asin] == own for asin, own in first.catalog.products.items()), "for any other products"
     assert tasks[0]["instruction"].endswith(f", and price lower than {tasks[0]['price_upper']:.2f} dollars")
 
 
