@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
@@ -354,6 +355,12 @@ def test_an_agent_of_the_team_that_did_not_act_is_not_penalized() -> None:
     environment = WebShopEnvironment(team=True, max_turns=1, incomplete_penalty=0.5)
     environment.reset(environment.tasks("train")[0])
     assert environment.step({"searcher": Message("assistant", "hm")}).rewards == {"searcher": -0.5}
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
+    with pytest.raises(ConfigurationError, match=r"webshop needs rapidfuzz; pip install 'mrlm\[webshop\]'"):
+        Catalog([CUP], plain_nouns)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,11 @@ def test_ratios_are_those_of_thefuzz() -> None:
     assert [token_set_ratio(row["first"], row["second"]) for row in rows] == [row["ratio"] for row in rows]
 
 
+def test_texts_match_above_85() -> None:
+    assert matches("machine memory free, foam navy Größe", "machine foam ounce memory")  # 86 by thefuzz
+    assert not matches("Stainless-Steel free, ounce", "Stainless-Steel ounces crème large")  # 85
+
+
 def test_colors_are_reduced_to_the_first_of_the_list() -> None:
     assert [color(value) for value in ("navy blue", "dark grey", "burgundy red", "xl")] == [
         "blue",
