@@ -19,6 +19,19 @@ INDICES = 1 << 31
 POOL = 10_000
 """Problems of the few generators that make all of theirs at once; the others have one for each index."""
 
+EVALUATING = (
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+)
+"""Generators of 0.1.25 whose scorers pass the answer to ``eval``, themselves or in sympy's ``parse_expr``."""
+
 _generating = threading.Lock()
 
 
@@ -26,8 +39,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
     """One problem of a reasoning-gym generator, one reply, the generator's score as the reward.
 
     The reward is ``score_answer`` of the last answer tag in the reply, from 0 to 1, and 0 without a tag. A scorer that
-    raises an error on an answer scores it 0, and the metric ``scorer_errors`` counts it. Some scorers evaluate
-    answers as Python or sympy expressions: see the documents.
+    raises an error on an answer scores it 0, and the metric ``scorer_errors`` counts it.
 
     Args:
         generators: settings of each generator by its name, such as ``{chain_sum: {max_terms: 3}}``; without settings
@@ -36,10 +48,13 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         tag: name of the tag around the answer; empty scores the whole reply.
         system_prompt: name of a prompt in ``reasoning_gym.utils.SYSTEM_PROMPTS``, or a text; empty is none.
         success_at: score from which a problem counts as solved.
+        evaluate_replies: allows the generators in :data:`EVALUATING`, whose scorers run replies as Python in this
+            process. A reply can then do what the process can.
 
     Raises:
         ConfigurationError: reasoning-gym is not installed, a generator or one of its settings does not exist or is out
-            of range, a weight is not positive or of another generator, or ``success_at`` is not between 0 and 1.
+            of range or evaluates replies without permission, a weight is not positive or of another generator, or
+            ``success_at`` is not between 0 and 1.
     """
 
     name = "reasoning_gym"
@@ -53,6 +68,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         tag: str = "answer",
         system_prompt: str = "default",
         success_at: float = 1.0,
+        evaluate_replies: bool = False,
     ) -> None:
         between(0, 1, "reasoning_gym: ", success_at=success_at)
         positive("reasoning_gym: weights.", **(weights or {}))
@@ -60,6 +76,12 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
             raise ConfigurationError(
                 f"reasoning_gym: generators names {sorted(generators)} and weights {sorted(weights or ())}; name at "
                 "least one generator, and weights of these only"
+            )
+        if (evaluating := sorted(set(EVALUATING) & set(generators))) and not evaluate_replies:
+            raise ConfigurationError(
+                f"reasoning_gym: the scorers of {', '.join(evaluating)} run replies as Python in this process; choose "
+                "other generators, or set evaluate_replies: true where the process may be lost, such as a server in a "
+                "container"
             )
         self.generators = {name: dict(settings or {}) for name, settings in generators.items()}
         self.weights = [(weights or {}).get(name, 1.0) for name in self.generators]

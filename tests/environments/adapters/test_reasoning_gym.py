@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import reasoning_gym
 from mrlm_environments import ReasoningGymEnvironment
+from mrlm_environments.adapters.reasoning_gym import EVALUATING
 
 from mrlm_pl.environment import Message
 from mrlm_pl.environment.check import check_environment
@@ -89,6 +92,7 @@ def test_the_system_prompt_is_one_of_the_library_or_a_text(given: str, shown: st
         ({"generators": {"gcd": {}}, "weights": {"lcm": 1}}, "weights of these only"),
         ({"generators": {"gcd": {}}, "weights": {"gcd": 0}}, "weights.gcd is 0"),
         ({"generators": {"gcd": {}}, "success_at": 2}, "success_at is 2"),
+        ({"generators": {"gcd": {}, "countdown": {}}}, "the scorers of countdown run replies as Python"),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, Any], told: str) -> None:
@@ -104,6 +108,26 @@ def test_an_error_of_a_scorer_is_counted_as_a_wrong_answer() -> None:
         environment.reset(task)
         step = environment.step({"agent": Message("assistant", f"<answer>{text}</answer>")})
         assert (step.rewards["agent"], step.metrics["scorer_errors"]) == (1.0 - failed, failed)
+
+
+def test_generators_that_evaluate_replies_need_permission(tmp_path: Path) -> None:
+    for name in EVALUATING:
+        with pytest.raises(ConfigurationError, match=f"the scorers of {name} run replies"):
+            ReasoningGymEnvironment({name: {}})
+    allowed = ReasoningGymEnvironment({"binary_matrix": {}}, evaluate_replies=True)
+    allowed.reset(allowed.tasks("train")[0])
+    step = allowed.step({"agent": Message("assistant", f"<answer>open({str(tmp_path / 'mark')!r}, 'w')</answer>")})
+    assert step.rewards["agent"] == 0
+    assert (tmp_path / "mark").exists(), "the library's scorer ran the reply"
+
+
+def test_all_generators_that_evaluate_replies_are_known() -> None:
+    found = {
+        name
+        for name, (generator, _) in reasoning_gym.factory.DATASETS.items()
+        if re.search(r"\b(eval|exec|sympify|parse_expr)\((?!entry)", inspect.getsource(generator.score_answer))
+    }
+    assert found - {"propositional_logic"} == set(EVALUATING), "propositional_logic has a parser of its own"
 
 
 def test_a_task_of_other_settings_is_refused() -> None:
