@@ -26,6 +26,7 @@ from .games.length_ratio import LengthRatioGame as LengthRatioGame
 from .games.tic_tac_toe import TicTacToe as TicTacToe
 from .games.word_emission import WordEmission as WordEmission
 from .harness.environment import HarnessEnvironment as HarnessEnvironment
+from .knowledge_graph.environment import KnowledgeGraphEnvironment as KnowledgeGraphEnvironment
 from .math.environment import MathEnvironment as MathEnvironment
 from .question.environment import QuestionEnvironment as QuestionEnvironment
 from .question.environment import Reward as Reward

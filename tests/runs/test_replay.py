@@ -34,6 +34,7 @@ SHIPPED = [
     "debate",
     "halves",
     "helpers",
+    "knowledge_graph",
     "kuhn_poker",
     "length_ratio",
     "math",

@@ -22,6 +22,7 @@ CHEAP = [
     "collaborative_reasoning",
     "coordination",
     "debate",
+    "knowledge_graph",
     "length_ratio",
     "math",
     "sql",
@@ -41,6 +42,7 @@ def make(name: str) -> Environment:
     from mrlm_environments.debate.environment import DebateEnvironment
     from mrlm_environments.games.coordination import CoordinationGame
     from mrlm_environments.games.length_ratio import LengthRatioGame
+    from mrlm_environments.knowledge_graph.environment import KnowledgeGraphEnvironment
     from mrlm_environments.math.environment import MathEnvironment
     from mrlm_environments.shell.environment import ShellEnvironment
     from mrlm_environments.sql.environment import SqlEnvironment
@@ -56,6 +58,7 @@ def make(name: str) -> Environment:
             3, role="leader", consensus_stop=True, show_scores=True, policies_by="turn"
         ),
         "coordination": CoordinationGame,
+        "knowledge_graph": KnowledgeGraphEnvironment,
         "length_ratio": LengthRatioGame,
         "debate": lambda: DebateEnvironment(reward="score"),
         "math": lambda: MathEnvironment(max_attempts=3, steps_bonus=0.2),

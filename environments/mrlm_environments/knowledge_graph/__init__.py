@@ -1,0 +1,1 @@
+"""Questions about a graph of entities, answered by exploring it with tools."""

@@ -1,0 +1,139 @@
+"""The seven tools: variables that stand for sets of entities, and the observations of AgentBench."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mrlm_environments.knowledge_graph.graph import Graph, Nodes
+from mrlm_pl.environment.tools import ToolError
+
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "get_relations": ("variable",),
+    "get_neighbors": ("variable", "relation"),
+    "intersection": ("variable1", "variable2"),
+    "get_attributes": ("variable",),
+    "argmax": ("variable", "attribute"),
+    "argmin": ("variable", "attribute"),
+    "count": ("variable",),
+}
+"""Tools, and the names of their arguments in order."""
+
+_NUMBERED = re.compile(r"(?:[Vv]ariable )?#(\d{1,6})")
+_ACTION = re.compile(r"(\w+)\((.*)\)")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A set of entities, or a number where ``number`` is set."""
+
+    type: str
+    nodes: Nodes = None
+    number: int | None = None
+
+
+class Exploration:
+    """The variables of one episode. A failed call leaves them as they are.
+
+    Args:
+        graph: to explore.
+        entities: identifiers of the question's entities by name.
+    """
+
+    def __init__(self, graph: Graph, entities: Mapping[str, str]) -> None:
+        self.graph, self.entities = graph, entities
+        self.variables: tuple[Variable, ...] = ()
+
+    def call(self, tool: str, arguments: Mapping[str, str]) -> str:
+        """Call a tool of :data:`PARAMETERS` and return its observation.
+
+        Raises:
+            ToolError: an argument names nothing that the tool can use.
+        """
+        first, *others = (arguments[name].strip() for name in PARAMETERS[tool])
+        variable = self._variable(first)
+        if variable.number is not None:
+            raise ToolError(f"{tool}: {first} is a number, not a set of entities")
+        graph, nodes = self.graph, variable.nodes
+        if tool == "get_relations":
+            return f"Observation: [{', '.join(graph.relations(nodes))}]"
+        if tool == "get_attributes":
+            return f"Observation: [{', '.join(graph.attributes(nodes))}]"
+        if tool == "count":
+            return self._announced(Variable("type.int", number=graph.size(nodes)))
+        if tool == "intersection":
+            other = self._variable(others[0])
+            if other.number is not None:
+                raise ToolError(f"{tool}: {others[0]} is a number, not a set of entities")
+            return self._announced(Variable(variable.type, graph.intersection(nodes, other.nodes)))
+        if tool == "get_neighbors":
+            self._check("relation", others[0], first, graph.relations(nodes))
+            return self._announced(Variable(graph.type_of(others[0]), graph.neighbors(nodes, others[0])))
+        self._check("attribute", others[0], first, graph.attributes(nodes))
+        return self._announced(Variable(variable.type, graph.best(nodes, others[0], tool == "argmax")))
+
+    def run(self, actions: Iterable[str]) -> frozenset[str]:
+        """Make the calls of a program, and return the answer that its last variable stands for.
+
+        Raises:
+            ToolError: a call fails, or none makes a variable.
+        """
+        for action in actions:
+            read = read_action(action)
+            if read is None:
+                raise ToolError(f"{action[:80]!a} is no call; write TOOL(ARGUMENTS)")
+            self.call(*read)
+        return self.answer(len(self.variables) - 1)
+
+    def answer(self, number: int) -> frozenset[str]:
+        """Return the answer that a variable stands for: identifiers of entities, or a number as text.
+
+        Raises:
+            ToolError: there is no such variable.
+        """
+        if not 0 <= number < len(self.variables):
+            raise ToolError(f"there is no variable #{number}; {self._known()}")
+        variable = self.variables[number]
+        return self.graph.members(variable.nodes) if variable.number is None else frozenset((str(variable.number),))
+
+    def _announced(self, variable: Variable) -> str:
+        self.variables = (*self.variables, variable)
+        kind = "is a number" if variable.number is not None else f"are instances of {variable.type}"
+        return f"Observation: variable #{len(self.variables) - 1}, which {kind}"
+
+    def _variable(self, name: str) -> Variable:
+        """Return the variable, or the set of the one entity, that a name stands for."""
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered and name not in self.entities:
+            if int(numbered[1]) >= len(self.variables):
+                raise ToolError(f"there is no variable #{int(numbered[1])}; {self._known()}")
+            return self.variables[int(numbered[1])]
+        nodes = self.graph.entity(self.entities.get(name, name))
+        if nodes is None:
+            raise ToolError(f"{name[:80]!a} is no entity of the graph; {self._known()}")
+        return Variable("", nodes)
+
+    def _known(self) -> str:
+        last = f"variables are #0 to #{len(self.variables) - 1}" if self.variables else "there are no variables yet"
+        return f"entities are {', '.join(self.entities)}; {last}"
+
+    def _check(self, kind: str, given: str, name: str, known: list[str]) -> None:
+        if given not in known:
+            raise ToolError(f"{given[:80]!a} is no {kind} of {name[:80]}; call get_{kind}s for the list")
+
+
+def read_action(text: str) -> tuple[str, dict[str, str]] | None:
+    """Return tool and arguments of a call in AgentBench's text form, or None.
+
+    Names of entities may contain commas and parentheses; the second argument of a tool does not.
+
+    >>> read_action("get_neighbors(Messiah (Dublin, 1742), music.album.releases)")
+    ('get_neighbors', {'variable': 'Messiah (Dublin, 1742)', 'relation': 'music.album.releases'})
+    """
+    found = _ACTION.search(text)
+    if found is None or found[1] not in PARAMETERS:
+        return None
+    names = PARAMETERS[found[1]]
+    values = [value.strip() for value in found[2].rsplit(",", len(names) - 1)]
+    return (found[1], dict(zip(names, values, strict=True))) if len(values) == len(names) else None
