@@ -146,6 +146,10 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
         replies = gold_replies(task.data)
         return {self.agents[0]: replies} if 0 < len(replies) <= self.max_turns else None
 
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the rewards of an episode without a final answer and of a right answer; see :meth:`Environment.bounds`."""
+        return -self.incomplete_penalty, 1.0
+
     def begin(self, task: Task) -> Sequence[Message]:
         """Return the question with its entities; see :meth:`SingleAgentEnvironment.begin`."""
         self._answer, self._turns = frozenset(task.data["answer"]), 0
