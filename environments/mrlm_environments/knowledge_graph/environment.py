@@ -147,7 +147,7 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
         return {self.agents[0]: replies} if 0 < len(replies) <= self.max_turns else None
 
     def bounds(self, task: Task) -> tuple[float, float]:
-        """Return the rewards of an episode without a final answer and of a right answer; see :meth:`Environment.bounds`."""
+        """Return the rewards without a final answer and of a right one; see :meth:`Environment.bounds`."""
         return -self.incomplete_penalty, 1.0
 
     def begin(self, task: Task) -> Sequence[Message]:
