@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -16,7 +17,7 @@ from mrlm_environments.knowledge_graph.reconstruction import reconstructed
 from mrlm_environments.knowledge_graph.rows import ROW_FORM, gold_replies, row_data
 from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint, query_file
 from mrlm_environments.knowledge_graph.world import world
-from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import (
     MalformedCall,
@@ -52,16 +53,23 @@ INSTRUCTION = (
     "#1, ...), which stands for a set of entities. Without tool calls, write one line such as: Action: "
     "get_relations(NAME). When a variable is the answer, write: Final Answer: #NUMBER"
 )
+AGENT, TEAM = "agent", ("explorer_1", "explorer_2", "answerer")
+EXPLORING = ("get_relations", "get_neighbors", "get_attributes")
+DONE = "Done."
 NO_CALL = "No valid function calls found! Need to recheck the function calls."
 _FINAL = re.compile(r"(?:Find|Final) Answer: #(\d{1,6})")
 _ACTION = re.compile(r"^Action.*?:(.*)", re.MULTILINE)
 
 
-class KnowledgeGraphEnvironment(SingleAgentEnvironment):
+class KnowledgeGraphEnvironment(Environment):
     """A question, the names of its entities, and seven tools that explore a graph; ``Final Answer: #k`` ends.
 
     The reward is 1.0 if the entities of variable ``#k`` (or the number) are those of the answer, else 0. The final
     answer counts in a reply without a call; one that names no variable ends the episode without a reward.
+
+    As a team, two explorers list relations and attributes and follow relations, one after the other, each until it
+    replies without a call or has a third of the turns. Then the answerer sees their calls and observations, has all
+    tools, and answers. All who acted earn the reward.
 
     Args:
         data: in place of generated questions, rows in AgentBench's format: a file or a hub name, or a mapping from
@@ -75,8 +83,9 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
         hops: least and most relations on the way to the answer of a generated question, from 1 to 3.
         entities: of a generated graph, from 120 to 5000.
         reward: ``exact`` as above, or ``f1`` of the two sets; both are metrics of the last turn.
+        team: three agents, ``explorer_1``, ``explorer_2`` and ``answerer``, in place of one.
         incomplete_penalty: subtracted where the episode ends without a valid final answer, from 0 to 1.
-        max_turns: replies that the agent may give.
+        max_turns: replies of all agents together.
         output_characters: an observation is cut after this many.
         instruction: a system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
@@ -87,7 +96,7 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
     """
 
     name = "knowledge_graph"
-    client_settings = ("kinds", "hops", "reward", "incomplete_penalty", "max_turns", "instruction")
+    client_settings = ("kinds", "hops", "reward", "team", "incomplete_penalty", "max_turns", "instruction")
     forks = True
 
     def __init__(
@@ -100,6 +109,7 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
         hops: tuple[int, int] = (1, 3),
         entities: int = 500,
         reward: Scoring = "exact",
+        team: bool = False,
         incomplete_penalty: float = 0.0,
         max_turns: int = 15,
         output_characters: int = 4000,
@@ -110,6 +120,7 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
         between(120, 5000, "knowledge_graph: ", entities=entities)
         between(0, 1, "knowledge_graph: ", incomplete_penalty=incomplete_penalty)
         one_of(get_args(Scoring), "knowledge_graph: ", reward=reward)
+        self.agents = TEAM if team else (AGENT,)
         self.kinds = some_of(KINDS, "knowledge_graph: ", kinds=kinds)
         self.hops = whole_range(1, 3, "knowledge_graph: ", hops=hops)
         self.entities, self.reward, self.incomplete_penalty = entities, reward, incomplete_penalty
@@ -127,8 +138,8 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
             )
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
-        """Return the seven tools; see :meth:`Environment.tools`."""
-        return TOOLS
+        """Return the seven tools; an explorer's do not combine sets."""
+        return TOOLS if agent == self.agents[-1] else tuple(tool for tool in TOOLS if tool.name in EXPLORING)
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated questions without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -143,65 +154,94 @@ class KnowledgeGraphEnvironment(SingleAgentEnvironment):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls of the program and the final answer; None if they do not fit in the turns."""
-        replies = gold_replies(task.data)
-        return {self.agents[0]: replies} if 0 < len(replies) <= self.max_turns else None
+        left = gold_replies(task.data)
+        count = next((place for place, call in enumerate(task.data["actions"]) if not call.startswith(EXPLORING)), None)
+        exploring = left[: len(task.data["actions"]) if count is None else count]
+        replies: dict[str, list[str]] = {}
+        for agent in self.agents[:-1]:
+            part = exploring[: self._limit]
+            exploring, left = exploring[len(part) :], left[len(part) :]
+            replies[agent] = part if len(part) == self._limit else [*part, DONE]
+        replies[self.agents[-1]] = left
+        return replies if left and sum(map(len, replies.values())) <= self.max_turns else None
 
     def bounds(self, task: Task) -> tuple[float, float]:
         """Return the rewards without a final answer and of a right one; see :meth:`Environment.bounds`."""
-        return -self.incomplete_penalty, 1.0
+        return -self.incomplete_penalty * len(self.agents), float(len(self.agents))
 
-    def begin(self, task: Task) -> Sequence[Message]:
-        """Return the question with its entities; see :meth:`SingleAgentEnvironment.begin`."""
-        self._answer, self._turns = frozenset(task.data["answer"]), 0
+    def reset(self, task: Task) -> Observations:
+        """Pose the question with its entities; see :meth:`Environment.reset`."""
+        self._answer, self._turns, self._acting, self._own = frozenset(task.data["answer"]), 0, 0, 0
         self._exploration = Exploration(self._graph_of(task.data), task.data["entities"])
-        return opening(f"{task.data['question']}\nEntities: [{', '.join(task.data['entities'])}]", self.instruction)
+        self._posed = f"{task.data['question']}\nEntities: [{', '.join(task.data['entities'])}]"
+        self._log: tuple[str, ...] = ()
+        return {self.agents[0]: opening(self._posed, self.instruction)}
 
-    def reply(self, message: Message) -> Outcome:
-        """Make the calls of a reply, or judge its final answer; see :meth:`SingleAgentEnvironment.reply`."""
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Make the calls of a reply, judge a final answer, or let the next agent act; see :meth:`Environment.step`."""
+        ((agent, message),) = actions.items()
         self._turns += 1
+        self._own += 1
+        answers = agent == self.agents[-1]
         text = message.content.partition("Observation:")[0].replace("\\_", "_")
         calls = requested_calls(message)
         written = None if calls else _ACTION.search(text)
-        final = None if calls else _FINAL.search(text)
+        final = _FINAL.search(text) if answers and not calls else None
         if final:
             return self._judged(int(final[1]))
         told: list[Message] = []
         faults = 0
         for call in calls:
-            observation, failed = self._observed(call)
+            observation, failed = self._observed(agent, call)
             told.append(tool_message(call, observation))
             faults += failed
         if written:
             read = read_action(written[1])
             call = MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read)
-            observation, failed = self._observed(call)
+            observation, failed = self._observed(agent, call)
             told, faults = [Message("user", observation)], int(failed)
-        metrics = {"failed_calls": float(faults + (not told))}
+        metrics = {"failed_calls": float(faults + (answers and not told))}
         if self._turns == self.max_turns:
             return self._ended({}, "max_turns", metrics)
-        return Outcome(observation=told or NO_CALL, metrics=metrics)
+        if not answers and (not told or self._own == self._limit):
+            self._acting, self._own = self._acting + 1, 0
+            posed = "\n".join((self._posed, *self._log))
+            return Step({self.agents[self._acting]: opening(posed, self.instruction)}, metrics=metrics)
+        return Step({agent: told or [Message("user", NO_CALL)]}, metrics=metrics)
 
-    def _observed(self, call: ToolCall | MalformedCall) -> tuple[str, bool]:
+    @property
+    def _limit(self) -> int:
+        """The replies of an explorer."""
+        return max(1, self.max_turns // len(self.agents))
+
+    def _observed(self, agent: str, call: ToolCall | MalformedCall) -> tuple[str, bool]:
         """Return the observation of a call, and whether the call failed."""
         try:
-            asked = checked_call(call, TOOLS, NO_CALL)
-            return clipped(self._exploration.call(asked.name, asked.arguments), self.output_characters), False
+            asked = checked_call(call, self.tools(agent), NO_CALL)
+            observation = self._exploration.call(asked.name, asked.arguments)
         except ToolError as error:
             return clipped(f"Error: {error}", self.output_characters), True
+        observation = clipped(observation, self.output_characters)
+        if agent != self.agents[-1]:
+            self._log = (*self._log, f"{asked.name}({', '.join(asked.arguments.values())})\n{observation}")
+        return observation, False
 
-    def _judged(self, number: int) -> Outcome:
+    def _judged(self, number: int) -> Step:
         try:
             given = self._exploration.answer(number)
         except ToolError:
             return self._ended({}, "invalid_variable", {"failed_calls": 1.0})
-        exact, f1 = float(given == self._answer), f1_score(given, self._answer)
-        scores = {"exact": exact, "f1": f1}
+        scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
         return self._ended({self.reward: scores[self.reward]}, "answered", scores)
 
-    def _ended(self, components: Mapping[str, float], stop_reason: str, metrics: Mapping[str, float]) -> Outcome:
+    def _ended(self, components: Mapping[str, float], stop_reason: str, metrics: Mapping[str, float]) -> Step:
         answered = stop_reason == "answered"
-        return Outcome(
-            components if answered else {self.reward: 0.0, "incomplete": -self.incomplete_penalty},
+        parts = components if answered else {self.reward: 0.0, "incomplete": -self.incomplete_penalty}
+        earning = self.agents[: self._acting + 1]
+        return Step(
+            rewards=dict.fromkeys(earning, math.fsum(parts.values())),
+            components={agent: dict(parts) for agent in earning},
+            done=True,
             stop_reason=stop_reason,
             truncated=stop_reason == "max_turns",
             success=metrics.get("exact") == 1.0,

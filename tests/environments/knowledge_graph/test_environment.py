@@ -175,6 +175,49 @@ def test_long_observations_are_cut() -> None:
     assert told(step)[0].startswith("Observation: [film.s\n[")
 
 
+# The team
+
+
+def test_explorers_act_in_turn_and_the_answerer_sees_their_calls() -> None:
+    environment = Small(team=True, max_turns=6)
+    assert environment.agents == ("explorer_1", "explorer_2", "answerer")
+    assert list(environment.reset(posed(["3"]))) == ["explorer_1"]
+    step = environment.step({"explorer_1": Message("assistant", FILMS)})
+    assert told_to("explorer_1", step) == ["Observation: variable #0, which are instances of film.film"]
+    step = environment.step({"explorer_1": Message("assistant", "Action: count(#0)")})  # not its tool; its second turn
+    assert step.metrics == {"failed_calls": 1.0}
+    seen = "Which?\nEntities: [Acme]\nget_neighbors(Acme, film.studio.films)\nObservation: variable #0, which are"
+    assert told_to("explorer_2", step)[-1] == f"{seen} instances of film.film"
+    step = environment.step({"explorer_2": Message("assistant", "Final Answer: #0")})  # ends its part, not the episode
+    assert told_to("answerer", step)[-1].startswith(seen)
+    environment.step({"answerer": Message("assistant", "Action: count(#0)")})
+    last = environment.step({"answerer": Message("assistant", "Final Answer: #1")})
+    assert last.rewards == {"explorer_1": 1.0, "explorer_2": 1.0, "answerer": 1.0}
+
+
+def told_to(agent: str, step: Step) -> list[str]:
+    return [message.content for message in step.observations[agent]]
+
+
+def test_only_those_who_acted_earn_the_end_of_the_turns() -> None:
+    environment = Small(team=True, max_turns=1, incomplete_penalty=0.5)
+    environment.reset(posed(["3"]))
+    assert environment.step({"explorer_1": Message("assistant", "hm")}).rewards == {"explorer_1": -0.5}
+
+
+def test_gold_replies_of_the_team_earn_1() -> None:
+    environment = KnowledgeGraphEnvironment(team=True)
+    source = environment.tasks("train")
+    for index in range(12):
+        replies = {agent: iter(texts) for agent, texts in (environment.gold(source[index]) or {}).items()}
+        due = list(environment.reset(source[index]))
+        while due:
+            step = environment.step({due[0]: Message("assistant", next(replies[due[0]]))})
+            due = list(step.observations)
+        assert step.rewards == dict.fromkeys(environment.agents, 1.0)
+        assert [list(left) for left in replies.values()] == [[], [], []]
+
+
 # AgentBench's server
 
 
@@ -247,7 +290,7 @@ def test_the_instruction_has_no_braces_of_a_template() -> None:
 # Contract, options, rows
 
 
-@pytest.mark.parametrize("options", [{}, {"max_turns": 1, "reward": "f1"}])
+@pytest.mark.parametrize("options", [{}, {"max_turns": 1, "reward": "f1"}, {"team": True, "kinds": ["and"]}])
 def test_the_contract_holds(options: dict[str, Any]) -> None:
     check_environment(KnowledgeGraphEnvironment(**options), tasks_per_split=2).raise_on_failure()
 
