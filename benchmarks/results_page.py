@@ -426,8 +426,9 @@ def numbers() -> str:
     return (
         f"{table(['measured on a CPU', 'result', 'file'], shown)}\n"
         "![Reward of the quick start by iteration](docs/images/results/quickstart.svg)\n\n"
-        f"The quick start: mean reward of {len(curve['rows'])} seeds with its 95 % interval. The accuracy on 500 held-out\n"
-        f"problems rises from {begin:.2f} to {end:.2f}: [quickstart.json](benchmarks/results/quickstart.json).\n"
+        f"The quick start: mean reward of {len(curve['rows'])} seeds with its 95 % interval. The accuracy on 500\n"
+        f"held-out problems rises from {begin:.2f} to {end:.2f} "
+        "([quickstart.json](benchmarks/results/quickstart.json)).\n"
     )
 
 
