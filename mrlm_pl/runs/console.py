@@ -167,7 +167,7 @@ class RunProgress(ProgressBar):
         if not self._enabled or (data is not None and data.stream.position):
             return
         done, total = self._done(trainer), self._total(trainer)
-        metrics = trainer.progress_bar_metrics
+        metrics = _shown(trainer, data)
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
@@ -214,6 +214,13 @@ def _handlers() -> list[Any]:
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
     data = trainer.datamodule  # type: ignore[attr-defined]
     return data if isinstance(data, RolloutDataModule) else None
+
+
+def _shown(trainer: Trainer, data: RolloutDataModule | None) -> dict[str, float]:
+    """Return the metrics of the progress bar, and behind them the components of the reward."""
+    components = data.collection.components if data is not None else ()
+    known = trainer.callback_metrics
+    return {**trainer.progress_bar_metrics, **{name: float(known[name]) for name in components if name in known}}
 
 
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:

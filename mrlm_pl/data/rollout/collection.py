@@ -86,6 +86,8 @@ class Collection:
     Attributes:
         on_policy: True if the weights that sample are those that train first.
         trainer, learner: of the fit, from :meth:`begin` on.
+        components: names of the metrics of the last rollout that are the parts of its reward, where there are several;
+            empty with several environments.
     """
 
     trainer: Trainer
@@ -110,6 +112,7 @@ class Collection:
         self._writer = EpisodeWriter(saved or EpisodeRetention())
         self._signal: SignalCheck | None = None
         self._verifiers = VerifierWatch()
+        self.components: tuple[str, ...] = ()
 
     def begin(self, learner: RolloutLearner) -> None:
         """Attach to the algorithm of a fit, and start the clock."""
@@ -200,6 +203,10 @@ class Collection:
         own = self._measured(iteration, collected, groups, seconds)
         measured = functools.reduce(CollectionSums.plus, each_share(self.trainer, own))
         metrics = measured.metrics()
+        of_environments = [f"rollout/{name}/" for name in self.tasks.environments]
+        if len(of_environments) == 1 and of_environments[0] in measured.components:
+            parts = measured.components[of_environments[0]].means()
+            self.components = tuple(of_environments[0] + name for name in parts) if len(parts) > 1 else ()
         if data_parallel_rank(self.trainer)[0] == 0:
             assert self._signal is not None
             self._signal.see(metrics, measured.returns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,22 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
     for row in rows:
         own = [float(row[f"rollout/agent/{agent}/reward"]) for agent in agents]
         assert float(row["rollout/reward"]) == pytest.approx(sum(own) / 2, abs=1e-6)
+
+
+def test_a_line_has_the_components_of_the_reward(mrlm) -> None:
+    data = {**TEAM["data"]["init_args"], "environment": {"class_path": "WritingEnvironment"}}
+    model = {"class_path": "GRPO", "init_args": {"policies": {"main": {"model": "builtin:tiny"}}}}
+    config = {"model": model, "data": {**TEAM["data"], "init_args": data}, "trainer": TEAM["trainer"]}
+    Path("parts.yaml").write_text(yaml.safe_dump(config))
+    status, out, err = mrlm("fit", "--config", "parts.yaml")
+    assert status == 0, err
+    lines = [line.split() for line in out.splitlines() if line.startswith("iteration ")]
+    assert len(lines) == 2
+    for words in lines:
+        shown = dict(pairwise(words))
+        parts = [float(value) for name, value in shown.items() if name.startswith("rollout/writing/")]
+        assert len(parts) > 1
+        assert sum(parts) == pytest.approx(float(shown["rollout/reward"]), abs=5e-4 * (len(parts) + 1))
 
 
 def test_the_loggers_have_the_hyper_parameters(mrlm) -> None:
