@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -32,14 +33,20 @@ def test_the_codecs_show_the_same_board(example: Callable[[str], ModuleType]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("gymnasium", 0.9), ("pettingzoo", 0.5), ("textarena", 0.5)])
-def test_the_configuration_learns(
-    mrlm, name: str, least: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["gymnasium", "pettingzoo", "textarena"])
+def test_the_configuration_learns(mrlm, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     run = tmp_path / "run"
     status, _, errors = mrlm("fit", "--config", f"configs/tasks/adapters/{name}.yaml", "--output", str(run))
     assert status == 0, errors
+    assert gain(run) > 0.25
+
+
+def gain(run: Path) -> float:
+    """Return the change of the score against the initial policy, else of the mean reward of five rollouts."""
+    if (run / "self_play.json").exists():
+        games = json.loads((run / "self_play.json").read_text())["anchors"]
+        return games[-1]["score"] - games[0]["score"]
     with (run / "metrics.csv").open() as file:
         rewards = [float(row["rollout/reward"]) for row in csv.DictReader(file) if row["rollout/reward"]]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + least
+    return sum(rewards[-5:]) / 5 - sum(rewards[:5]) / 5
