@@ -361,6 +361,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
 
 
 ELSEWHERE = {
+    "adapters": "[FrozenLake](environments/gymnasium.md), tic-tac-toe of [PettingZoo](environments/pettingzoo.md) and "
+    "[TextArena](environments/textarena.md)",
     "call_path": "files on the path of a GRPO step through the code",
     "semantic": "[checks of rewards](checks.md)",
 }
