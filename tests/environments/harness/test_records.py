@@ -14,6 +14,7 @@ import pytest
 from mrlm_environments import HarnessEnvironment
 from openai import AsyncOpenAI, BadRequestError
 
+from mrlm_pl.environment.check import check_environment
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, MRLMError
 from mrlm_pl.policy.chat import Conversation
@@ -300,3 +301,13 @@ def test_a_taken_port_is_named() -> None:
     finally:
         one.close()
         other.close()
+
+
+def test_it_keeps_the_contract_of_environments() -> None:
+    inner = mrlm_environments.KuhnPoker()
+    data = {
+        split: [{"environment": "KuhnPoker", "task": asdict(inner.tasks(split)[number])} for number in range(2)]
+        for split in ("train", "validation", "test")
+    }
+    environment = HarnessEnvironment(data, function=native, agents=inner.agents)
+    check_environment(environment, tasks_per_split=2).raise_on_failure()
