@@ -257,6 +257,16 @@ def conformance_peers(found: Any) -> str:
     return table(["peer", "losses and advantages"], rows)
 
 
+def semantic(found: Any) -> str:
+    """Return the numbers of environments that pass each check."""
+    reports = [report["checks"] for report in found["environments"].values()]
+    rows = []
+    for name in reports[0]:
+        applied = [report[name]["passed"] for report in reports if report[name]["applies"]]
+        rows.append([f"`{name}`", sum(applied), len(applied) - sum(applied), len(reports) - len(applied)])
+    return table(["check", "passes", "fails", "does not apply"], rows)
+
+
 @dataclass(frozen=True)
 class Section:
     """A file of results on the page.
@@ -350,6 +360,11 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Absolute differences of engine and learner to each model's own forward pass: "
             "[engines](engines.md#in-this-process).",
             families,
+        ),
+        "semantic": Section(
+            "Rewards and observations of the environments",
+            "Environments by result of `mrlm check-env --level semantic`; all of them in [checks](checks.md).",
+            semantic,
         ),
         "interval_coverage": Section(
             "Confidence intervals",

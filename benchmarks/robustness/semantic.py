@@ -1,6 +1,6 @@
 """Check rewards and observations of every shipped environment: ``mrlm check-env --level semantic`` on each of them.
 
-    python benchmarks/robustness/semantic.py [NAME ...]    # writes benchmarks/results/semantic.json and docs/checks.md
+    python -m benchmarks.robustness.semantic [NAME ...]    # writes benchmarks/results/semantic.json and docs/checks.md
 
 With names only these environments are checked again. Needs the extra ``adapters``.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 import mrlm_environments as shipped
 
+from benchmarks.provenance import provenance
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import CheckReport, check_semantics
 from mrlm_pl.reward_models import TextScore, TextScorer
@@ -105,14 +106,14 @@ def checked(name: str, tasks: int = TASKS, *, other_process: bool = True) -> Che
 def main() -> int:
     """Check the environments; return 1 if one fails."""
     names = sys.argv[1:] or list(ENVIRONMENTS)
-    reports = json.loads(RESULTS.read_text()) if sys.argv[1:] else {}
+    reports = json.loads(RESULTS.read_text())["environments"] if sys.argv[1:] else {}
     for name in names:
         report = checked(name)
         reports[name] = report.as_json()
         for check in report.checks:
             print(f"{name}, {check.name}: {'' if check.passed else 'FAIL '}{check.message}", flush=True)
     reports = {name: reports[name] for name in ENVIRONMENTS}
-    RESULTS.write_text(json.dumps(reports, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**provenance(), "environments": reports}, indent=1) + "\n")
     PAGE.write_text(TABLE.sub(lambda _: table(reports), PAGE.read_text()))
     return int(not all(report["passed"] for report in reports.values()))
 

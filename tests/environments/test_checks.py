@@ -76,7 +76,7 @@ def test_every_environment_of_the_package_is_checked() -> None:
 
 
 def test_the_table_shows_the_results() -> None:
-    reports = json.loads(RESULTS.read_text())
+    reports = json.loads(RESULTS.read_text())["environments"]
     found = TABLE.search(Path(PAGE).read_text())
     assert found is not None
     assert found[0] == table(reports)

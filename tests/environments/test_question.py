@@ -474,6 +474,8 @@ def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: A
     assert status == 0, err
     Path("run/theirs.py").write_text(OWN)
     saved = Path("run/config.yaml")
-    saved.write_text(saved.read_text().replace(f"{module}.exact", "./run/theirs.py:exact"))
+    written = saved.read_text()
+    assert f"{Path.cwd()}/{module}.py:exact" in written
+    saved.write_text(written.replace(f"{Path.cwd()}/{module}.py:exact", "./run/theirs.py:exact"))
     status, _, err = mrlm("eval", "--model", "run", "-n", "2")
     assert (status, "'./run/theirs.py:exact' is a program in the run folder" in err) == (2, True), err
