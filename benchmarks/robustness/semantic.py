@@ -60,6 +60,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "helpers": lambda: shipped.Helpers(),
     "tic_tac_toe": lambda: shipped.TicTacToe(),
     "kuhn_poker": lambda: shipped.KuhnPoker(),
+    "knowledge_graph": lambda: shipped.KnowledgeGraphEnvironment(),
     "webshop": lambda: shipped.WebShopEnvironment(team=True),
     "reasoning_gym": lambda: shipped.ReasoningGymEnvironment({"leg_counting": None, "basic_arithmetic": None}),
     "gymnasium": lambda: shipped.GymnasiumEnvironment("FrozenLake-v1"),
@@ -71,7 +72,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
 """With settings that use most of their code; all but those that play a program or a server of the user's."""
 
 ADAPTERS = ("reasoning_gym", "gymnasium", "pettingzoo", "textarena")
-SLOW = ("shell", "code", "collaborative_coding", "class_completion", "webshop", *ADAPTERS)
+SLOW = ("shell", "code", "collaborative_coding", "class_completion", "webshop", "knowledge_graph", *ADAPTERS)
 """Those that run programs, are large, or need an extra."""
 
 
@@ -113,7 +114,8 @@ def main() -> int:
         for check in report.checks:
             print(f"{name}, {check.name}: {'' if check.passed else 'FAIL '}{check.message}", flush=True)
     reports = {name: reports[name] for name in ENVIRONMENTS}
-    RESULTS.write_text(json.dumps({**provenance(), "environments": reports}, indent=1) + "\n")
+    made = {**provenance(), "command": "python -m benchmarks.robustness.semantic", "environments": reports}
+    RESULTS.write_text(json.dumps(made, indent=1) + "\n")
     PAGE.write_text(TABLE.sub(lambda _: table(reports), PAGE.read_text()))
     return int(not all(report["passed"] for report in reports.values()))
 

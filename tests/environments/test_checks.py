@@ -37,6 +37,7 @@ APPLIED = {
     "kuhn_poker": ALWAYS | {"floor"},
     "debate": ALWAYS | {"floor", "failure"},
     "webshop": KNOWN | {"failure"},
+    "knowledge_graph": KNOWN | {"canary", "failure"},
     "reasoning_gym": KNOWN | {"canary"},
     **dict.fromkeys(("gymnasium", "pettingzoo", "textarena"), ALWAYS | {"failure"}),
     "centralized": KNOWN | {"failure"},

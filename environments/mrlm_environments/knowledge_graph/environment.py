@@ -97,6 +97,7 @@ class KnowledgeGraphEnvironment(Environment):
 
     name = "knowledge_graph"
     client_settings = ("kinds", "hops", "reward", "team", "incomplete_penalty", "max_turns", "instruction")
+    secrets = ("actions", "answer")
     forks = True
 
     def __init__(
