@@ -42,7 +42,7 @@ OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-i
 DOTTED = {
     "data.engine.engine": "configs/scaling/ray_pool.yaml",
     "data.engine.": "configs/scaling/served_rollouts.yaml",
-    "data.environment.data": "configs/tasks/sql.yaml",
+    "data.environment.data": "configs/tasks/agentbench/sql.yaml",
     "model.policies.first": "configs/tasks/teams/collaborative_reasoning.yaml",
 }
 """Configurations for options in running text that the quick start rejects, by prefix of the option."""
