@@ -49,7 +49,7 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         system_prompt: name of a prompt in ``reasoning_gym.utils.SYSTEM_PROMPTS``, or a text; empty is none.
         success_at: score from which a problem counts as solved.
         evaluate_replies: allows the generators in :data:`EVALUATING`, whose scorers run replies as Python in this
-            process. A reply can then do what the process can.
+            process. A reply then has all rights of the process.
 
     Raises:
         ConfigurationError: reasoning-gym is not installed, a generator or one of its settings does not exist or is out
