@@ -42,6 +42,8 @@ def small_graph() -> TripleStore:
 def written(graph: TripleStore, path: Path, types: dict[str, str] | None = None) -> str:
     """Write a graph as N-Triples, with the relations' types, and return the path."""
     lines = [f"<{NAMESPACE}{s}> <{NAMESPACE}{r}> <{NAMESPACE}{o}> ." for s, r, o in graph.triples()]
+    # of another namespace, which is no relation to explore
+    lines.append(f"<{NAMESPACE}m.s1> <http://www.w3.org/1999/02/22-rdf-syntax-ns#type> <{NAMESPACE}film.studio> .")
     for entity, attribute, value in graph.values():
         kind = "date" if isinstance(value, date) else "integer"
         lines.append(f'<{NAMESPACE}{entity}> <{NAMESPACE}{attribute}> "{value}"^^<{XSD}{kind}> .')

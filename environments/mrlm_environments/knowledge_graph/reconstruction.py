@@ -55,25 +55,23 @@ def reconstructed(data: Mapping[str, Any], ontology: Ontology) -> TripleStore:
 
 
 def _variables(actions: Iterable[str]) -> list[Made]:
-    """Return the variables of a program; equal calls make one variable.
+    """Return the variables of a program.
 
     Raises:
         DataError: the program names a variable that it has not made, or makes none.
     """
     made: list[Made] = []
-    numbers: list[int] = []
     for action in actions:
         tool, arguments = read_action(action) or ("", {})
         if tool in ("", "get_relations", "get_attributes"):
             continue
         try:
-            operands = [numbers[int(name[1:])] if name[:1] == "#" else name for name in arguments.values()]
-        except (ValueError, IndexError) as error:
-            raise DataError(f"{action!r} names a variable that the program has not made") from error
-        one: Made = (tool, operands[0], operands[1] if len(operands) > 1 else None)
-        if one not in made:
-            made.append(one)
-        numbers.append(made.index(one))
+            first, second = (*(int(name[1:]) if name[:1] == "#" else name for name in arguments.values()), None)[:2]
+        except ValueError as error:
+            raise DataError(f"{action!r} names no variable") from error
+        if any(isinstance(operand, int) and operand >= len(made) for operand in (first, second)):
+            raise DataError(f"{action!r} names a variable that the program has not made")
+        made.append((tool, first, second))
     if not made:
         raise DataError(f"the program {list(actions)} makes no variable")
     return made

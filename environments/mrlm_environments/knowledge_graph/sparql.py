@@ -14,6 +14,7 @@ from typing import Any
 
 from mrlm_environments.knowledge_graph.graph import UNTYPED, Graph
 from mrlm_environments.knowledge_graph.ontology import Ontology
+from mrlm_pl.environment.tools import ToolError
 from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
 
 SECONDS = 60.0
@@ -25,9 +26,12 @@ _RANGE = "http://www.w3.org/2000/01/rdf-schema#range"
 _ORDERED = f"FILTER(isNumeric(?o) || DATATYPE(?o) IN ({_DATES}))"
 _NO_IRI = re.compile(r'[\s<>"{}|\\^`\x00-\x20]')
 
+MOST_STEPS = 200
+"""Steps of a query; variables that combine variables would otherwise double it with each call."""
+
 Program = tuple[Any, ...]
-"""How a set of entities is found: ``("entity", name)``, ``("neighbors", set, relation)``, ``("both", set, set)`` or
-``("best", set, attribute, largest)``."""
+"""Steps that find a set of entities: a kind, the number of steps, and ``entity`` a name, ``neighbors`` a set and a
+relation, ``both`` two sets, ``best`` a set, an attribute and whether the largest value is meant."""
 
 
 class SparqlGraph(Graph):
@@ -49,7 +53,7 @@ class SparqlGraph(Graph):
             return None
         iri = self._iri(name)
         known = self._rows(f"SELECT ?x WHERE {{ {{ {iri} ?x ?o }} UNION {{ ?s ?x {iri} }} }} LIMIT 1")
-        return ("entity", name) if known else None
+        return ("entity", 1, name) if known else None
 
     def relations(self, nodes: Program) -> list[str]:
         """See :meth:`Graph.relations`."""
@@ -61,15 +65,15 @@ class SparqlGraph(Graph):
 
     def neighbors(self, nodes: Program, relation: str) -> Program:
         """See :meth:`Graph.neighbors`."""
-        return ("neighbors", nodes, relation)
+        return _combined("neighbors", nodes, relation)
 
     def intersection(self, first: Program, second: Program) -> Program:
         """See :meth:`Graph.intersection`."""
-        return ("both", first, second)
+        return _combined("both", first, second)
 
     def best(self, nodes: Program, attribute: str, largest: bool) -> Program:
         """See :meth:`Graph.best`."""
-        return ("best", nodes, attribute, largest)
+        return _combined("best", nodes, attribute, largest)
 
     def members(self, nodes: Program) -> frozenset[str]:
         """See :meth:`Graph.members`."""
@@ -97,7 +101,7 @@ class SparqlGraph(Graph):
         return self._pattern(nodes, name, (f"v{number}" for number in itertools.count()))
 
     def _pattern(self, nodes: Program, name: str, fresh: Iterator[str]) -> str:
-        kind, first, *rest = nodes
+        kind, _, first, *rest = nodes
         if kind == "entity":
             return f"VALUES ?{name} {{ {self._iri(first)} }}"
         if kind == "both":
@@ -125,6 +129,19 @@ class SparqlGraph(Graph):
 
     def _name(self, iri: str) -> str:
         return iri.removeprefix(self.namespace)
+
+
+def _combined(kind: str, *parts: Any) -> Program:
+    """Return the program of a further step.
+
+    Raises:
+        ToolError: it has more than :data:`MOST_STEPS`.
+    """
+    # a best value is looked up among the entities that are then compared with it
+    steps = 1 + sum(part[1] for part in parts if isinstance(part, tuple)) * (2 if kind == "best" else 1)
+    if steps > MOST_STEPS:
+        raise ToolError(f"the variable takes {steps} steps to find, more than {MOST_STEPS}; begin with an entity again")
+    return (kind, steps, *parts)
 
 
 def query_file(path: str) -> Callable[[str], Any]:

@@ -122,7 +122,8 @@ def test_the_question_names_its_entities() -> None:
 
 def test_calls_in_every_form_are_made() -> None:
     native = Message("assistant", "", tool_calls=(ToolCall("c1", "get_relations", {"variable": "Acme"}),))
-    for reply in (native, written_call("get_relations", variable="Acme"), "Action: get_relations(Acme)"):
+    texts = ("Thought: look.\nAction: get_relations(Acme)", "Action 1: get\\_relations(Acme)\nObservation: [made.up]")
+    for reply in (native, written_call("get_relations", variable="Acme"), *texts):
         (step,) = played(posed(["m.f1"]), reply)
         assert told(step) == ["Observation: [film.studio.films]"]
         assert step.metrics == {"failed_calls": 0.0}
@@ -328,7 +329,7 @@ def test_a_thousand_sessions_take_little_memory() -> None:
         sessions.append(session)
     each = tracemalloc.get_traced_memory()[0] / len(sessions)
     tracemalloc.stop()
-    assert each < 20_000, f"{each:.0f} bytes a session"
+    assert each < 5_000, f"{each:.0f} bytes a session"
 
 
 @pytest.mark.parametrize(

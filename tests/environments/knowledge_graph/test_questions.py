@@ -11,6 +11,7 @@ from mrlm_environments.knowledge_graph.questions import KINDS
 from mrlm_environments.knowledge_graph.world import WORLDS, schema, world
 
 from mrlm_pl.environment import SPLITS, Task
+from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.environment.tools import ToolError
 from mrlm_pl.episode import Message
 
@@ -94,6 +95,7 @@ def test_splits_share_no_entity_and_no_name_of_a_schema() -> None:
     ids = {split: {one for n in range(WORLDS) for one in world(split, n, 120).names.values()} for split in SPLITS}
     words: dict[str, set[str]] = {}
     for split in SPLITS:
+        assert {split_of(name) for name in names[split]} == {split}
         plan = schema(split)
         assert (len(plan.classes), len(plan.relations), len(plan.attributes)) == (12, 40, 8)
         words[split] = {*plan.classes, *plan.classes.values()}

@@ -119,6 +119,18 @@ def test_pyoxigraph_agrees_with_the_graph_in_memory(tmp_path: Path) -> None:
             assert explored[0].answer(number) == explored[1].answer(number)
 
 
+@pytest.mark.parametrize("action", ["intersection(#{0}, #{0})", "argmax(#{0}, film.film.length)"])
+def test_a_query_does_not_grow_without_bound(file: str, rows: dict[str, str], action: str) -> None:
+    environment = KnowledgeGraphEnvironment(data=rows, graph=file, max_turns=100)
+    environment.reset(environment.tasks("train")[0])
+    environment.step({"agent": Message("assistant", "Action: get_neighbors(Acme, film.studio.films)")})
+    shown = []
+    for number in range(12):
+        step = environment.step({"agent": Message("assistant", f"Action: {action.format(number)}")})
+        shown.append(step.observations["agent"][0].content)
+    assert "steps to find, more than 200" in next(text for text in shown if text.startswith("Error"))
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [(None, "cannot be read as N-Triples"), ("this is no triple\n", "cannot be read as N-Triples")],
