@@ -58,10 +58,11 @@ def main(iterations: int = 100, folder: str = "runs/tic-tac-toe") -> None:
     game = PettingZooEnvironment("classic/tictactoe_v3", codec=BoardCodec(), prompt="", retries=0)
     sampling = Sampling(temperature=1.5, max_tokens=1)
     data = RolloutDataModule(game, groups=8, group_size=16, iterations=iterations, sampling=sampling)
-    trainer = Trainer(accelerator="cpu", default_root_dir=folder, limit_val_batches=0, callbacks=[SelfPlay()])
+    self_play = SelfPlay()
+    trainer = Trainer(accelerator="cpu", default_root_dir=folder, limit_val_batches=0, callbacks=[self_play])
     trainer.fit(algorithm, data)
-    score = trainer.callback_metrics["self_play/initial/score"]
-    print("score against the initial policy:", round(float(score), 3))
+    scores = [round(games["score"], 3) for games in self_play.history]
+    print("scores against the initial policy:", scores)
 
 
 if __name__ == "__main__":
