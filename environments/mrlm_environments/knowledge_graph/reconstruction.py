@@ -66,12 +66,12 @@ def _variables(actions: Iterable[str]) -> list[Made]:
         if tool in ("", "get_relations", "get_attributes"):
             continue
         try:
-            first, second = (*(int(name[1:]) if name[:1] == "#" else name for name in arguments.values()), None)[:2]
+            operands = [int(name[1:]) if name[:1] == "#" else name for name in arguments.values()]
         except ValueError as error:
             raise DataError(f"{action!r} names no variable") from error
-        if any(isinstance(operand, int) and operand >= len(made) for operand in (first, second)):
+        if any(isinstance(operand, int) and operand >= len(made) for operand in operands):
             raise DataError(f"{action!r} names a variable that the program has not made")
-        made.append((tool, first, second))
+        made.append((tool, operands[0], operands[1] if len(operands) > 1 else None))
     if not made:
         raise DataError(f"the program {list(actions)} makes no variable")
     return made
