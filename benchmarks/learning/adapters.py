@@ -1,10 +1,11 @@
 """Train the tiny model on environments of other libraries, for several seeds.
 
-    python benchmarks/learning/adapters.py [--configs gymnasium pettingzoo textarena] [--seeds 0 1 2] [--json out.json]
+    python benchmarks/learning/adapters.py [--configs gymnasium pettingzoo textarena reasoning_gym]
+        [--seeds 0 1 2] [--json out.json]
 
 Each configuration of configs/tasks/adapters runs once per seed. Printed are means over the first and the last five
-rollouts, of 128 episodes each, and for self-play the scores against the initial policy before and after, with 95 %
-intervals.
+rollouts, of 128 episodes each, for self-play the scores against the initial policy before and after, and for
+reasoning_gym, which needs the policy of its recipe in runs/tiny-sums, the held-out accuracy, with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from provenance import provenance
 
-CONFIGS = ("gymnasium", "pettingzoo", "textarena")
+CONFIGS = ("gymnasium", "pettingzoo", "textarena", "reasoning_gym")
 MEASURES = ("reward", "success")
 ENDS = 5
 """Rollouts at the beginning and the end."""
@@ -46,6 +47,10 @@ def learned(config: str, seed: int, folder: Path) -> dict[str, Any]:
     if scores.exists():
         games = json.loads(scores.read_text())["anchors"]
         row["score"] = [[round(games[end][key], 3) for key in ("score", "low", "high")] for end in (0, -1)]
+    for moment in ("before", "after"):
+        if (report := folder / f"evaluation_{moment}.json").exists():
+            found = json.loads(report.read_text())[config]
+            row[moment] = [round(value, 3) for value in (found["accuracy"], *found["accuracy_ci95"])]
     return row
 
 

@@ -41,4 +41,4 @@ def test_the_configuration_learns(
         assert status == 0, errors
     with Path("runs/grpo/metrics.csv").open() as file:
         rewards = [float(row["rollout/reward"]) for row in csv.DictReader(file) if row["rollout/reward"]]
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1

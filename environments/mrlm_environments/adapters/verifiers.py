@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -256,6 +257,9 @@ def _library() -> Any:
             f"verifiers: verifiers 0.4 cannot be imported ({error}); its packages collide with ours: run "
             "`make verifiers` and host it by `.venv-verifiers/bin/mrlm serve`"
         ) from error
+
+    for name in ("verifiers", "httpx", "aiohttp.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they write several lines for each model call
 
     class ChatHarness(vf.Harness[vf.HarnessConfig]):
         APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., RemoteEnvironment]]:
 
     def start(taskset: str, *options: str, folder: Path = ROOT / "examples" / "adapters") -> RemoteEnvironment:
         words = ["serve", "--environment", "verifiers", "--environment.taskset", taskset, "--port", "0", *options]
+        words += ["--grace_seconds", "1"]
         server = subprocess.Popen([str(BIN / "mrlm"), *words], cwd=folder, stdout=subprocess.PIPE, text=True)
         servers.append(server)
         assert server.stdout is not None
@@ -65,8 +67,6 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., RemoteEnvironment]]:
 
 def turn(environment: RemoteEnvironment, texts: dict[str, str]) -> Step:
     """Return the answer to a turn."""
-    import asyncio
-
     return asyncio.run(environment.step({agent: Message("assistant", text) for agent, text in texts.items()}))
 
 
@@ -85,8 +85,6 @@ def test_the_reward_is_that_of_verifiers(serve: Callable[..., RemoteEnvironment]
 
 @pytest.mark.slow
 def test_the_seats_of_an_environment_are_agents(serve: Callable[..., RemoteEnvironment]) -> None:
-    import asyncio
-
     environment = serve("reverse_words", "--environment.config", USERS)
     check_environment(environment).raise_on_failure()
     assert environment.agents == ("assistant", "user")
