@@ -22,7 +22,7 @@ from mrlm_pl.environment import (
     ToolSchema,
 )
 from mrlm_pl.environment.check import check_environment, check_semantics
-from mrlm_pl.environment.semantics import INJECTIONS, normalized
+from mrlm_pl.environment.probes import INJECTIONS, normalized
 from mrlm_pl.environment.tools import requested_calls, tool_message, tool_schema
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError
@@ -369,7 +369,7 @@ def test_texts_are_compared_without_case_spacing_and_punctuation() -> None:
 
 def test_the_arguments_that_look_for_answers_hold_none() -> None:
     """Else a tool that repeats its arguments would fail."""
-    source = Path("mrlm_pl/environment/semantics.py").read_text()
+    source = Path("mrlm_pl/environment/probes.py").read_text()
     mark = "canary-8f31c07d"
     texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
     assert [text for text in texts if isinstance(text, str) and mark in text] == [mark]
