@@ -17,7 +17,7 @@ from mrlm_pl.episode import Message, Task
 from tests.support.documents import ROOT
 from tests.support.harness_programs import played
 
-ROWS = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(1, 7) for b in range(1, 7)]
+ROWS = [{"question": f"{a} + {b}?", "answer": str(a + b)} for a in range(1, 7) for b in range(1, 7)]
 
 
 def exact(output: str, row: Mapping[str, Any]) -> float:
