@@ -86,7 +86,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
     parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report.")
-    parser.add_argument("--max-seatings", type=PositiveInt, default=64, help="More seatings are an error.")
+    parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings are an error.")
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     players = {name: model for name, _, model in (word.partition("=") for word in words)}
     if len(players) < len(words) or not all(map(str.strip, (*players, *players.values()))):
