@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -18,8 +19,21 @@ from mrlm_pl.runs.records.run import recorded_configuration, recorded_iterations
 
 CARD = "README.md"
 LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
-_LEFT_OUT = re.compile(r"(.*_)?(token|token_file|secret|password|api_key)|engine|served_by|workers|processes|retries")
-"""Settings that are secret, or that describe the machine."""
+MACHINE = ("engine", "workers", "processes", "retries")
+"""Settings of the data that describe the machine."""
+
+_SECRET = re.compile(
+    r"(.*[_-])?(token|secret|password|passwd|credentials?|authorization|(api|access|private|secret)[_-]?key)([_-]file)?"
+    r"|env|headers",
+    re.IGNORECASE,
+)
+"""Names of secret settings; ``env`` and ``headers`` hold secrets under any name."""
+
+_KEY = re.compile(r"(?<=://)[^/\s@]+(?=@)|\b(?:sk|hf|gh[opsu]|github_pat|glpat|xox[bp])[-_][\w-]{16,}")
+"""Secrets in texts: names and passwords in addresses, and keys of well-known services."""
+
+_FOLDERS = re.compile(r"(?<![^\s'\"=:,;(\[{])(?:~[^\s/'\"]*/|/[^\s/'\":]+/)(?:[^\s/'\":]+/)*")
+"""Folders of absolute paths in texts."""
 
 
 def write_cards(run: Path) -> None:
@@ -42,31 +56,33 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     """
     from huggingface_hub import ModelCardData
 
+    folder = Path(os.path.abspath(folder))
     run, name = folder.parents[1], folder.name
     config = recorded_configuration(run)
-    algorithm = str((config.get("model") or {}).get("class_path") or "").rpartition(".")[2]
+    algorithm = _class_name((config.get("model") or {}).get("class_path") or "")
     model, data = ((config.get(key) or {}).get("init_args") or {} for key in ("model", "data"))
     policies: Mapping[str, Any] = model.get("policies") or {"main": {}}
-    base = str((policies.get(name) or {}).get("model") or "builtin:tiny")
-    of_hub = not base.startswith("builtin:") and not Path(base).expanduser().exists()
+    acts = name in policies or not algorithm  # else a critic
+    base = str((policies.get(name) or {}).get("model") or "builtin:tiny") if acts else None
     about = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-generation" if acts else None,
         license="unknown",
-        base_model=base if of_hub else None,
+        base_model=base if base is not None and _is_of_hub(base) else None,
         tags=["mrlm", "reinforcement-learning", *([algorithm.lower()] if algorithm else [])],
     )
     parts = [f"---\n{about.to_yaml()}\n---", f"# {name}"]
     if algorithm:
         rows = {
             "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
-            "initial model": f"`{base}`",
+            **({"initial model": f"`{_shown(base)}`"} if base is not None else {}),
             "algorithm": f"`{algorithm}`",
             "environment": ", ".join(f"`{item}`" for item in _environments(data)) or "none: data files",
         }
         table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+        data = {key: value for key, value in data.items() if key not in MACHINE}
         settings = yaml.safe_dump({"model": _shown(model), "data": _shown(data)}, sort_keys=False).strip()
-        parts.append(f"A policy trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
+        parts.append(f"A {'policy' if acts else 'critic'} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
         parts.append(f"## Settings\n\n```yaml\n{settings}\n```")
     else:
         parts.append("A policy trained by a Python script with `mrlm`. The run recorded no settings.")
@@ -79,15 +95,41 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
 def _environments(data: Mapping[str, Any]) -> list[str]:
     given = data.get("environment")
     found = given if isinstance(given, list) else [given] if given else []
-    return [str(item["class_path"] if isinstance(item, Mapping) else item).rpartition(".")[2] for item in found]
+    return [_class_name(item["class_path"] if isinstance(item, Mapping) else item) for item in found]
+
+
+def _class_name(path: Any) -> str:
+    """Return the name of a class, whose path may be ``my_module.Name`` or ``/FOLDER/my_module.py:Name``."""
+    return re.split("[.:]", str(path))[-1]
+
+
+def _is_of_hub(model: str) -> bool:
+    """Return whether the name of a model may be a hub id: it is no folder and not of the form of a path."""
+    path = model.startswith(("builtin:", ".", "~", "/")) or model.count("/") > 1
+    return not path and not Path(model).exists()
+
+
+def without_secrets(value: Any) -> Any:
+    """Return settings without those whose name is that of a secret, and without keys in texts.
+
+    >>> without_secrets({"url": "https://me:sesame@host/v1", "env": {"A_TOKEN": "1"}, "API_KEY": "2", "max_tokens": 3})
+    {'url': 'https://...@host/v1', 'max_tokens': 3}
+    """
+    if isinstance(value, Mapping):
+        return {key: without_secrets(item) for key, item in value.items() if not _SECRET.fullmatch(str(key))}
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return _KEY.sub("...", value) if isinstance(value, str) else value
 
 
 def _shown(value: Any) -> Any:
-    """Return settings without those that are unset, secret or about the machine."""
+    """Return settings without secrets, unset ones, servers of policies, and the folders of absolute paths."""
     if isinstance(value, Mapping):
-        kept = {key: _shown(item) for key, item in value.items() if not _LEFT_OUT.fullmatch(str(key))}
+        kept = {key: _shown(item) for key, item in without_secrets(value).items() if key != "served_by"}
         return {key: item for key, item in kept.items() if item is not None and item != {}}
-    return [_shown(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return _FOLDERS.sub("", without_secrets(value)) if isinstance(value, str) else value
 
 
 def _evaluation(run: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from mrlm_pl.durable_files import replacing
@@ -47,7 +48,12 @@ def push_to_hub(
     try:
         api = HfApi(library_name="mrlm")
         page = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(repo_id=page.repo_id, folder_path=folder, commit_message=f"Upload policy {folder.name}")
+        api.upload_folder(
+            repo_id=page.repo_id,
+            folder_path=folder,
+            commit_message=f"Upload policy {folder.name}",
+            ignore_patterns=["*.part", ".*", "*/.*"],  # drafts that a kill left, and hidden files
+        )
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RemoteError(
@@ -72,7 +78,7 @@ def _folder(run: str, policy: str | None) -> Path:
             f"policy: the run {run!r} has the policies {', '.join(found)}; name one: `--policy {min(found)}`"
         )
     if policy is None:
-        return Path(policy_folder(run, "run"))
+        return Path(os.path.abspath(policy_folder(run, "run")))
     if policy not in found:
         hint = meant(policy, found, f"it has {sorted(found) or 'no policies yet'}")
         raise ConfigurationError(f"policy: the run {run!r} has no exported policy {policy!r}; {hint}")

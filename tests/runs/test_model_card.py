@@ -85,6 +85,59 @@ def test_a_run_without_settings_or_evaluation_says_so(tmp_path: Path) -> None:
     assert f"python {sys.version.split()[0]}, mrlm " in text
 
 
+def test_neither_secrets_nor_folders_are_in_the_card(tmp_path: Path) -> None:
+    tools = {"command": "/home/alice/bin/server", "env": {"GITHUB_TOKEN": "sesame"}, "url": "http://me:sesame@host/mcp"}
+    arguments = {
+        "data": "/home/alice/rows.jsonl",
+        "tools": [{"class_path": "McpTools", "init_args": tools}],
+        "rewards": ["/home/alice/my_rewards.py:exact"],
+        "command": ["python", "~/agents.py", "--config=/home/alice/a b.yaml", "--key", "sk-0123456789abcdef"],
+        "OPENAI_API_KEY": "sesame",
+        "headers": {"X-Own": "sesame"},
+        "max_tokens": 5,
+        "retries": 2,
+        "prompt": "Reply in <answer></answer> or http://example.org/a/b and/or /no_think.",
+    }
+    environment = {"class_path": "/home/alice/mine.py:Own", "init_args": arguments}
+    model = {"class_path": "./mine.py:OwnGRPO", "init_args": {"policies": {"main": {"model": "/home/alice/base"}}}}
+    data = {"init_args": {"environment": [environment], "retries": 3}}
+    run = recorded(tmp_path / "secret", {"model": model, "data": data}, "main", "main-critic")
+    text = model_card(run / "policies" / "main", {})
+    assert not [word for word in ("alice", "sesame", "sk-0", str(tmp_path)) if word in text], text
+    assert "| algorithm | `OwnGRPO` |\n| environment | `Own` |" in text
+    assert "| initial model | `base` |" in text
+    assert ModelCard(text).data.base_model is None, "also on a machine that has no such folder"
+    shown = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["data"]
+    assert shown == {
+        "environment": [
+            {
+                "class_path": "mine.py:Own",
+                "init_args": {
+                    "data": "rows.jsonl",
+                    "tools": [
+                        {"class_path": "McpTools", "init_args": {"command": "server", "url": "http://...@host/mcp"}}
+                    ],
+                    "rewards": ["my_rewards.py:exact"],
+                    "command": ["python", "agents.py", "--config=a b.yaml", "--key", "..."],
+                    "max_tokens": 5,
+                    "retries": 2,
+                    "prompt": arguments["prompt"],
+                },
+            }
+        ]
+    }
+    critic = model_card(run / "policies" / "main-critic", {})
+    assert "A critic trained with" in critic
+    assert "initial model" not in critic
+
+
+def test_the_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path / "team")
+    for place, folder in ((run / "policies" / "solver", "."), (run / "policies", "solver"), (run, "policies/solver")):
+        monkeypatch.chdir(place)
+        assert "| run | `team`, 0 iterations |" in model_card(Path(folder), {})
+
+
 def push(*words: str, url: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
     # The fake hub takes weights by git LFS, which Xet replaces on the real one.
     hub = {"HF_ENDPOINT": url, "HF_TOKEN": token, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HOME": "hf"}
@@ -97,6 +150,8 @@ def push(*words: str, url: str, token: str = TOKEN) -> subprocess.CompletedProce
 def test_the_command_uploads_a_policy_with_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recorded(tmp_path / "team")
+    for name in ("README.md.part", ".env"):
+        Path("team/policies/solver", name).write_text("sesame")
     with fake_hub() as hub:
         done = push("team", "--repo", "me/solver", "--policy", "solver", "--private", "--license", "mit", url=hub.url)
         assert (done.returncode, done.stdout) == (0, f"{hub.url}/me/solver\n"), done.stderr

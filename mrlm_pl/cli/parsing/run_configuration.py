@@ -17,6 +17,7 @@ from mrlm_pl.cli.parsing.configuration import leaves
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
+from mrlm_pl.runs.model_card import without_secrets
 from mrlm_pl.runs.records.run import is_installed, latest_configuration
 
 _OF_THE_START = re.compile(r"config|ckpt_path|weights_only|output|resume|trainer\.default_root_dir")
@@ -63,7 +64,7 @@ class SaveConfig(SaveConfigCallback):
                 draft.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), encoding="utf-8")
         hyperparameters = {name: value for name, value in self.config.as_dict().items() if name != "config"}
         for logger in trainer.loggers:
-            logger.log_hyperparams(hyperparameters)
+            logger.log_hyperparams(without_secrets(hyperparameters))
 
 
 def with_files(config: Mapping[str, Any]) -> dict[str, Any]:
