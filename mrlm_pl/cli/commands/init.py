@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import keyword
 import re
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
+from mrlm_pl.cli.parsing.early_check import environment_names
 from mrlm_pl.errors import ConfigurationError
 
 TEMPLATE = Path(__file__).parents[1] / "plugin_template"
@@ -56,8 +58,12 @@ def write_package(name: str, folder: Path) -> list[Path]:
             f"name: {name!r} cannot name a package; use lower-case letters and digits, with dashes between words, such "
             "as my-lab"
         )
-    if importlib.util.find_spec(package) is not None:
+    if importlib.util.find_spec(package) is not None or package == "tests":  # the folder of its tests
         raise ConfigurationError(f"name: another module is named {package!r}; choose another name")
+    if package in environment_names()[1]:
+        raise ConfigurationError(f"name: another environment is named {package!r}; choose another name")
+    if _is_installed(name):
+        raise ConfigurationError(f"name: another installed package is named {name!r}; choose another name")
     if folder.exists():
         raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder with `--output`")
     words = {"name": name, "package": package, "cls": "".join(word.capitalize() for word in package.split("_"))}
@@ -72,3 +78,11 @@ def write_package(name: str, folder: Path) -> list[Path]:
     except OSError as error:
         raise ConfigurationError(f"output: {str(folder)!r} cannot be written: {error.strerror}") from error
     return written
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

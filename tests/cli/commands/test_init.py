@@ -38,16 +38,34 @@ def test_its_environment_is_found_by_name_and_keeps_the_contract(mrlm: Command, 
     project = Path("deep/lab/pyproject.toml").read_text()
     entry = project.partition('[project.entry-points."mrlm_pl.plugins"]\n')[2].partition("\n")[0].replace('"', "")
     (information / "entry_points.txt").write_text(f"[mrlm_pl.plugins]\n{entry}\n")
-    checked = run("-m", "mrlm_pl.cli.main", "check-env", "two_words", folder=tmp_path, path=Path("deep/lab").resolve())
-    assert "9 of 9 checks passed" in checked
+    words = ("-m", "mrlm_pl.cli.main", "check-env", "two_words", "--level", "semantic")
+    checked = run(*words, folder=tmp_path, path=Path("deep/lab").resolve())
+    assert "ok   oracle: gold replies earn 1 on 8 tasks" in checked
+    assert "FAIL" not in checked
     left = [path for path in Path("deep/lab").rglob("*") if path.is_file() and "$" in path.read_text(errors="replace")]
     assert not left, "every name is filled in"
 
 
-@pytest.mark.parametrize("name", ["My-Lab", "json", "class", "a b", "-lab", "lab-", "9lab", "mrlm_pl"])
+@pytest.mark.parametrize("name", ["My-Lab", "json", "class", "a b", "-lab", "lab-", "9lab", "mrlm_pl", "tests"])
 def test_a_name_that_cannot_be_imported_is_refused(name: str, mrlm: Command) -> None:
     status, _, err = mrlm("init", "--", name)
     assert (status, f"{name!r}" in err) == (2, True), err
+    assert not Path(name).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("debate", "another environment is named 'debate'"),
+        ("length-ratio", "another environment is named 'length_ratio'"),
+        ("mrlm", "another installed package is named 'mrlm'"),
+        ("pytest-xdist", "another installed package is named 'pytest-xdist'"),
+    ],
+)
+def test_a_name_that_would_hide_another_is_refused(name: str, told: str, mrlm: Command) -> None:
+    """Two environments of one name are an error of every command; an installed package would be replaced."""
+    status, _, err = mrlm("init", name)
+    assert (status, told in err) == (2, True), err
     assert not Path(name).exists()
 
 
