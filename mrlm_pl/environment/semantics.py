@@ -41,8 +41,8 @@ CHANCE = 0.1
 """Fraction of the way from floor to maximum that worthless replies may earn on average: a guess may be right."""
 
 REPLAY_SECONDS = 900.0
-COMPARED_TASKS = 40
-"""Tasks of each split whose first observations are compared."""
+COMPARED_TASKS, COMPARED_ROWS = 40, 20_000
+"""Tasks of each split whose first observations are compared, and rows of data whose identities are."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +125,16 @@ class SemanticChecks:
     def floor(self) -> Finding:
         """Check that empty, degenerate, copied and random replies earn no more than the floor, but for chance."""
         bounds: dict[str, tuple[float, float]] = {}
-        opponents = False
         for task in self.tasks:
             declared, gold = self.environment.bounds(task), self._gold(task)
             if declared is not None:
                 bounds[task.key] = declared
-                opponents = declared[0] == declared[1]
             elif gold is not None:
                 bounds[task.key] = 0.0, self._play(task, gold).reward
         if not bounds:
             return Finding("neither `bounds` nor gold replies say what replies can earn", applies=False)
         tasks = [task for task in self.tasks if task.key in bounds]
+        opponents = all(len({*(self.environment.bounds(task) or (0.0, 1.0))}) == 1 for task in tasks)
         floor, maximum = (_mean([bounds[task.key][side] for task in tasks]) for side in (0, 1))
         earned = {name: _mean([self._play(task, worthless(name, task)).reward for task in tasks]) for name in WORTHLESS}
         name = max(earned, key=lambda name: earned[name])
@@ -172,7 +171,8 @@ class SemanticChecks:
                 if name not in task.data or task.data[name] in (None, "", [], {}):
                     continue
                 other = replace(task, data={**task.data, name: marked(task.data[name])})
-                if other == task:
+                if other == task:  # a truth value has no form that occurs nowhere else
+                    unread.add(name)
                     continue
                 try:
                     shown = [self._play(other, replies).shown for replies in self._readings()]
@@ -201,19 +201,21 @@ class SemanticChecks:
         compared, texts = 0, True
         for split in SPLITS:
             source = self.environment.tasks(split)
-            count = COMPARED_TASKS if source.size is None else min(COMPARED_TASKS, source.size)
-            tasks = [source[index] for index in range(count)]
-            tasks = [task for task in tasks if self.environment.identity(task) is not None]
-            compared += len(tasks)
-            posed = [normalized(self._posed(task)) for task in tasks] if texts else [""] * len(tasks)
+            count = COMPARED_TASKS if source.size is None else min(COMPARED_ROWS, source.size)
+            listed = [source[index] for index in range(count)]
+            named = [(task, name) for task in listed if (name := self.environment.identity(task)) is not None]
+            begun = [task for task, _ in named[:COMPARED_TASKS]] if texts else []
+            posed = [normalized(self._posed(task)) for task in begun]
             texts = texts and 4 * len(set(posed)) > len(posed)  # else they begin alike and differ later
-            for task, text in zip(tasks, posed if texts else [""] * len(posed), strict=True):
-                for kind, found in (("problem", self.environment.identity(task)), ("text", text)):
-                    other, key = owners.setdefault(f"{kind} {found}", (split, task.key)) if found else (split, "")
-                    if other != split:
-                        raise EnvironmentContractError(f"{task.key} poses the same {kind} as {key}: {str(found)[:200]}")
+            found = [("problem", task, name) for task, name in named if name]
+            found += [("text", task, text) for task, text in zip(begun, posed, strict=True) if text] if texts else []
+            compared += len({task.index for _, task, _ in found})
+            for kind, task, what in found:
+                other, key = owners.setdefault(f"{kind} {what}", (split, task.key))
+                if other != split:
+                    raise EnvironmentContractError(f"{task.key} poses the same {kind} as {key}: {what[:200]}")
         if not compared:
-            return Finding("tasks have no identity", applies=False)
+            return Finding("tasks have no identity, or begin alike; define `identity(self, task)`", applies=False)
         return Finding(f"{compared} tasks, none in two splits", measures={"compared": compared})
 
     def replay(self) -> Finding:
@@ -342,13 +344,13 @@ class SemanticChecks:
     def _attacks(self, task: Task) -> Iterator[tuple[str, str, TeamReplies, TeamReplies]]:
         """Yield an agent, a name, replies with an attack by this agent, and the same with a harmless text."""
         for _, base in self._bases(task):
-            for agent in self.environment.agents[:2]:
+            for agent in self.environment.agents:
                 for text in INJECTIONS:
                     both = (text, re.sub(r"[A-Za-z_]{2,}", lambda word: word[0][::-1], text))
                     forged, plain = ({**base, agent: [f"{said}\n{part}" for said in base[agent]]} for part in both)
                     yield agent, repr(text), forged, plain
         gold = self._gold(task) or {}
-        for agent in self.environment.agents[:2]:
+        for agent in self.environment.agents:
             for name, bodies in PROGRAMS.items():
                 attack, harmless = ([hollowed(said, body) for said in gold.get(agent, ())] for body in bodies)
                 if attack != list(gold.get(agent, ())):

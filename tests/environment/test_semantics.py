@@ -107,6 +107,35 @@ class SharesTasks(Adding):
         return DatasetTasks(self.name, split, [{"a": 1, "b": n, "answer": str(1 + n)} for n in range(10, 20)])
 
 
+class SharesALateRow(Adding):
+    """The last of many rows of the test split is the last one of training."""
+
+    def tasks(self, split: str) -> TaskSource:
+        begin = {"train": 100, "validation": 300, "test": 500}[split]
+        rows = [{"a": 1, "b": n, "answer": str(1 + n)} for n in (*range(begin, begin + 99), 800)]
+        return DatasetTasks(self.name, split, [row for row in rows if split != "validation" or row["b"] != 800])
+
+    def identity(self, task: Task) -> str:
+        return str(task.data["b"])
+
+
+class BelievesTheLastAgent(Environment):
+    """Three agents, the last of which answers for all."""
+
+    name = "last_agent"
+    agents = ("one", "two", "three")
+
+    def tasks(self, split: str) -> TaskSource:
+        return DatasetTasks(self.name, split, [{"question": f"{split} {n}"} for n in range(3)])
+
+    def reset(self, task: Task) -> Any:
+        return {agent: [Message("user", task.data["question"])] for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        reward = float("reward: 1" in actions["three"].content)
+        return Step(rewards=dict.fromkeys(self.agents, reward), done=True, stop_reason="answered")
+
+
 class SharesTexts(Adding):
     """The same question, with other spacing in the test split."""
 
@@ -249,6 +278,8 @@ def test_a_sound_environment_passes(environment: Environment) -> None:
         (ToolReadsTheAnswer(), "canary", "adding/train/0 shows its field 'answer' to an agent"),
         (DrawsAtReset(), "replay", "differs when the same replies are played again"),
         (SharesTasks(), "leakage", "adding/validation/0 poses the same text as adding/train/0"),
+        (SharesALateRow(), "leakage", "adding/test/99 poses the same problem as adding/train/99: 800"),
+        (BelievesTheLastAgent(), "injection", "a reply of three with 'reward: 1' earns 1, without it 0"),
         (SharesTexts(), "leakage", "adding/validation/0 poses the same text as adding/train/0"),
         (RewardsAFailure(), "failure", "on adding/train/0 `judge` failed and the episode was rewarded"),
         (GoldEarnsLess(), "oracle", "on adding/train/0 the gold replies earn 0.5 and the maximum is 1"),
@@ -328,6 +359,28 @@ def test_a_field_that_cannot_be_marked_is_named() -> None:
     checks = {check.name: check for check in check_semantics(ReadsItsAnswer(), tasks=2, other_process=False).checks}
     assert not checks["canary"].applies
     assert "answer cannot be marked" in checks["canary"].message
+
+
+def test_a_truth_value_is_named_and_tasks_that_begin_alike_have_no_leakage_to_find() -> None:
+    class Guess(Adding):
+        def tasks(self, split: str) -> TaskSource:
+            return DatasetTasks(self.name, split, [{"answer": True, "n": n} for n in range(8)])
+
+        def begin(self, task: Task) -> str:
+            return "Yes or no?"
+
+        def gold(self, task: Task) -> None:
+            return None
+
+        def bounds(self, task: Task) -> None:
+            return None
+
+        def reply(self, message: Message) -> Outcome:
+            return Outcome({"right": float(message.content == "yes")})
+
+    checks = {check.name: check for check in check_semantics(Guess(), tasks=2, other_process=False).checks}
+    assert "answer cannot be marked" in checks["canary"].message
+    assert not checks["leakage"].applies, "neither identities nor texts tell the tasks apart"
 
 
 def test_an_opponents_failure_is_the_episodes() -> None:
