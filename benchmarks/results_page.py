@@ -380,7 +380,6 @@ ELSEWHERE = {
     "[TextArena](environments/textarena.md)",
     "call_path": "files on the path of a GRPO step through the code",
     "reasoning_gym": "[chain sums of reasoning-gym](environments/reasoning_gym.md)",
-    "semantic": "[checks of rewards](checks.md)",
 }
 """Files that other pages show."""
 

@@ -77,6 +77,25 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a random GPT-2, for which the engine has no specialized decoder."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from mrlm_pl.policy.tiny import build_tokenizer
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = build_tokenizer()
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        GPT2LMHeadModel(GPT2Config(**sizes, **tokens)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def quiet_trainer(tmp_path: Path) -> Any:
     """Return a factory of trainers that write below the test's folder and print nothing."""

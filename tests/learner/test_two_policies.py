@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ class Pair(Environment):
         return Step(rewards=paid, done=True, stop_reason="end")
 
 
-def fit(model_folder: Path, quiet_trainer: Any, rates: tuple[float, float], **options: Any) -> GRPO:
+def fit(one: Path, two: Path, quiet_trainer: Any, rates: tuple[float, float], **options: Any) -> GRPO:
     policies = {
-        "one": Policy(str(model_folder), learning_rate=rates[0], trained=rates[0] > 0),
-        "two": Policy(str(model_folder), learning_rate=rates[1], trained=rates[1] > 0, random_init_seed=5),
+        "one": Policy(str(one), learning_rate=rates[0], trained=rates[0] > 0),
+        "two": Policy(str(two), learning_rate=rates[1], trained=rates[1] > 0, random_init_seed=5),
     }
     algorithm = GRPO(policies, {"left": "one", "right": "two"})
     data = RolloutDataModule(Pair(), groups=4, group_size=4, iterations=2, sampling=Sampling(max_tokens=6))
@@ -92,17 +93,20 @@ def changed(algorithm: GRPO, name: str) -> bool:
     return any(not torch.equal(before, after) for before, after in pairs)
 
 
-def test_two_policies_learn_in_one_run_and_are_exported_apart(model_folder: Path, quiet_trainer: Any) -> None:
-    algorithm = fit(model_folder, quiet_trainer, (1e-3, 1e-3), gradient_clip_val=0.1)
+def test_two_policies_learn_in_one_run_and_are_exported_apart(
+    model_folder: Path, gpt2_folder: Path, quiet_trainer: Any
+) -> None:
+    algorithm = fit(model_folder, gpt2_folder, quiet_trainer, (1e-3, 1e-3), gradient_clip_val=0.1)
     assert changed(algorithm, "one")
     assert changed(algorithm, "two")
     folder = Path(algorithm.trainer.default_root_dir) / "policies"
-    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    kinds = {path.name: json.loads((path / "config.json").read_text())["model_type"] for path in folder.iterdir()}
+    assert kinds == {"one": "llama", "two": "gpt2"}
     assert {"train/one/grad_norm", "train/two/grad_norm"} <= set(algorithm.trainer.callback_metrics)
 
 
 def test_a_frozen_partner_stays_as_it_was(model_folder: Path, quiet_trainer: Any) -> None:
-    algorithm = fit(model_folder, quiet_trainer, (1e-3, 0.0))
+    algorithm = fit(model_folder, model_folder, quiet_trainer, (1e-3, 0.0))
     assert changed(algorithm, "one")
     assert not changed(algorithm, "two")
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from mrlm_pl.cli.commands.consolidate import consolidate
 from mrlm_pl.episode_files import read_episodes
-from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support import distributed_run
 
 ROOT = Path(__file__).parents[2]
@@ -475,19 +474,6 @@ def test_pairs_of_tensor_parallel_ranks_share_the_data_out(launch: Any) -> None:
     one = launch("one", clip=1.0)
     four = launch("four", strategy="fsdp", devices=4, tensor_parallel=2, clip=1.0, callbacks=["held_out"])
     assert_same(gradients(four), gradients(one))
-
-
-@pytest.fixture(scope="module")
-def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a random GPT-2, for which the engine has no specialized decoder."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    tokenizer = build_tokenizer()
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
-    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(**sizes, **tokens)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow

@@ -110,6 +110,7 @@ def test_a_failure_in_verifiers_fails_the_episode(serve: Callable[..., RemoteEnv
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (BIN / "mrlm").exists(), reason="verifiers is not installed; run `make verifiers`")
 def test_a_missing_taskset_and_a_wrong_setting_are_named() -> None:
     for options, told in (
         (["reverse_wrods"], "taskset 'reverse_wrods' not found"),
