@@ -7,6 +7,9 @@ from pathlib import Path
 
 from mrlm_pl.errors import PolicyError, nearest_path
 
+ADAPTER_FOLDER = "adapter"
+"""Name of an exported policy's adapter folder, below the folder with the merged weights."""
+
 HUB_SECONDS = 5.0
 """Time for the hub to say whether it has a model."""
 

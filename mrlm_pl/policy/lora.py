@@ -18,9 +18,6 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, positive
 
-ADAPTER_FOLDER = "adapter"
-"""Name of an exported policy's adapter folder, below the folder with the merged weights."""
-
 _KEY = ".lora_"
 _LINEAR = (nn.Linear, Conv1D)
 

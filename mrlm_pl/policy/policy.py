@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import ConfigurationError, PolicyError
-from mrlm_pl.model_folders import policy_folder
+from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.logprobs import (
@@ -25,7 +25,7 @@ from mrlm_pl.policy.forward.logprobs import (
 )
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.forward.teaching import Teaching
-from mrlm_pl.policy.lora import ADAPTER_FOLDER, LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
+from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead

@@ -68,7 +68,7 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
         library_name="transformers",
         pipeline_tag="text-generation" if acts else None,
         license="unknown",
-        base_model=base if base is not None and _is_of_hub(base) else None,
+        base_model=base if base is not None and may_be_hub_id(base) else None,
         tags=["mrlm", "reinforcement-learning", *([algorithm.lower()] if algorithm else [])],
     )
     parts = [f"---\n{about.to_yaml()}\n---", f"# {name}"]
@@ -103,7 +103,7 @@ def _class_name(path: Any) -> str:
     return re.split("[.:]", str(path))[-1]
 
 
-def _is_of_hub(model: str) -> bool:
+def may_be_hub_id(model: str) -> bool:
     """Return whether the name of a model may be a hub id: it is no folder and not of the form of a path."""
     path = model.startswith(("builtin:", ".", "~", "/")) or model.count("/") > 1
     return not path and not Path(model).exists()

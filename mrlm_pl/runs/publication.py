@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, RemoteError, meant
-from mrlm_pl.model_folders import exported_policies, policy_folder
-from mrlm_pl.runs.model_card import CARD, model_card
+from mrlm_pl.model_folders import ADAPTER_FOLDER, exported_policies, policy_folder
+from mrlm_pl.runs.model_card import CARD, may_be_hub_id, model_card
 
 
 def push_to_hub(
@@ -52,7 +53,7 @@ def push_to_hub(
             repo_id=page.repo_id,
             folder_path=folder,
             commit_message=f"Upload policy {folder.name}",
-            ignore_patterns=["*.part", ".*", "*/.*"],  # drafts that a kill left, and hidden files
+            ignore_patterns=["*.part", ".*", "*/.*", f"{ADAPTER_FOLDER}/{unpublished(folder / ADAPTER_FOLDER)}"],
         )
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -61,6 +62,17 @@ def push_to_hub(
             "`hf auth login` or HF_TOKEN"
         ) from error
     return str(page)
+
+
+def unpublished(adapter: Path) -> str:
+    """Return the pattern of the files of an adapter that are not uploaded.
+
+    All of them if its base model is a folder, whose path they hold and which nobody else has; the whole model is
+    uploaded in any case.
+    """
+    config = adapter / "adapter_config.json"
+    base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") if config.is_file() else ""
+    return CARD if base and may_be_hub_id(base) else "*"
 
 
 def _folder(run: str, policy: str | None) -> Path:

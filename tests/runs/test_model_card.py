@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from mrlm_pl.runs.model_card import model_card, write_cards
+from mrlm_pl.runs.publication import unpublished
 from tests.support.documents import ROOT
 from tests.support.fake_hub import TOKEN, fake_hub
 from tests.support.recorded_runs import write_run
@@ -138,6 +139,12 @@ def test_the_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.
         assert "| run | `team`, 0 iterations |" in model_card(Path(folder), {})
 
 
+@pytest.mark.parametrize(("base", "files"), [("owner/base", "README.md"), ("/home/alice/base", "*"), (None, "*")])
+def test_an_adapter_is_published_where_its_base_is_on_the_hub(base: str | None, files: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    assert unpublished(tmp_path) == files
+
+
 def push(*words: str, url: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
     # The fake hub takes weights by git LFS, which Xet replaces on the real one.
     hub = {"HF_ENDPOINT": url, "HF_TOKEN": token, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HOME": "hf"}
@@ -152,6 +159,11 @@ def test_the_command_uploads_a_policy_with_its_card(tmp_path: Path, monkeypatch:
     recorded(tmp_path / "team")
     for name in ("README.md.part", ".env"):
         Path("team/policies/solver", name).write_text("sesame")
+    Path("team/policies/solver/adapter").mkdir()
+    Path("team/policies/solver/adapter/README.md").write_text("base_model: /home/alice/base")
+    Path("team/policies/solver/adapter/adapter_config.json").write_text(
+        '{"base_model_name_or_path": "/home/alice/base"}'
+    )
     with fake_hub() as hub:
         done = push("team", "--repo", "me/solver", "--policy", "solver", "--private", "--license", "mit", url=hub.url)
         assert (done.returncode, done.stdout) == (0, f"{hub.url}/me/solver\n"), done.stderr
