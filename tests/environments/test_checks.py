@@ -50,6 +50,9 @@ def assert_passes(name: str, tasks: int, *, other_process: bool) -> None:
     report = checked(name, tasks, other_process=other_process)
     report.raise_on_failure()
     assert {check.name for check in report.checks if check.applies} == APPLIED[name]
+    if other_process:
+        (replay,) = (check.message for check in report.checks if check.name == "replay")
+        assert replay.endswith("here and in another process")
 
 
 @pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in SLOW])
@@ -87,6 +90,8 @@ def test_the_table_shows_the_results() -> None:
     }
     assert applied == APPLIED
     assert all(report["passed"] for report in reports.values())
+    skipped = [name for name, report in reports.items() if "not played" in report["checks"]["replay"]["message"]]
+    assert skipped == [], "replay in another process"
 
 
 def test_a_team_that_disagrees_once_earns_more_turns() -> None:
