@@ -24,11 +24,12 @@ def push_to_hub(
         run: a run folder, or the folder of a policy.
         repo: ``USER/NAME``.
         policy: its name; None is the run's only one.
-        private: whether a new repository is private.
+        private: make a new repository private; one that exists and is public is an error.
         license: identifier for the card, such as ``apache-2.0``; None keeps the card's, ``unknown`` by default.
 
     Raises:
-        ConfigurationError: there is no such policy, or the repository's name is none.
+        ConfigurationError: there is no such policy, the repository's name is none, or it is public and ``private`` is
+            given.
         RemoteError: the hub refuses or does not answer.
     """
     from huggingface_hub import HfApi, ModelCard
@@ -49,18 +50,25 @@ def push_to_hub(
     try:
         api = HfApi(library_name="mrlm")
         page = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=page.repo_id,
-            folder_path=folder,
-            commit_message=f"Upload policy {folder.name}",
-            ignore_patterns=["*.part", ".*", "*/.*", f"{ADAPTER_FOLDER}/{unpublished(folder / ADAPTER_FOLDER)}"],
-        )
+        shown = private and not api.model_info(page.repo_id).private
+        if not shown:
+            api.upload_folder(
+                repo_id=page.repo_id,
+                folder_path=folder,
+                commit_message=f"Upload policy {folder.name}",
+                ignore_patterns=["*.part", ".*", "*/.*", f"{ADAPTER_FOLDER}/{unpublished(folder / ADAPTER_FOLDER)}"],
+            )
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RemoteError(
             f"the hub does not take {str(folder)!r} as {repo!r}: {reason}; a token that may write comes from "
             "`hf auth login` or HF_TOKEN"
         ) from error
+    if shown:
+        raise ConfigurationError(
+            f"private: the repository {repo!r} exists and is public; nothing was uploaded; make it private there, "
+            "or leave out `--private`"
+        )
     return str(page)
 
 

@@ -167,10 +167,15 @@ def test_the_command_uploads_a_policy_with_its_card(tmp_path: Path, monkeypatch:
     with fake_hub() as hub:
         done = push("team", "--repo", "me/solver", "--policy", "solver", "--private", "--license", "mit", url=hub.url)
         assert (done.returncode, done.stdout) == (0, f"{hub.url}/me/solver\n"), done.stderr
+        push("team", "--repo", "me/critic", "--policy", "critic", url=hub.url)
+        before = dict(hub.files)
+        (tmp_path / "team/policies/critic/more.json").write_text("{}")
+        public = push("team", "--repo", "me/critic", "--policy", "critic", "--private", url=hub.url)
+        assert hub.files == before
         refused = push("team", "--repo", "me/solver", "--policy", "solver", url=hub.url, token="hf_wrong")
-    assert [(item["organization"], item["name"], item["visibility"]) for item in hub.created] == [
-        ("me", "solver", "private")
-    ]
+    assert hub.private == {"me/solver": True, "me/critic": False}
+    assert public.returncode == 2
+    assert "the repository 'me/critic' exists and is public; nothing was uploaded" in public.stderr
     found = {path: content for (repository, path), content in hub.files.items() if repository == "me/solver"}
     assert set(found) == {"README.md", "config.json", "model.safetensors"}
     assert found["model.safetensors"] == 1000 * b"w"

@@ -23,6 +23,7 @@ class Hub:
     Args:
         url: its address.
         created: bodies of the requests that made repositories.
+        private: whether each repository is private, by name.
         files: content by repository and path.
         uploads: large files by their SHA-256.
         log: method and path of each request.
@@ -30,6 +31,7 @@ class Hub:
 
     url: str = ""
     created: list[dict[str, Any]] = field(default_factory=list)
+    private: dict[str, bool] = field(default_factory=dict)
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uploads: dict[str, bytes] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
@@ -54,7 +56,11 @@ def fake_hub() -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             hub.log.append(f"GET {self.path}")
-            self.answer(404, {"error": "not found"})
+            name = self.path.removeprefix("/api/models/")
+            if name in hub.private:
+                self.answer(200, {"id": name, "private": hub.private[name]})
+            else:
+                self.answer(404, {"error": "not found"})
 
         def do_HEAD(self) -> None:
             self.do_GET()
@@ -73,6 +79,7 @@ def fake_hub() -> Iterator[Hub]:
             elif self.path == "/api/repos/create":
                 hub.created.append(json.loads(body))
                 named = f"{hub.created[-1].get('organization', 'me')}/{hub.created[-1]['name']}"
+                hub.private.setdefault(named, hub.created[-1].get("visibility") == "private")
                 self.answer(200, {"url": f"{hub.url}/{named}", "id": named})
             elif self.path == "/api/validate-yaml":
                 self.answer(200, {"errors": [], "warnings": []})
