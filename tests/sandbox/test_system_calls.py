@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from mrlm_pl.sandbox import Sandbox
 from mrlm_pl.sandbox.wall import landlock, system_calls
+from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from tests.support.attacks.declared_calls import DECLARED
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the table is of x86-64")
@@ -117,6 +120,12 @@ def test_every_number_is_answered_as_declared(level: str, scripts: bool) -> None
         done = sandbox.execute(cell, {"operation": "run", "source": given + PROGRAM})
     assert (done.error, done.ending) == (None, None), done.output
     assert json.loads(done.output) == []
+
+
+def test_a_command_that_ends_with_its_parent_has_the_usual_signals(tmp_path: Path) -> None:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
+        command = [*ending_with_parent(signal.SIGKILL), "sh", "-c", f"kill -{int(number)} $$"]
+        assert subprocess.run(command, check=False, cwd=tmp_path).returncode == -number
 
 
 @pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])

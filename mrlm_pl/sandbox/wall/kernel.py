@@ -62,12 +62,14 @@ def prctl(option: int, value: int = 0, pointer: Any = None) -> None:
 def ending_with_parent(number: signal.Signals) -> tuple[str, ...]:
     """Return the start of a command whose process receives a signal when this thread dies; empty except on Linux.
 
-    A program of its own sets this: code between fork and exec is not safe in a process with threads.
+    A program of its own sets this: code between fork and exec is not safe in a process with threads. Python ignores two
+    signals from its start, which the command would inherit: their defaults are set again.
     """
     if sys.platform != "linux":
         return ()
     program = (
-        f"import ctypes, os, sys; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(number)}); "
+        f"import ctypes, os, sys; libc = ctypes.CDLL(None); libc.prctl({PR_SET_PDEATHSIG}, {int(number)}); "
+        f"libc.signal({int(signal.SIGPIPE)}, None); libc.signal({int(signal.SIGXFSZ)}, None); "
         f"os.getppid() == {os.getpid()} and os.execvp(sys.argv[1], sys.argv[1:])"
     )
     return (sys.executable, "-I", "-S", "-c", program)
