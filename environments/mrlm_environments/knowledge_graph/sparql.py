@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import re
@@ -24,7 +25,11 @@ _XSD = "http://www.w3.org/2001/XMLSchema#"
 _DATES = ", ".join(f"<{_XSD}{name}>" for name in ("date", "dateTime", "gYear", "gYearMonth"))
 _RANGE = "http://www.w3.org/2000/01/rdf-schema#range"
 _ORDERED = f"FILTER(isNumeric(?o) || DATATYPE(?o) IN ({_DATES}))"
-_NO_IRI = re.compile(r'[\s<>"{}|\\^`\x00-\x20]')
+_CHARACTER = r"(?:[\w.~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})"
+_LOCAL = re.compile(rf"{_CHARACTER}+")
+"""Names that make a valid IRI behind a namespace."""
+
+_FULL = re.compile(rf"https?://[\w.-]+(?::[0-9]{{1,5}})?(?:/{_CHARACTER}*(?:#{_CHARACTER}*)?)?")
 
 MOST_STEPS = 200
 """Steps of a query; variables that combine variables would otherwise double it with each call."""
@@ -49,7 +54,7 @@ class SparqlGraph(Graph):
 
     def entity(self, name: str) -> Program | None:
         """See :meth:`Graph.entity`."""
-        if not name or _NO_IRI.search(name):
+        if not _LOCAL.fullmatch(name) and not _FULL.fullmatch(name):
             return None
         iri = self._iri(name)
         known = self._rows(f"SELECT ?x WHERE {{ {{ {iri} ?x ?o }} UNION {{ ?s ?x {iri} }} }} LIMIT 1")
@@ -109,7 +114,8 @@ class SparqlGraph(Graph):
         source = next(fresh)
         if kind == "neighbors":
             hop = f"?{source} {self._iri(rest[0])} ?{name} . FILTER(!isLiteral(?{name}))"
-            return f"{self._pattern(first, source, fresh)} {hop}"
+            # distinct, else the next hop is made once for each path, whose number doubles with each hop
+            return f"{{ SELECT DISTINCT ?{name} WHERE {{ {self._pattern(first, source, fresh)} {hop} }} }}"
         value, attribute = next(fresh), self._iri(rest[0])
         ordered = _ORDERED.replace("?o", f"?{value}")
         best = f"{self._pattern(first, source, fresh)} ?{source} {attribute} ?{value} . {ordered}"
@@ -125,7 +131,7 @@ class SparqlGraph(Graph):
         return [row["x"]["value"].replace("-08:00", "") for row in found]
 
     def _iri(self, name: str) -> str:
-        return f"<{name}>" if "://" in name else f"<{self.namespace}{name}>"
+        return f"<{name}>" if _FULL.fullmatch(name) else f"<{self.namespace}{name}>"
 
     def _name(self, iri: str) -> str:
         return iri.removeprefix(self.namespace)
@@ -178,7 +184,9 @@ def query_endpoint(url: str) -> Callable[[str], Any]:
         try:
             with urllib.request.urlopen(request, timeout=SECONDS) as answer:
                 return json.load(answer)
-        except (OSError, ValueError) as error:
-            raise RemoteError(f"knowledge_graph: the SPARQL endpoint {url} gave no answer: {error}") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise RemoteError(
+                f"knowledge_graph: the SPARQL endpoint {url} gave no answer: {error}; see whether it runs, and its log"
+            ) from error
 
     return ask

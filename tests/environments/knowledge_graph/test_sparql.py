@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import threading
 import urllib.parse
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 from mrlm_environments.knowledge_graph.environment import KnowledgeGraphEnvironment
 from mrlm_environments.knowledge_graph.exploration import Exploration, read_action
-from mrlm_environments.knowledge_graph.graph import Graph
+from mrlm_environments.knowledge_graph.graph import Graph, TripleStore
 from mrlm_environments.knowledge_graph.questions import KINDS
 from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint, query_file
 from mrlm_environments.knowledge_graph.world import world
 
 from mrlm_pl.environment.check import check_data
+from mrlm_pl.environment.tools import written_call
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
 from tests.support.graph_rows import NAMESPACE, TYPES, small_graph, written
@@ -117,6 +119,40 @@ def test_pyoxigraph_agrees_with_the_graph_in_memory(tmp_path: Path) -> None:
             assert explored[0].call(*read) == explored[1].call(*read)
         for number in range(len(explored[0].variables)):
             assert explored[0].answer(number) == explored[1].answer(number)
+
+
+STRANGE = ["[Acme]", "50%", "%zz", "\ud800", "\uffff", "m.s1> ?x ?y", "a b", "#"]
+STRANGE_IRIS = ["://", "http://[", "http://a:b/", "http://a:80\u0663", "http://a/#b#c"]
+
+
+@pytest.mark.parametrize("name", [*STRANGE, *STRANGE_IRIS], ids=ascii)
+def test_a_name_that_makes_no_iri_is_no_entity(file: str, rows: dict[str, str], name: str) -> None:
+    environment = KnowledgeGraphEnvironment(data=rows, graph=file)
+    environment.reset(environment.tasks("train")[0])
+    step = environment.step({"agent": Message("assistant", written_call("get_relations", variable=name))})
+    assert step.observations["agent"][0].content.startswith(f"Error: {name!a} is no entity")
+
+
+@pytest.mark.parametrize(
+    "name", ["http://a.example:80/b?c#d", "https://\u00e9.example/(a),_b", "%C3%A9_(city)", "m.s1"]
+)
+def test_a_name_that_makes_an_iri_is_looked_up(tmp_path: Path, name: str) -> None:
+    iri = name if name.startswith("http") else f"{NAMESPACE}{name}"
+    path = tmp_path / "graph.nt"
+    path.write_text(f"<{iri}> <{NAMESPACE}a.b.c> <{NAMESPACE}m.x> .\n", encoding="utf-8")
+    exploration = Exploration(SparqlGraph(query_file(str(path)), NAMESPACE, None), {})
+    assert exploration.call("get_relations", {"variable": name}) == "Observation: [a.b.c]"
+
+
+def test_the_work_of_a_query_grows_with_its_hops_not_with_its_paths(tmp_path: Path) -> None:
+    graph = TripleStore({})
+    for studio, film in itertools.product(range(20), repeat=2):
+        graph.add(f"m.s{studio}", "film.studio.films", f"m.f{film}", "film.film.studio")
+    explored = SparqlGraph(query_file(written(graph, tmp_path / "graph.nt")), NAMESPACE, None)
+    nodes = explored.entity("m.s0")
+    for number in range(20):  # 20 to the power of 20 paths
+        nodes = explored.neighbors(nodes, ("film.studio.films", "film.film.studio")[number % 2])
+    assert explored.size(nodes) == 20
 
 
 @pytest.mark.parametrize("action", ["intersection(#{0}, #{0})", "argmax(#{0}, film.film.length)"])
