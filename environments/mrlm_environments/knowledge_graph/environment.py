@@ -56,6 +56,7 @@ INSTRUCTION = (
 AGENT, TEAM = "agent", ("explorer_1", "explorer_2", "answerer")
 EXPLORING = ("get_relations", "get_neighbors", "get_attributes")
 DONE = "Done."
+ZERO = {"exact": 0.0, "f1": 0.0}
 NO_CALL = "No valid function calls found! Need to recheck the function calls."
 _FINAL = re.compile(r"(?:Find|Final) Answer: #(\d{1,6})")
 _ACTION = re.compile(r"^Action.*?:(.*)", re.MULTILINE)
@@ -132,7 +133,9 @@ class KnowledgeGraphEnvironment(Environment):
         if graph != RECONSTRUCTED:
             query = query_endpoint(graph) if graph.startswith(("http://", "https://")) else query_file(graph)
             self._graph = SparqlGraph(query, namespace, self._ontology)
-        elif data is not None and ontology is None:
+        if data is None and (graph != RECONSTRUCTED or ontology is not None):
+            raise ConfigurationError("knowledge_graph: graph and ontology are for rows; give `data` or leave them out")
+        if data is not None and graph == RECONSTRUCTED and ontology is None:
             raise ConfigurationError(
                 "knowledge_graph: graph 'reconstructed' needs `ontology`, the folder of AgentBench's fb_roles and "
                 "reverse_properties"
@@ -173,6 +176,7 @@ class KnowledgeGraphEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Pose the question with its entities; see :meth:`Environment.reset`."""
         self._answer, self._turns, self._acting, self._own = frozenset(task.data["answer"]), 0, 0, 0
+        self._faults = 0
         self._exploration = Exploration(self._graph_of(task.data), task.data["entities"])
         self._posed = f"{task.data['question']}\nEntities: [{', '.join(task.data['entities'])}]"
         self._log: tuple[str, ...] = ()
@@ -190,20 +194,15 @@ class KnowledgeGraphEnvironment(Environment):
         final = _FINAL.search(text) if answers and not calls else None
         if final:
             return self._judged(int(final[1]))
-        told: list[Message] = []
-        faults = 0
-        for call in calls:
-            observation, failed = self._observed(agent, call)
-            told.append(tool_message(call, observation))
-            faults += failed
+        told = [tool_message(call, self._observed(agent, call)) for call in calls]
         if written:
             read = read_action(written[1])
-            call = MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read)
-            observation, failed = self._observed(agent, call)
-            told, faults = [Message("user", observation)], int(failed)
-        metrics = {"failed_calls": float(faults + (answers and not told))}
+            call: ToolCall | MalformedCall = MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read)
+            told = [Message("user", self._observed(agent, call))]
+        self._faults += answers and not told
         if self._turns == self.max_turns:
-            return self._ended({}, "max_turns", metrics)
+            return self._ended({}, "max_turns")
+        metrics = {"failed_calls": float(self._faults)}
         if not answers and (not told or self._own == self._limit):
             self._acting, self._own = self._acting + 1, 0
             posed = "\n".join((self._posed, *self._log))
@@ -215,27 +214,29 @@ class KnowledgeGraphEnvironment(Environment):
         """The replies of an explorer."""
         return max(1, self.max_turns // len(self.agents))
 
-    def _observed(self, agent: str, call: ToolCall | MalformedCall) -> tuple[str, bool]:
-        """Return the observation of a call, and whether the call failed."""
+    def _observed(self, agent: str, call: ToolCall | MalformedCall) -> str:
+        """Return the observation of a call."""
         try:
             asked = checked_call(call, self.tools(agent), NO_CALL)
             observation = self._exploration.call(asked.name, asked.arguments)
         except ToolError as error:
-            return clipped(f"Error: {error}", self.output_characters), True
+            self._faults += 1
+            return clipped(f"Error: {error}", self.output_characters)
         observation = clipped(observation, self.output_characters)
         if agent != self.agents[-1]:
             self._log = (*self._log, f"{asked.name}({', '.join(asked.arguments.values())})\n{observation}")
-        return observation, False
+        return observation
 
     def _judged(self, number: int) -> Step:
         try:
             given = self._exploration.answer(number)
         except ToolError:
-            return self._ended({}, "invalid_variable", {"failed_calls": 1.0})
+            self._faults += 1
+            return self._ended({}, "invalid_variable")
         scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
         return self._ended({self.reward: scores[self.reward]}, "answered", scores)
 
-    def _ended(self, components: Mapping[str, float], stop_reason: str, metrics: Mapping[str, float]) -> Step:
+    def _ended(self, components: Mapping[str, float], stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
         answered = stop_reason == "answered"
         parts = components if answered else {self.reward: 0.0, "incomplete": -self.incomplete_penalty}
         earning = self.agents[: self._acting + 1]
@@ -245,8 +246,8 @@ class KnowledgeGraphEnvironment(Environment):
             done=True,
             stop_reason=stop_reason,
             truncated=stop_reason == "max_turns",
-            success=metrics.get("exact") == 1.0,
-            metrics=metrics if answered else {"exact": 0.0, "f1": 0.0, **metrics},
+            success=scores["exact"] == 1.0,
+            metrics={**scores, "failed_calls": float(self._faults)},
         )
 
     def _graph_of(self, data: Mapping[str, Any]) -> Graph:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mrlm_environments.knowledge_graph.graph import Graph, Nodes
+from mrlm_environments.knowledge_graph.graph import UNTYPED, Graph, Nodes
 from mrlm_pl.environment.tools import ToolError
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -21,7 +21,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 """Tools, and the names of their arguments in order."""
 
 _NUMBERED = re.compile(r"(?:[Vv]ariable )?#(\d{1,6})")
-_ACTION = re.compile(r"(\w+)\((.*)\)")
+_TOOL = re.compile(r"\b(\w+)\(")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Exploration:
         nodes = self.graph.entity(self.entities.get(name, name))
         if nodes is None:
             raise ToolError(f"{name[:80]!a} is no entity of the graph; {self._known()}")
-        return Variable("", nodes)
+        return Variable(UNTYPED, nodes)
 
     def _known(self) -> str:
         last = f"variables are #0 to #{len(self.variables) - 1}" if self.variables else "there are no variables yet"
@@ -131,9 +131,9 @@ def read_action(text: str) -> tuple[str, dict[str, str]] | None:
     >>> read_action("get_neighbors(Messiah (Dublin, 1742), music.album.releases)")
     ('get_neighbors', {'variable': 'Messiah (Dublin, 1742)', 'relation': 'music.album.releases'})
     """
-    found = _ACTION.search(text)
-    if found is None or found[1] not in PARAMETERS:
+    found, end = _TOOL.search(text), text.rfind(")")
+    if found is None or found[1] not in PARAMETERS or end < found.end():
         return None
     names = PARAMETERS[found[1]]
-    values = [value.strip() for value in found[2].rsplit(",", len(names) - 1)]
+    values = [value.strip() for value in text[found.end() : end].rsplit(",", len(names) - 1)]
     return (found[1], dict(zip(names, values, strict=True))) if len(values) == len(names) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mrlm_pl.errors import DataError
 
@@ -37,6 +38,9 @@ class Ontology:
                 relations[owner].append(relation)
         self.relations: Mapping[str, Sequence[str]] = relations
         self.attributes: Mapping[str, Sequence[str]] = attributes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ontology:
+        return self  # copies of an environment share it
 
 
 def _lines(path: Path, fields: int) -> list[list[str]]:

@@ -23,6 +23,9 @@ WRONG_RELATIONS = 6
 WRONG_ATTRIBUTES = 2
 BEST = 1000
 
+MOST_COUNTED = 10_000
+"""Largest answer of a count, all of whose entities are made."""
+
 Made = tuple[str, int | str, Any]
 """Tool and operands of a variable: numbers of variables, else entities, relations and attributes."""
 
@@ -96,7 +99,10 @@ class _Building:
             if not result:
                 result.update(self._invent(self.rng.randint(1, MOST_BETWEEN)))
             if tool == "count":
-                self._want(first, self._invent(int(min(result))) if min(result).isdecimal() else ())
+                number = int(min(result)) if min(result).isdecimal() else 0
+                if number > MOST_COUNTED:
+                    raise DataError(f"the answer counts {number} entities, more than {MOST_COUNTED}")
+                self._want(first, self._invent(number))
             elif tool == "intersection":
                 self._want(first, {*result, *self._invent(BESIDE)})
                 self._want(second, {*result, *self._invent(BESIDE)})

@@ -70,7 +70,7 @@ def test_the_scores_of_sets(answer: list[str], exact: float, f1: float) -> None:
     last = played(posed(answer), FILMS, "Final Answer: #0")[-1]
     assert (last.done, last.stop_reason, last.success) == (True, "answered", exact == 1.0)
     assert last.components["agent"] == {"exact": exact}
-    assert last.metrics == {"exact": exact, "f1": pytest.approx(f1)}
+    assert last.metrics == {"exact": exact, "f1": pytest.approx(f1), "failed_calls": 0.0}
     assert played(posed(answer), FILMS, "Final Answer: #0", reward="f1")[-1].components["agent"] == {
         "f1": pytest.approx(f1)
     }
@@ -164,6 +164,13 @@ def test_a_faulty_call_is_an_observation(reply: str, reason: str) -> None:
     assert reason in told(step)[0]
     assert "swordfish" not in told(step)[0]
     assert step.metrics == {"failed_calls": 1.0}
+
+
+def test_failed_calls_are_those_of_the_episode() -> None:
+    steps = played(posed(["m.f1", "m.f2", "m.f3"]), "hm", "Action: look(Acme)", FILMS, "Final Answer: #0")
+    assert [step.metrics["failed_calls"] for step in steps] == [1.0, 2.0, 2.0, 2.0]
+    last = played(posed(["m.f1"]), "hm", FILMS, "Final Answer: #7")[-1]
+    assert last.metrics == {"exact": 0.0, "f1": 0.0, "failed_calls": 2.0}
 
 
 def test_a_call_comes_before_a_final_answer_in_the_same_reply() -> None:
@@ -343,6 +350,7 @@ def test_a_thousand_sessions_take_little_memory() -> None:
         ({"incomplete_penalty": -1}, "incomplete_penalty is -1"),
         ({"data": "std.json"}, "needs `ontology`"),
         ({"ontology": "/nowhere"}, "fb_roles cannot be read"),
+        ({"graph": "http://127.0.0.1/sparql"}, "graph and ontology are for rows; give `data`"),
     ],
 )
 def test_wrong_settings_are_named(options: dict[str, Any], fault: str) -> None:

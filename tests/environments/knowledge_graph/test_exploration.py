@@ -84,6 +84,11 @@ def test_a_name_that_looks_like_a_variable_is_the_entity() -> None:
     assert exploration.answer(0) == {"m.f3"}
 
 
-@pytest.mark.parametrize("text", ["", "get_relations", "look(x)", "intersection(#0)", "get_relations Acme"])
+@pytest.mark.parametrize("part", ["a", "count("])
+def test_long_text_that_is_no_call_does_not_take_the_square_of_its_length(part: str) -> None:
+    assert read_action(part * 1_000_000) is None  # milliseconds; the square is beyond the time of a test
+
+
+@pytest.mark.parametrize("text", ["", ")count(", "get_relations", "look(x)", "intersection(#0)", "get_relations Acme"])
 def test_text_that_is_no_call(text: str) -> None:
     assert read_action(text) is None

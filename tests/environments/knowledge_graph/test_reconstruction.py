@@ -91,6 +91,20 @@ def test_programs_without_a_graph_are_named(actions: list[str], fault: str) -> N
         reconstructed(row_data(row), Ontology(str(SAMPLE)))
 
 
+def test_a_count_of_too_many_entities_is_refused() -> None:
+    row = {"question": "?", "entities": {}, "answer": [{"answer_argument": "1000000000"}]}
+    actions = ["get_neighbors(m.1,a.b.c)", "count(#0)"]
+    with pytest.raises(DataError, match="counts 1000000000 entities, more than 10000"):
+        reconstructed(row_data({**row, "actions": actions}), Ontology(str(SAMPLE)))
+
+
+def test_copies_share_the_ontology() -> None:
+    environment = KnowledgeGraphEnvironment(data={"train": str(SAMPLE / "rows.jsonl")}, ontology=str(SAMPLE))
+    copied = environment.copy()
+    assert isinstance(copied, KnowledgeGraphEnvironment)
+    assert copied._ontology is environment._ontology
+
+
 def test_a_file_of_another_form_is_named(tmp_path: Path) -> None:
     for name in (ROLES, INVERSES):
         (tmp_path / name).write_text("one word per line would be\nwrong\n")
