@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ class Product:
     rating: str = "N.A."
     reviews: tuple[tuple[str, str, str], ...] = ()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Product:
+        return self
+
     def document(self) -> str:
         """Return the text that a search reads: title, description, first feature and options."""
         options = (f"{name}: {', '.join(values)}" for name, values in self.options.items())
@@ -96,23 +100,25 @@ class Catalog:
 
     def search(self, keywords: str) -> tuple[str, ...]:
         """Return the numbers of the best :data:`RESULTS` products that hold any of the words, best first."""
-        known = [word for word in words(keywords)[:MAX_WORDS] if word in self._index.vocab_dict]
+        known = [word for word in words(keywords, MAX_WORDS) if word in self._index.vocab_dict]
         if not known:
             return ()
         scores = self._index.get_scores(known)
-        best = (-scores).argsort(kind="stable")[:RESULTS]
-        return tuple(self._asins[place] for place in best if scores[place] > 0)
+        found = scores.nonzero()[0]
+        best = found[(-scores[found]).argsort(kind="stable")[:RESULTS]]
+        return tuple(self._asins[place] for place in best)
 
 
-def words(text: str) -> list[str]:
-    """Return the stems that a text is found by.
+def words(text: str, most: int | None = None) -> list[str]:
+    """Return the stems that a text is found by, all or the first ones.
 
     >>> words("The Running shoes, for men")
     ['run', 'shoe', 'men']
     """
     from bm25s.stopwords import STOPWORDS_EN
 
-    return [_stem(word) for word in _WORD.findall(text.lower()) if word not in STOPWORDS_EN]
+    found = (match[0] for match in _WORD.finditer(text.lower()))
+    return list(itertools.islice((_stem(word) for word in found if word not in STOPWORDS_EN), most))
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -138,7 +138,7 @@ class WebShopEnvironment(Environment):
 
     def bounds(self, task: Task) -> tuple[float, float]:
         """Return the returns without a purchase and of the right one; see :meth:`Environment.bounds`."""
-        return 0.0, float(len(self.agents))
+        return -self.incomplete_penalty, float(len(self.agents))  # of a team, the searcher alone has acted
 
     def reset(self, task: Task) -> Observations:
         """Open the search page; see :meth:`Environment.reset`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -98,9 +99,9 @@ class Session:
         targets[PREVIOUS.lower()] = ("results",)
         targets |= {page: ("sub", page) for page in SUB_PAGES} | {BUY.lower(): ("buy",)}
         values = [(name, value) for name, own in self.product.options.items() for value in dict.fromkeys(own)]
-        taken = [*targets, *(value.lower() for _, value in values)]
+        taken = Counter([*targets, *(value.lower() for _, value in values)])
         for name, value in values:
-            text = value.lower() if taken.count(value.lower()) == 1 else f"{name}: {value}".lower()
+            text = value.lower() if taken[value.lower()] == 1 else f"{name}: {value}".lower()
             targets[text] = ("option", name, value)
         return targets
 

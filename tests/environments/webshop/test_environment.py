@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mrlm_environments import WebShopEnvironment
-from mrlm_environments.webshop.catalog import Catalog, Product
+from mrlm_environments.webshop.catalog import MAX_WORDS, Catalog, Product
 from mrlm_environments.webshop.files import plain_nouns
 from mrlm_environments.webshop.generated import generated_catalog
 from mrlm_environments.webshop.session import Session
@@ -225,6 +225,19 @@ def test_a_search_finds_fifty_at_most_and_reads_options_and_the_first_feature() 
     assert session.shown() == ()
 
 
+def test_only_the_first_words_of_a_query_are_stemmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Catalog([CUP], plain_nouns)
+    stemmed: list[str] = []
+
+    def stem(word: str) -> str:
+        stemmed.append(word)
+        return word
+
+    monkeypatch.setattr("mrlm_environments.webshop.catalog._stem", stem)
+    shop.search("the " + " ".join(f"w{number}" for number in range(10_000)))
+    assert stemmed == [f"w{number}" for number in range(MAX_WORDS)]
+
+
 # Goals and rewards
 
 
@@ -309,6 +322,19 @@ def test_an_episode_can_be_forked() -> None:
     assert branch.catalog is environment.catalog
 
 
+def test_forks_on_a_page_of_a_product_share_it() -> None:
+    environment = WebShopEnvironment()
+    task = environment.tasks("train")[0]
+    number = next(iter(environment.catalog.products))
+    environment.reset(task)
+    environment.step({"agent": Message("assistant", search(environment.catalog.products[number].title))})
+    environment.step({"agent": Message("assistant", click(number))})
+    branch = environment.copy()
+    assert environment._session is not None
+    assert branch._session is not None
+    assert branch._session.product is environment._session.product is environment.catalog.products[number]
+
+
 def test_a_thousand_sessions_take_little_memory() -> None:
     environment = WebShopEnvironment()
     task = environment.tasks("train")[0]
@@ -354,7 +380,9 @@ def test_searcher_and_buyer_act_on_their_pages_and_earn_the_same() -> None:
 def test_an_agent_of_the_team_that_did_not_act_is_not_penalized() -> None:
     environment = WebShopEnvironment(team=True, max_turns=1, incomplete_penalty=0.5)
     environment.reset(environment.tasks("train")[0])
+    task = environment.tasks("train")[0]
     assert environment.step({"searcher": Message("assistant", "hm")}).rewards == {"searcher": -0.5}
+    assert environment.bounds(task) == (-0.5, 2.0)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
