@@ -20,7 +20,7 @@ from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine
 from mrlm_pl.environment import Environment, Observations
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import (
     ConfigurationError,
     MRLMError,
@@ -105,6 +105,7 @@ class EpisodePlayer:
         self._loop, self._own_loop = loop, loop is None
         self.playing: dict[str, Play] = {}
         self.moves = 0
+        self._warned: set[str] = set()
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Run :meth:`play` on the player's event loop, while the calling thread computes for the engine."""
@@ -250,11 +251,28 @@ class EpisodePlayer:
             limits = self.max_turns
             if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
                 play.cut(TURN_STOP)
-            elif any(
-                len(play.conversations[agent].row.token_ids) >= self.seats[agent].context_window for agent in play.due
-            ):
-                play.cut(CONTEXT_STOP)
+                continue
+            for agent in play.due:
+                length, window = len(play.conversations[agent].row.token_ids), self.seats[agent].context_window
+                if length >= window:
+                    play.cut(CONTEXT_STOP)
+                    if not play.turns:
+                        self._warn_of_prompt(play.spec.task, agent, length, window)
+                    break
         return [play for play in plays if not play.over]
+
+    def _warn_of_prompt(self, task: Task, agent: str, length: int, window: int) -> None:
+        """Warn of a first prompt beyond the context window, once for each environment."""
+        if task.environment not in self._warned:
+            self._warned.add(task.environment)
+            logger.warning(
+                "the first prompt of agent %r on %s has %d tokens, the context window of its policy %d: such episodes "
+                "end without a reply and earn 0; shorten the prompt, or choose a model with a longer context",
+                agent,
+                task.key,
+                length,
+                window,
+            )
 
     async def _decide(self, plays: Sequence[Play]) -> None:
         """Sample every decision that is due, in one engine call."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,13 @@ def test_an_endless_episode_is_cut(echo: Any) -> None:
 def test_a_full_context_window_cuts_the_episode(echo: Any) -> None:
     (episode,), _ = play(echo(turns=1000), seat=seats("agent", window=40))
     assert (episode.stop_reason, episode.truncated) == ("context_window", True)
+
+
+def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
+    episodes, _ = play(echo(), specs=2, seat=seats("agent", window=4))
+    assert [(episode.stop_reason, episode.trajectories) for episode in episodes] == [("context_window", {})] * 2
+    (record,) = caplog.records
+    assert re.search("agent 'agent' on echo/.* tokens, the context window of its policy 4: ", record.getMessage())
 
 
 def test_an_environment_that_hangs_is_given_up() -> None:

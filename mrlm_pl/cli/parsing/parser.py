@@ -10,15 +10,24 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, get_loader
+from yaml import YAMLError
 
 from mrlm_pl.cli.parsing.classes import checked, named_class, resolved, unfit
-from mrlm_pl.cli.parsing.config_files import MistakeError, check_exist, check_files, config_files, file_of_key
+from mrlm_pl.cli.parsing.config_files import (
+    MistakeError,
+    check_exist,
+    check_files,
+    config_files,
+    file_of_key,
+    option_values,
+)
 from mrlm_pl.cli.parsing.configuration import merged
 from mrlm_pl.cli.parsing.early_check import settings_options
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest, place_of_error
 
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
+_OPTION_VALUE = re.compile(r'Parser key "(\w+)":')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --", re.MULTILINE)
 _INNER_HELP = re.compile(r"^  --\S+\.help\n(?: {20,}.*\n)+", re.MULTILINE)  # those of groups; classes take a value
@@ -110,6 +119,8 @@ class ShortErrors:
         for group, base in bases.items():
             if fault := unfit(config.get(group), base, group):
                 raise fault.in_files(words) from ex
+        if fault := _unfit_option(message, self, words):
+            raise ConfigurationError(str(fault)) from ex
         text = explain(message, self)
         key = text.partition(":")[0]
         raise ConfigurationError(f"{text}{'' if ' ' in key else file_of_key(key, words)}") from ex
@@ -166,6 +177,23 @@ def explain(message: str, parser: Any) -> str:
         keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
         return f"{', '.join(keys)} missing; give it as `--{keys[0]} VALUE` or in a file with `--config FILE`"
     return " ".join(message.split())
+
+
+def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeError | None:
+    """Return the mistake in the value of an option that belongs to no group."""
+    match = _OPTION_VALUE.match(message)
+    for action in parser._actions if match else ():
+        given = [value for option, value in option_values(words) if option in action.option_strings]
+        if match and action.dest == match.group(1) and given:
+            try:
+                value = get_loader("yaml")(given[-1])
+                resolved(value, action._typehint, action.dest)
+            except MistakeError as mistake:
+                return mistake
+            except YAMLError:  # a bracket without its partner
+                value = given[-1]
+            return unfit(value, action._typehint, action.dest)
+    return None
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

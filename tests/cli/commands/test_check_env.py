@@ -48,6 +48,12 @@ def test_the_semantic_level_adds_its_checks_and_writes_a_report(mrlm, tmp_path):
     assert (status, "contract" in err, len(err.splitlines())) == (2, True, 1)
 
 
+def test_a_misspelled_level_is_named(mrlm):
+    status, _, error = mrlm("check-env", "math", "--level", "semantc")
+    expected = "level: expected one of 'contract', 'semantic', but the value is semantc; did you mean 'semantic'?"
+    assert (status, error) == (2, f"mrlm: error: {expected}\n")
+
+
 def test_environment_from_a_file(mrlm, tmp_path):
     (tmp_path / "env.yaml").write_text("environment: {class_path: parrot, init_args: {difficulty: [4]}}\n")
     assert mrlm("check-env", "--config", "env.yaml")[0] == 0

@@ -187,6 +187,13 @@ def test_agents_find_their_policy():
             "--split: expected one of 'train', 'validation', 'test', but the value is trai; did you mean",
         ),
         (("--temperature", "-1"), "temperature"),
+        (("--temperature", "hot"), "error: temperature: expected float, but the value is hot\n"),
+        (("-n", "-3"), "error: num_episodes: -3 does not conform to restriction v>0\n"),
+        (("--policy-sampling", "main"), "error: policy_sampling: expected dict, but the value is main\n"),
+        (
+            ("--policy-sampling", "{main: {temprature: 1}}"),
+            "error: policy_sampling.main.temprature: PolicySampling has no 'temprature'; did you mean 'temperature'?",
+        ),
         (("--seats", '{"agent": "solver"}'), "seats name the policies ['solver']"),
         (("--output", "."), "is a folder"),
         (("--device", "warp"), "device: 'warp' cannot be used"),
