@@ -167,6 +167,8 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
         else:
             wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
             reason, near = f"expected {wanted}, but the value is {value}", nearest(str(value), map(str, choices))
+            if kinds == ["list"] and isinstance(value, str) and not value.startswith("["):
+                reason += f"; write a list, as in `[{value}]`"
         return MistakeError(key, reason + (f"; did you mean {str(near)!r}?" if near else ""))
     return None
 

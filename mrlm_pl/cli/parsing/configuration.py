@@ -68,8 +68,13 @@ def _text(value: str) -> str:
 
 
 def _loaded(value: str, load: Callable[[str], Any]) -> Any:
-    """Return a value; plain ones stay text, because the parser knows their types."""
-    return load(value) if value[:1] in ("{", "[") or value in ("null", "") else value
+    """Return a value; plain ones stay text, because the parser knows their types, and so does what is no YAML."""
+    if value[:1] not in ("{", "[") and value not in ("null", ""):
+        return value
+    try:
+        return load(value)
+    except yaml.YAMLError:  # "{question} Reply with a number.", or settings with a bracket too few, which no type takes
+        return value
 
 
 def _merged(old: Any, new: Any, name: str = "") -> Any:

@@ -41,6 +41,7 @@ def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
         ("-1", PositiveInt, "key: -1 does not conform to restriction v>0"),
         ("fast", float | None, "key: expected float, but the value is fast"),
         (["a", "c"], list[Literal["ab", "a"]], "key: expected one of 'ab', 'a', but the value is c"),
+        ("a.b", list[int] | None, r"key: expected list, but the value is a\.b; write a list, as in `\[a\.b\]`"),
         ({"x": "y"}, dict[str, int], r"key\.x: expected int, but the value is y"),
     ],
 )

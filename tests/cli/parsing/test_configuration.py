@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mrlm_pl.cli.parsing.configuration import merged
+
 CONFIG = """
 model:
   class_path: ToyAlgorithm
@@ -35,6 +37,12 @@ def parsed(mrlm, config):
         return yaml.safe_load(out)
 
     return parse
+
+
+@pytest.mark.parametrize("text", ["{question} Reply with a number.", "[{question}]: a number", "{groups: 3"])
+def test_text_with_brackets_that_is_no_yaml_stays_text(text):
+    config, _ = merged(["--data.environment.prompt", text], ["data"])
+    assert config == {"data": {"environment": {"prompt": text}}}
 
 
 def test_short_names_become_class_paths(parsed):
