@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.policy import Policy
+from mrlm_pl.runs.records.run import read_run
 from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.bounds import batches_in_all
 
@@ -288,7 +289,8 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
         commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
         known = played and "config.yaml" in found
-        commands.append(f"mrlm eval --model {folder}" + ("" if known else " --environment NAME"))
+        name = read_run(str(folder)).environment_to_name(folder) if known else "NAME"
+        commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
     commands.append(f"mrlm view {folder}  # runs, curves and episodes in a browser")
     if "tensorboard" in found:
         commands.append(f"tensorboard --logdir {folder / 'tensorboard'}  # curves")

@@ -152,6 +152,11 @@ class RecordedRun:
             )
         return found[0] if found else None
 
+    def environment_to_name(self, folder: Path) -> str | None:
+        """Return the environment to name beside the run: one of several, or one that would run a program; else None."""
+        found = [item for item in self.environments if len(self.environments) > 1 or item.risk(folder)]
+        return found[0].name or str(found[0].config["class_path"]) if found else None
+
     def turn_limit(self, environment: str) -> int | None:
         """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""
         own = self.task_settings.get(environment) or {}

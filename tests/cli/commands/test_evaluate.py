@@ -12,6 +12,7 @@ from mrlm_pl.cli.commands.evaluate import sampling_of
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import missing_folder
+from mrlm_pl.runs.console import run_summary
 from mrlm_pl.runs.records.run import RecordedRun, read_run
 
 FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
@@ -393,6 +394,25 @@ def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, rec
     assert (status, risk in err, len(err.splitlines())) == (2, True, 1), err
     assert f"name the environment: `--environment {environment['class_path']}`" in err
     assert not Path("started").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "next_command"),
+    [
+        ({"environment": parrot(1)}, "mrlm eval --model run"),
+        (
+            {"environment": {"class_path": "mrlm_environments.HarnessEnvironment", "init_args": {"command": ["true"]}}},
+            "mrlm eval --model run --environment mrlm_environments.HarnessEnvironment",
+        ),
+        (
+            {"environment": [parrot(1), parrot(2)], "names": ["short", "long"]},
+            "mrlm eval --model run --environment short",
+        ),
+    ],
+)
+def test_the_end_of_a_run_names_the_environment_where_its_evaluation_needs_it(recorded, data, next_command):
+    recorded(({}, data))
+    assert f"\n  {next_command}\n" in run_summary("run")
 
 
 def test_names_that_are_no_functions_are_no_risk(mrlm, recorded):
