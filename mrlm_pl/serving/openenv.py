@@ -119,16 +119,18 @@ class OpenEnvServer:
         self._sockets.add(socket)
         episode = _Episode(self, name)
         renewing = asyncio.ensure_future(episode.renew(limits.lease_seconds / 3))
+        received: asyncio.Queue[str | None] = asyncio.Queue(1)
+        reading = asyncio.ensure_future(_read(socket, received))
         try:
-            async for message in socket:
-                if message.type is not WSMsgType.TEXT:
-                    break
-                answer = await _answered(episode, message.data)
+            while (text := await received.get()) is not None:
+                answer = await _answered(episode, text)
                 if answer is None:
                     break
                 await socket.send_str(json.dumps(answer))
         finally:
             renewing.cancel()
+            reading.cancel()
+            await asyncio.wait([reading])
             self._sockets.discard(socket)
             await episode.close()
         await socket.close()
@@ -222,6 +224,15 @@ class _Episode:
 
 class InvalidMessageError(Exception):
     """A client's message is not of the protocol's form."""
+
+
+async def _read(socket: web.WebSocketResponse, received: asyncio.Queue[str | None]) -> None:
+    """Receive also during a step: a client ends a connection that does not answer its pings."""
+    async for message in socket:
+        if message.type is not WSMsgType.TEXT:
+            break
+        await received.put(message.data)
+    await received.put(None)
 
 
 async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import WSMsgType, web
 from mrlm_environments import CoordinationGame, MathEnvironment, OpenEnvEnvironment
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -185,6 +187,67 @@ def test_the_token_of_the_server_is_needed(export: Callable[..., Exported], tmp_
     refused = OpenEnvEnvironment(url)
     with pytest.raises(RemoteError, match="401"):
         conversation(refused, refused.tasks("train")[0])
+
+
+def test_a_ping_is_answered_while_the_agent_decides() -> None:
+    answered = threading.Event()
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        for done in (False, True):
+            await socket.receive()
+            await socket.send_json({"data": {"observation": {"text": "Q"}, "done": done}, "type": "observation"})
+            if not done:
+                await socket.ping()
+                assert (await socket.receive()).type is WSMsgType.PONG
+                answered.set()
+        return socket
+
+    async def start() -> tuple[web.AppRunner, int]:
+        application = web.Application()
+        application.router.add_get("/ws", serve)
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner, runner.addresses[0][1]
+
+    async def play() -> Step:
+        await environment.reset(environment.tasks("train")[0])
+        assert await asyncio.to_thread(answered.wait, 60), "a server would end the connection"
+        return await environment.step({"agent": Message("assistant", "7")})
+
+    loop = EventLoopThread()
+    runner, port = loop.submit(start()).result(60)
+    environment = OpenEnvEnvironment(f"http://127.0.0.1:{port}", action="message")
+    try:
+        assert asyncio.run(play()).done
+    finally:
+        environment.close()
+        loop.submit(runner.cleanup()).result(60)
+        loop.close()
+
+
+def test_a_ping_is_answered_during_a_step(export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch) -> None:
+    ponged = threading.Event()
+
+    class Slow(Scripted):
+        def step(self, actions: Any) -> Step:
+            assert ponged.wait(60), "a client would end the connection"
+            return Step(rewards={"agent": 1.0}, done=True, stop_reason="answered")
+
+    async def play(url: str) -> Any:
+        async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/ws", autoping=False) as socket:
+            await socket.send_json({"type": "reset", "data": {"seed": 0}})
+            await socket.receive_json()
+            await socket.send_json({"type": "step", "data": {"message": "go"}})
+            await socket.ping()
+            assert (await socket.receive(timeout=60)).type is WSMsgType.PONG
+            ponged.set()
+            return await socket.receive_json(timeout=60)
+
+    monkeypatch.setitem(OFFERED, "slow", lambda settings: Slow())
+    assert asyncio.run(play(export("slow").url))["data"]["reward"] == 1.0
 
 
 def test_mistakes_are_named() -> None:

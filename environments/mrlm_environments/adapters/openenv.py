@@ -172,6 +172,8 @@ class _Link:
         self.url, self.headers, self.seconds, self.size = url, headers, seconds, megabytes * MEBIBYTE
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._reading: asyncio.Future[None] | None = None
+        self._answers: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue()
 
     async def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the server's actions."""
@@ -215,8 +217,12 @@ class _Link:
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         if self._socket is None:
             self._socket = await self._opened().ws_connect(f"{self.url}/ws", max_msg_size=self.size, heartbeat=20.0)
+            self._reading = asyncio.ensure_future(self._read(self._socket))
         await self._socket.send_json({"type": kind, "data": data})
-        answer = await self._socket.receive_json()
+        message = await self._answers.get()
+        if not isinstance(message.data, str):
+            raise RemoteError(f"openenv: {self.url} ended the connection: {message.type.name} {message.data}")
+        answer = message.json()
         if answer["type"] == "error":
             told = f"{answer['data'].get('message')} {answer['data'].get('errors') or ''}".strip()
             if kind == "step" and answer["data"].get("code") == "VALIDATION_ERROR":
@@ -225,7 +231,14 @@ class _Link:
             raise failure(f"openenv: {self.url} answers {kind!r} with {answer['data'].get('code')}: {told}")
         return dict(answer["data"])
 
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Receive also while the agent decides: a server ends a connection that does not answer its pings."""
+        while not socket.closed:
+            self._answers.put_nowait(await socket.receive())
+
     async def _close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
         if self._session is not None:
             await self._session.close()
 
