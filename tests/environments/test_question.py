@@ -284,8 +284,8 @@ def test_rows_that_pose_the_same_question_are_in_one_split() -> None:
     environment = QuestionEnvironment(rows, [exact], prompt="Compute {question}", gold="{answer}")
     posed = [{task.data["question"] for task in environment.tasks(split)} for split in ("train", "validation", "test")]
     assert sum(map(len, posed)) == len(set().union(*posed)) == 40
-    leakage = next(check for check in check_semantics(environment, tasks=2, other_process=False).checks if check.name == "leakage")
-    assert leakage.passed, leakage.message
+    found = {check.name: check for check in check_semantics(environment, tasks=2, other_process=False).checks}
+    assert found["leakage"].passed, found["leakage"].message
 
 
 def test_rows_are_told_apart_by_all_fields_where_the_prompt_names_none() -> None:
@@ -298,7 +298,8 @@ def test_gold_replies_are_a_text_with_fields_of_the_row() -> None:
     check_semantics(environment, tasks=4, other_process=False).raise_on_failure()
     task = environment.tasks("train")[0]
     assert environment.gold(task) == {"agent": (task.data["answer"],)}
-    wrong = {check.name for check in check_semantics(question([exact], gold="0"), tasks=4, other_process=False).checks if not check.passed}
+    checked = check_semantics(question([exact], gold="0"), tasks=4, other_process=False)
+    wrong = {check.name for check in checked.checks if not check.passed}
     assert wrong == {"floor"}, "gold replies that earn nothing"
     with pytest.raises(DataError, match="'solution'"):
         question([exact], gold="{solution}").tasks("train")
