@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 
@@ -30,6 +31,14 @@ def provenance(peer: str = "", peer_python: str = "") -> dict[str, Any]:
     return {
         "command": shlex.join(["python", *program, *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
+        "machine": {"cores": os.cpu_count(), "processor": processor()},
         "versions": versions,
     }
+
+
+def processor() -> str:
+    """Return the processor's architecture, with the widest vector and matrix instructions that Linux names."""
+    information = Path("/proc/cpuinfo")
+    flags = information.read_text().split() if information.exists() else []
+    vector = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
+    return " ".join(filter(None, (platform.machine(), vector, "AMX" if "amx_tile" in flags else "")))
