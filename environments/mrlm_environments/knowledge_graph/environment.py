@@ -252,7 +252,8 @@ class KnowledgeGraphEnvironment(Environment):
 
     def _graph_of(self, data: Mapping[str, Any]) -> Graph:
         if "world" in data:
-            return world(**data["world"]).graph
+            # by place, as where the question is generated: the cache takes calls by name for others
+            return world(*(data["world"][name] for name in ("split", "number", "entities"))).graph
         if self._graph is not None:
             return self._graph
         assert self._ontology is not None, "the constructor demands it"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mrlm_environments.knowledge_graph.graph import UNTYPED, Graph, Nodes
+from mrlm_environments.knowledge_graph.graph import Graph, Nodes
 from mrlm_pl.environment.tools import ToolError
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -52,9 +52,7 @@ class Exploration:
             ToolError: an argument names nothing that the tool can use.
         """
         first, *others = (arguments[name].strip() for name in PARAMETERS[tool])
-        variable = self._variable(first)
-        if variable.number is not None:
-            raise ToolError(f"{tool}: {first} is a number, not a set of entities")
+        variable = self._variable(first, tool)
         graph, nodes = self.graph, variable.nodes
         if tool == "get_relations":
             return f"Observation: [{', '.join(graph.relations(nodes))}]"
@@ -63,9 +61,7 @@ class Exploration:
         if tool == "count":
             return self._announced(Variable("type.int", number=graph.size(nodes)))
         if tool == "intersection":
-            other = self._variable(others[0])
-            if other.number is not None:
-                raise ToolError(f"{tool}: {others[0]} is a number, not a set of entities")
+            other = self._variable(others[0], tool)
             return self._announced(Variable(variable.type, graph.intersection(nodes, other.nodes)))
         if tool == "get_neighbors":
             self._check("relation", others[0], first, graph.relations(nodes))
@@ -102,17 +98,25 @@ class Exploration:
         kind = "is a number" if variable.number is not None else f"are instances of {variable.type}"
         return f"Observation: variable #{len(self.variables) - 1}, which {kind}"
 
-    def _variable(self, name: str) -> Variable:
-        """Return the variable, or the set of the one entity, that a name stands for."""
+    def _variable(self, name: str, tool: str) -> Variable:
+        """Return the variable, or the set of the one entity, that a name stands for.
+
+        An entity alone is no operand of a set operation: its count, 1, is the answer of many questions.
+        """
         numbered = _NUMBERED.fullmatch(name)
         if numbered and name not in self.entities:
             if int(numbered[1]) >= len(self.variables):
                 raise ToolError(f"there is no variable #{int(numbered[1])}; {self._known()}")
-            return self.variables[int(numbered[1])]
+            variable = self.variables[int(numbered[1])]
+            if variable.number is not None:
+                raise ToolError(f"{tool}: {name} is a number, not a set of entities")
+            return variable
+        if not tool.startswith("get_"):
+            raise ToolError(f"{tool}: {name[:80]!a} is no variable; make one with get_neighbors")
         nodes = self.graph.entity(self.entities.get(name, name))
         if nodes is None:
             raise ToolError(f"{name[:80]!a} is no entity of the graph; {self._known()}")
-        return Variable(UNTYPED, nodes)
+        return Variable("", nodes)
 
     def _known(self) -> str:
         last = f"variables are #0 to #{len(self.variables) - 1}" if self.variables else "there are no variables yet"

@@ -108,6 +108,13 @@ def test_splits_share_no_entity_and_no_name_of_a_schema() -> None:
         assert not sets["validation"] & sets["test"]
 
 
+def test_an_episode_plays_in_the_graph_that_its_question_was_generated_in() -> None:
+    environment = KnowledgeGraphEnvironment(entities=120)
+    task = environment.tasks("train")[0]
+    environment.reset(task)
+    assert environment._exploration.graph is world("train", task.data["world"]["number"], 120).graph
+
+
 def test_tasks_are_a_function_of_their_index() -> None:
     assert [KnowledgeGraphEnvironment().tasks("test")[n] for n in range(3)] == [
         KnowledgeGraphEnvironment().tasks("test")[n] for n in range(3)
@@ -119,6 +126,7 @@ def test_tasks_are_a_function_of_their_index() -> None:
 def test_an_extreme_without_values_fails_as_a_call() -> None:
     home = world("train", 0, 120)
     exploration = Exploration(home.graph, home.names)
-    writer = next(name for name, one in home.names.items() if one in home.members["film.writer"])
+    genre = next(name for name, one in home.names.items() if one in home.members["film.genre"])
+    exploration.call("get_neighbors", {"variable": genre, "relation": "film.genre.writers"})
     with pytest.raises(ToolError, match="no attribute"):
-        exploration.call("argmax", {"variable": writer, "attribute": "film.film.minutes"})
+        exploration.call("argmax", {"variable": "#0", "attribute": "film.film.minutes"})
