@@ -98,9 +98,9 @@ class _Checker:
             return play_copy(self.environment, task, replies, max_turns=self.max_turns)
         return play(environment, task, replies, max_turns=self.max_turns)
 
-    # Each check returns a message, or raises the fault.
+    # Each check returns a message, a finding that nothing was checked, or raises the fault.
 
-    def splits(self) -> str:
+    def splits(self) -> str | Finding:
         """Check that every split has tasks, and none is posed in two of them."""
         owners: dict[str, str] = {}
         for split in SPLITS:
@@ -115,7 +115,9 @@ class _Checker:
                         f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; where every task begins "
                         "alike, define `identity(self, task)`, None if nothing tells tasks apart"
                     )
-        return f"{len(owners)} different problems, none in two splits" if owners else "tasks have no identity"
+        if not owners:
+            return Finding("tasks have no identity", applies=False)
+        return f"{len(owners)} different problems, none in two splits"
 
     def task_data(self) -> str:
         """Check that tasks are JSON-like data, and the same index gives the same task."""
@@ -145,10 +147,10 @@ class _Checker:
             raise EnvironmentContractError("copies share state: an episode changed while another one was under way")
         return "episodes of one do not change those of the other"
 
-    def forks(self) -> str:
+    def forks(self) -> str | Finding:
         """Check that a copy in the middle of an episode continues like the original."""
         if not self.environment.forks:
-            return "forks is False"
+            return Finding("the environment's `forks` is False", applies=False)
         for task in self.tasks("train")[:2]:
             environment = self.environment.copy()
             due = list(finished(environment.reset(task)))
@@ -188,13 +190,13 @@ class _Checker:
         self._refuses(environment, everybody, "step after the end")
         return "calls out of order are refused"
 
-    def gold(self) -> str:
+    def gold(self) -> str | Finding:
         """Check that the known best replies earn more than empty, spamming and hostile ones."""
         best = []
         for task in self.tasks("train"):
             replies = self.environment.gold(task)
             if replies is None:
-                return "no best replies are known"
+                return Finding("no best replies are known", applies=False)
             earned = self.play(task, replies)
             worst = max(
                 (self.play(task, reply) for reply in (SPAM, *HOSTILE_REPLIES[:5])), key=lambda play: play.reward

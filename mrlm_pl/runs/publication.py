@@ -33,7 +33,7 @@ def push_to_hub(
         RemoteError: the hub refuses or does not answer.
     """
     from huggingface_hub import HfApi, ModelCard
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
     from huggingface_hub.utils import validate_repo_id
 
     folder = _folder(str(run), policy)
@@ -47,8 +47,8 @@ def push_to_hub(
         card.data["license"] = license
     with replacing(path) as draft:
         draft.write_text(str(card), encoding="utf-8")
+    api = HfApi(library_name="mrlm")
     try:
-        api = HfApi(library_name="mrlm")
         page = api.create_repo(repo, private=private, exist_ok=True)
         shown = private and not api.model_info(page.repo_id).private
         if not shown:
@@ -60,10 +60,10 @@ def push_to_hub(
             )
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise RemoteError(
-            f"the hub does not take {str(folder)!r} as {repo!r}: {reason}; a token that may write comes from "
-            "`hf auth login` or HF_TOKEN"
-        ) from error
+        answered = isinstance(error, (HfHubHTTPError, LocalTokenNotFoundError))
+        token = "a token that may write comes from `hf auth login` or HF_TOKEN"
+        remedy = token if answered else f"check the connection to {api.endpoint}, the hub of HF_ENDPOINT"
+        raise RemoteError(f"the hub does not take {str(folder)!r} as {repo!r}: {reason}; {remedy}") from error
     if shown:
         raise ConfigurationError(
             f"private: the repository {repo!r} exists and is public; nothing was uploaded; make it private there, "

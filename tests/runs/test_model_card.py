@@ -14,8 +14,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from mrlm_pl.errors import RemoteError
 from mrlm_pl.runs.model_card import model_card, write_cards
-from mrlm_pl.runs.publication import unpublished
+from mrlm_pl.runs.publication import push_to_hub, unpublished
 from tests.support.documents import ROOT
 from tests.support.fake_hub import TOKEN, fake_hub
 from tests.support.recorded_runs import write_run
@@ -185,6 +186,16 @@ def test_the_command_uploads_a_policy_with_its_card(tmp_path: Path, monkeypatch:
     assert refused.returncode == 1
     assert refused.stderr.startswith("mrlm: error: the hub does not take 'team/policies/solver' as 'me/solver': ")
     assert "`hf auth login` or HF_TOKEN" in refused.stderr
+
+
+def test_a_hub_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(self: Any, *_: Any, **__: Any) -> None:
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", unreachable)
+    recorded(tmp_path / "team")
+    with pytest.raises(RemoteError, match=r"Name or service not known; check the connection to http\S+, the hub"):
+        push_to_hub(tmp_path / "team", "me/solver", policy="solver")
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ class QuestionEnvironment(Environment):
             or not all(isinstance(component, str) for item in found.values() for component in item)
         ):
             raise EnvironmentContractError(
-                f"{self.name}: the reward {name!r} returned {value!r:.200}; return a number, numbers by name (a text), "
-                f"or a mapping from the agents {', '.join(self.agents)} to these"
+                f"{self.name}: the reward {name!r} returned {value!r:.200}; return a number, numbers by name, or "
+                f"either by agent ({', '.join(self.agents)})"
             )
         return {agent: {key: float(number) for key, number in item.items()} for agent, item in found.items()}
 

@@ -68,12 +68,12 @@ def _text(value: str) -> str:
 
 
 def _loaded(value: str, load: Callable[[str], Any]) -> Any:
-    """Return a value; plain ones stay text, because the parser knows their types, and so does what is no YAML."""
+    """Return a value; plain ones and invalid YAML stay text, because the parser knows the types."""
     if value[:1] not in ("{", "[") and value not in ("null", ""):
         return value
     try:
         return load(value)
-    except yaml.YAMLError:  # "{question} Reply with a number.", or settings with a bracket too few, which no type takes
+    except yaml.YAMLError:  # such as "{question} Reply with a number."
         return value
 
 

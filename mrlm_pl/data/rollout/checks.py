@@ -180,7 +180,7 @@ def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mappi
     failed = sum(episode.failed for episode in episodes)
     if failed:
         first = first_failure(episodes, environments)
-        message = "%d of %d %s failed, and the numbers are of the others; the first: %s"
+        message = "%d of %d %s failed and are left out; the first: %s"
         logger.warning(message, failed, len(episodes), what, first)
 
 
