@@ -101,6 +101,7 @@ class Environment(ABC):
             connections it does not; a turn tree then replays the earlier turns.
         client_settings: arguments that the clients of a server may set where it allows settings. Name none that holds
             a path, an address, an object or a bound that protects the server.
+        whole_prompts: observations are :class:`~mrlm_pl.environment.prompts.Prompt`, which no server can send.
         secrets: fields of a task's data that no agent may see; ``check-env --level semantic`` searches for them.
     """
 
@@ -109,6 +110,7 @@ class Environment(ABC):
     quick: bool = False
     forks: bool = False
     client_settings: tuple[str, ...] = ()
+    whole_prompts: bool = False
     secrets: tuple[str, ...] = ("answer", "answers", "label", "solution", "gold", "reference", "test", "tests")
 
     _proxy = False

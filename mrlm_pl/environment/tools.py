@@ -127,7 +127,7 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     return tuple(found)
 
 
-def written_call(tool: str, **arguments: Any) -> str:
+def written_call(tool: str, /, **arguments: Any) -> str:
     """Return a call as text, in the form that :func:`requested_calls` reads.
 
     >>> written_call("add", a=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -235,12 +236,15 @@ class ChatFormat:
         """Return the text of ``token_ids`` without special tokens."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def tokens_until(self, token_ids: Sequence[int], stops: Sequence[str]) -> int:
-        """Return how many tokens it takes until one of the texts is complete; all if none occurs."""
-        if not any(stop in self.decode(token_ids) for stop in stops):
-            return len(token_ids)
-        counts = range(1, len(token_ids) + 1)
-        return next(count for count in counts if any(stop in self.decode(token_ids[:count]) for stop in stops))
+    def tokens_until(self, token_ids: Sequence[int], stops: Sequence[str]) -> int | None:
+        """Return how many tokens it takes until one of the texts is complete, or None if none occurs."""
+
+        def complete(count: int) -> bool:
+            text = self.decode(token_ids[:count])
+            return any(stop in text for stop in stops)
+
+        found = bisect_left(range(len(token_ids) + 1), True, key=complete)
+        return found if found <= len(token_ids) else None
 
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:

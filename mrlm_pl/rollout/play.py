@@ -132,6 +132,11 @@ class Play:
         """The agents that decide next, in the environment's order."""
         return [agent for agent in self.environment.agents if agent in self.observed]
 
+    @property
+    def calling(self) -> bool:
+        """Return True if a program waits for replies, and has not said yet what the episode earns."""
+        return any(isinstance(prompt, Prompt) for prompt in self.observed.values())
+
     def begin(self, observations: Observations, seats: Mapping[str, Seat]) -> None:
         """Hand out the observations of the environment's reset."""
         self.order = TurnOrder(self.environment.name, self.environment.agents)
@@ -174,7 +179,8 @@ class Play:
         conversation, prompt = self.conversations[agent], self.observed[agent]
         sample, start = decision.sample, len(conversation.row.token_ids)
         if isinstance(prompt, Prompt) and prompt.stop:
-            sample = _beginning(sample, conversation.chat.tokens_until(sample.token_ids, prompt.stop))
+            count = conversation.chat.tokens_until(sample.token_ids, prompt.stop)
+            sample = sample if count is None else _beginning(sample, count)
         action = conversation.act(sample.token_ids, sample.logprobs)
         if isinstance(prompt, Prompt):
             action = Reply(
@@ -277,8 +283,6 @@ class Play:
 
 def _beginning(sample: Sample, count: int) -> Sample:
     """Return the first tokens of a sample, which a text in them has ended."""
-    if count == len(sample.token_ids):
-        return sample
     spans, left = [], count
     for span in sample.spans:
         if left > 0:

@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 TURN_STOP, CONTEXT_STOP = "turn_limit", "context_window"
 """Stop reasons of episodes that reached a limit."""
 
+_REMEDIES = {
+    TURN_STOP: "raise `max_turns`, or lower the environment's `max_calls`",
+    CONTEXT_STOP: "send shorter conversations, or use a policy with a longer context",
+}
+
 # A NaN reward would poison the weights and a chat template that fails would fail for ever: these stop the run.
 _FATAL = (NonFiniteError, PolicyError)
 
@@ -244,22 +249,30 @@ class EpisodePlayer:
             play.waits_for, play.waits_since = what, time.monotonic()
 
     def still_playing(self, plays: Sequence[Play]) -> list[Play]:
-        """Return the plays that wait for decisions; truncate those that have reached a limit."""
+        """Return the plays that wait for decisions; truncate those at a limit, which fails programs that wait."""
         for play in plays:
-            if play.over:
-                continue
-            limits = self.max_turns
-            if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
-                play.cut(TURN_STOP)
-                continue
-            for agent in play.due:
-                length, window = len(play.conversations[agent].row.token_ids), self.seats[agent].context_window
-                if length >= window:
-                    play.cut(CONTEXT_STOP)
-                    if not play.turns:
-                        self._warn_of_prompt(play.spec.task, agent, length, window)
-                    break
+            reason = "" if play.over else self._limit_of(play)
+            if reason and play.calling:
+                play.error = (
+                    f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
+                    f"had ended, so that its reward is unknown; {_REMEDIES[reason]}"
+                )
+            elif reason:
+                play.cut(reason)
         return [play for play in plays if not play.over]
+
+    def _limit_of(self, play: Play) -> str:
+        """Return the stop reason of a play that has reached a limit; empty for others."""
+        limits = self.max_turns
+        if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
+            return TURN_STOP
+        for agent in play.due:
+            length, window = len(play.conversations[agent].row.token_ids), self.seats[agent].context_window
+            if length >= window:
+                if not play.turns and not play.calling:
+                    self._warn_of_prompt(play.spec.task, agent, length, window)
+                return CONTEXT_STOP
+        return ""
 
     def _warn_of_prompt(self, task: Task, agent: str, length: int, window: int) -> None:
         """Warn of a first prompt beyond the context window, once for each environment."""

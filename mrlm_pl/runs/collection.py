@@ -162,11 +162,10 @@ def serve_gateway(
     numbers = (num_episodes, samples_per_task, split, seed, max_turns, device)
     made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
     file = CollectionFile(Path(output), _fingerprint([*made_by, asdict(sampling), *numbers]))
-    with seated.player(sampling, max_turns, device) as player:
+    with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
             player.engine = ContinuousEngine(player.engine)
-        gateway.patient = True
         listening(gateway.start())
         slots, played, written = asyncio.Semaphore(at_once), dict[int, Episode](), file.played
 

@@ -124,4 +124,5 @@ def test_a_template_that_rewrites_history_begins_one_row_for_a_branch() -> None:
 def test_the_tokens_until_a_text_is_complete() -> None:
     chat = ChatFormat(TOKENIZER)
     assert chat.tokens_until(ids("abcdbc"), ["d", "bc"]) == 3
-    assert chat.tokens_until(ids("abc"), ["x"]) == 3
+    assert chat.tokens_until(ids("abc"), ["x"]) is None
+    assert chat.tokens_until(ids("abc"), ["c"]) == 3

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import socket
 import threading
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.collection import serve_gateway
-from tests.support.harness_programs import posted
+from tests.support.harness_programs import posted, until
 
 ROWS = [{"n": n} for n in range(4)]
 
@@ -73,6 +77,70 @@ def test_programs_open_episodes_side_by_side(tmp_path: Path) -> None:
         (solver,) = episode.trajectories["solver"]
         assert solver.messages[0].content == f"{episode.task.data['n']}+1?"
         assert all(value < 0 for value, sampled in zip(solver.logprobs, solver.action_mask, strict=True) if sampled)
+
+
+def test_the_endpoint_stays_after_an_episode_that_failed(tmp_path: Path) -> None:
+    environment = HarnessEnvironment({"train": ROWS[:2]}, agents=["solver"])
+    ends: list[int] = []
+
+    def start(address: str) -> None:
+        def play() -> None:
+            for body in ({"error": "it gave up"}, {"output": "done"}):
+                opened = posted(f"{address}/episodes", {})[1]
+                chat(opened, "solver", "1?")
+                posted(f"{opened['url']}/reward", {"solver": 1})
+                ends.append(posted(f"{opened['url']}/end", body)[0])
+
+        threads.append(threading.Thread(target=play, daemon=True))
+        threads[0].start()
+
+    threads: list[threading.Thread] = []
+    file = serve_gateway(
+        "builtin:tiny",
+        environment,
+        output=tmp_path / "episodes.jsonl",
+        listening=start,
+        num_episodes=2,
+        at_once=1,
+        sampling=Sampling(max_tokens=4),
+        device="cpu",
+    )
+    threads[0].join(60)
+    assert (ends, file.kept, file.failed) == ([200, 200], 1, 1)
+    assert environment.gateway.start() != "", "it has closed, and would listen again"
+    environment.close()
+
+
+def test_a_program_that_is_gone_receives_no_episode() -> None:
+    environment = HarnessEnvironment({"train": ROWS[:1]}, agents=["solver"])
+    host, port = environment.gateway.start().removeprefix("http://").split(":")
+    gone = socket.create_connection((host, int(port)))
+    gone.sendall(b"POST /episodes HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    waiting = environment.gateway._asked
+    until(lambda: waiting.qsize() == 1)
+    gone.close()
+    until(lambda: waiting._queue[0][0].transport is None)  # type: ignore[attr-defined]
+    found: list[Any] = []
+
+    def play() -> None:
+        headers = {"Host": "gateway.example:81", "Content-Type": "application/json"}
+        asking = urllib.request.Request(f"http://{host}:{port}/episodes", b"{}", headers)
+        with urllib.request.urlopen(asking, timeout=120) as response:
+            found.append(json.load(response))
+        posted(f"http://{host}:{port}/v1/chat/completions", {"messages": [{"role": "user", "content": "Q"}]}, key())
+
+    def key() -> str:
+        return f"{found[0]['api_key']}.solver"
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    try:
+        assert set(asyncio.run(environment.reset(environment.tasks("train")[0]))) == {"solver"}
+    finally:
+        environment.close()
+    thread.join(60)
+    assert found[0]["base_url"] == "http://gateway.example:81/v1", "as the program reaches it"
+    assert found[0]["url"].startswith("http://gateway.example:81/episodes/")
 
 
 @pytest.mark.parametrize(

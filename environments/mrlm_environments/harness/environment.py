@@ -46,7 +46,7 @@ class HarnessEnvironment(QuestionEnvironment):
         lease_seconds: longest time between two calls, or until the end, before the episode fails.
         ignore: parameters of calls, such as ``temperature``, that are accepted without an effect; other parameters that
             the run's sampling decides are refused.
-        success_at: see :class:`QuestionEnvironment`.
+        success_at: mean over the agents, posted rewards included, from which an episode is a success.
         host: address of the endpoint.
         port: of the endpoint; 0 is a free one.
         bad_rows: see :class:`QuestionEnvironment`.
@@ -58,6 +58,7 @@ class HarnessEnvironment(QuestionEnvironment):
 
     name = "harness"
     forks = False
+    whole_prompts = True
     needs_reward = False
 
     def __init__(
@@ -125,13 +126,11 @@ class HarnessEnvironment(QuestionEnvironment):
         session = self._session
         if session is None:
             raise EnvironmentContractError("harness: step was called without an episode; call reset first")
-        prompts = await self.gateway.run(_after(session, actions))
-        posted = session.take_rewards()
+        prompts, posted = await self.gateway.run(self._after(session, actions))
         if prompts:
             sums = {agent: math.fsum(parts.values()) for agent, parts in posted.items()}
             return Step(prompts, sums, posted)
         self._session = None
-        await self.gateway.run(self.gateway.remove(session))
         return await self._scored(session, posted)
 
     def close(self) -> None:
@@ -140,6 +139,13 @@ class HarnessEnvironment(QuestionEnvironment):
         if session is not None:
             self.gateway.submit(self.gateway.remove(session)).result(2 * END_SECONDS)
         self.gateway.rest()
+
+    def _task_data(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row as JSON, after a check that it has the fields of the command."""
+        plain = super()._task_data(row)
+        for word in self.command or ():
+            word.format_map(plain)
+        return plain
 
     async def _started(self, session: Session) -> None:
         """Start the program of an episode; on the gateway's event loop."""
@@ -152,6 +158,16 @@ class HarnessEnvironment(QuestionEnvironment):
             await self.gateway.give(session)
             return
         session.started = True
+
+    async def _after(
+        self, session: Session, actions: Mapping[str, Message]
+    ) -> tuple[dict[str, Prompt], dict[str, dict[str, float]]]:
+        """Return the next prompts and the rewards posted until then; on the gateway's event loop."""
+        session.answer(actions)
+        prompts = await session.next()
+        if not prompts:
+            await self.gateway.remove(session)  # accepts no further rewards
+        return prompts, session.take_rewards()
 
     async def _leave(self) -> None:
         """End the episode that was not played to its end."""
@@ -171,7 +187,9 @@ class HarnessEnvironment(QuestionEnvironment):
                 "the program ended without a reward; post it to $MRLM_EPISODE_URL/reward, return it from the "
                 "function, or give the environment `rewards`"
             )
-        components = {agent: dict(found.components.get(agent, {})) for agent in self.agents if agent in session.acted}
+        acted = [agent for agent in self.agents if agent in session.acted]
+        mean = math.fsum([*found.rewards.values(), *session.posted.values()]) / len(self.agents)
+        components = {agent: dict(found.components.get(agent, {})) for agent in acted}
         for agent, parts in posted.items():
             for name, value in parts.items():
                 components[agent][name] = components[agent].get(name, 0.0) + value
@@ -180,15 +198,10 @@ class HarnessEnvironment(QuestionEnvironment):
             components=components,
             done=True,
             stop_reason="ended",
-            success=found.success,
+            success=None if self.success_at is None else mean >= self.success_at,
             metrics={name: float(session.counts[name]) for name in COUNTS},
         )
 
 
 def _returned(output: Any, row: Mapping[str, Any]) -> Any:
     return output
-
-
-async def _after(session: Session, actions: Mapping[str, Message]) -> dict[str, Prompt]:
-    session.answer(actions)
-    return await session.next()

@@ -233,11 +233,16 @@ def hosted_environments(
         allow_settings: whether clients may set arguments.
 
     Raises:
-        ConfigurationError: an environment does not exist, or two have one name.
+        ConfigurationError: an environment does not exist or cannot be hosted, or two have one name.
     """
     hosted: dict[str, Factory] = {}
     for name in dict.fromkeys([*names, *settings]):
         cls = find_environment(name)
+        if cls.whole_prompts:
+            raise ConfigurationError(
+                f"environments: {cls.name!r} cannot be hosted: its observations are whole conversations; run it where "
+                "the policies are, with `mrlm fit` or `mrlm gateway`, and its programs anywhere"
+            )
         if cls.name in hosted:
             raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
         hosted[cls.name] = _factory(cls, settings.get(name, {}), allow_settings)

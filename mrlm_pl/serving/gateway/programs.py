@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
-from mrlm_pl.concurrency.calls import in_daemon
+from mrlm_pl.concurrency.calls import as_error, in_daemon
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
+
+logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
 """Ends of the output and of the error output of a program that are read."""
@@ -96,18 +100,42 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
 
 
 async def run_function(function: Callable[..., Any], row: Mapping[str, Any], endpoint: Endpoint) -> Any:
-    """Return the value of a function of the row and the endpoint: a coroutine here, a plain one in a daemon thread.
+    """Return the value of a function of the row and the endpoint, plain or ``async``, which runs in a daemon thread.
 
     Raises:
         ProgramError: it raises.
     """
+    call, name = partial(function, dict(row), endpoint), getattr(function, "__name__", repr(function))
     try:
-        if inspect.iscoroutinefunction(function):
-            return await function(dict(row), endpoint)
-        return await asyncio.wrap_future(in_daemon(partial(function, dict(row), endpoint)))
+        made = call() if inspect.iscoroutinefunction(function) else await _in_thread(call, name)
+        return await _awaited(made) if inspect.isawaitable(made) else made
     except Exception as error:  # of the user's
-        name = getattr(function, "__name__", repr(function))
         raise ProgramError(f"the function {name!r} raised {type(error).__name__}: {error}") from error
+
+
+async def _in_thread(call: Callable[[], Any], name: str) -> Any:
+    running = in_daemon(call)
+    try:
+        return await asyncio.wrap_future(running)
+    except asyncio.CancelledError:
+        logger.warning("the function %r runs on in its thread after the end of its episode; its calls fail", name)
+        raise
+
+
+async def _awaited(made: Awaitable[Any]) -> Any:
+    """Return the value of a coroutine, which has an event loop of its own, since it may block."""
+    loop = EventLoopThread()
+    try:
+        return await asyncio.wrap_future(loop.submit(_guarded(made)))
+    finally:
+        in_daemon(loop.close)
+
+
+async def _guarded(made: Awaitable[Any]) -> Any:
+    try:
+        return await made
+    except (SystemExit, KeyboardInterrupt) as raised:  # would end the event loop
+        raise as_error(raised) from raised
 
 
 def _end(file: IO[bytes], most: int) -> str:

@@ -17,8 +17,8 @@ from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import ROLES, Message, ToolCall
 
-MOST_REPLIES = 16
-"""Largest ``n`` of a call."""
+MOST_REPLIES = MOST_STOPS = 16
+"""Largest ``n`` of a call, and most of its stop texts."""
 
 _NO_EFFECT = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -116,10 +116,10 @@ def read_call(form: Literal["chat", "responses"], body: Any, ignore: Sequence[st
             )
     limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     limit = min((_whole("max_tokens", value, 1) for value in limits if value is not None), default=None)
-    stop = body.get("stop") or ()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(text, str) and text for text in stops):
-        raise _fault(f"stop is {stop!r:.60}; give a text or a list of texts", "stop")
+    stop = body.get("stop") or []
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
+        raise _fault(f"stop is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts", "stop")
     messages = _chat_messages(body.get("messages")) if form == "chat" else _response_messages(body)
     count = _whole("n", body.get("n") or 1, 1)
     if count > MOST_REPLIES:
@@ -128,7 +128,7 @@ def read_call(form: Literal["chat", "responses"], body: Any, ignore: Sequence[st
     return Call(
         form,
         str(body.get("model", "")),
-        Prompt(messages, _tools(body.get("tools") or ()), limit, stops),
+        Prompt(messages, _tools(body.get("tools") or ()), limit, tuple(stops)),
         count,
         bool(body.get("stream")),
         isinstance(options, Mapping) and bool(options.get("include_usage")),
@@ -292,10 +292,18 @@ def _message(item: Any, place: str) -> Message:
     role = _ROLES.get(str(item.get("role")), item.get("role"))
     if role not in ROLES:
         raise _fault(f"{place}.role is {role!r}; it must be one of {', '.join(ROLES)}, developer", f"{place}.role")
-    calls = tuple(
-        _tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in item.get("tool_calls") or ()
-    )
-    return Message(role, _text(item.get("content"), place), calls, item.get("tool_call_id"))
+    made = item.get("tool_calls") or []
+    if not isinstance(made, list) or not all(isinstance(call, Mapping) for call in made):
+        raise _fault(f"{place}.tool_calls is {made!r:.60}; give a list of objects", f"{place}.tool_calls")
+    calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in made)
+    return Message(role, _text(item.get("content"), place), calls, _id(item.get("tool_call_id"), place))
+
+
+def _id(value: Any, place: str) -> str | None:
+    """Return the id of the call that a message answers; records hold texts."""
+    if value is not None and not isinstance(value, str):
+        raise _fault(f"{place} answers the call {value!r:.60}; the id of a call is a text", place)
+    return value
 
 
 def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -315,7 +323,8 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
             else:
                 messages.append(Message("assistant", "", (call,)))
         elif kind == "function_call_output":
-            messages.append(Message("tool", _text(item.get("output"), place), tool_call_id=item.get("call_id")))
+            answered = _id(item.get("call_id"), place)
+            messages.append(Message("tool", _text(item.get("output"), place), tool_call_id=answered))
         elif kind == "message":
             messages.append(_message(item, place))
         else:
@@ -328,6 +337,7 @@ def _tool_call(id: Any, function: Any, place: str) -> ToolCall:
         arguments = json.loads(function["arguments"] or "{}")
         if not isinstance(arguments, dict):
             raise TypeError("they are no object")
+        json.dumps(arguments, allow_nan=False)  # as records demand
         return ToolCall(str(id), str(function["name"]), arguments)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _fault(
@@ -353,6 +363,8 @@ def _tools(given: Any) -> tuple[ToolSchema, ...]:
             text = f"tools[{place}] is {tool!r:.80}; only functions with a name can be served"
             raise _fault(text, f"tools[{place}]")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(parameters, Mapping):
+            raise _fault(f"tools[{place}].parameters is {parameters!r:.60}; give a JSON schema", f"tools[{place}]")
         found.append(ToolSchema(str(function["name"]), str(function.get("description") or ""), parameters))
     return tuple(found)
 

@@ -6,10 +6,12 @@ import asyncio
 import hmac
 import json
 import logging
+import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from aiohttp import web
@@ -51,7 +53,7 @@ class Gateway:
 
     Attributes:
         counts: refused calls that belong to no episode, by the error's code.
-        patient: wait for programs that ask for episodes without a bound.
+        patient: wait for programs that ask for episodes without a bound, and listen also between episodes.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, programs: bool = True) -> None:
@@ -59,7 +61,7 @@ class Gateway:
         self.counts: Counter[str] = Counter()
         self._sessions: dict[str, Session] = {}
         self._over: deque[str] = deque(maxlen=REMEMBERED)
-        self._asked: asyncio.Queue[asyncio.Future[Session]] = asyncio.Queue()
+        self._asked: asyncio.Queue[tuple[web.Request, asyncio.Future[Session]]] = asyncio.Queue()
         self._loop: EventLoopThread | None = None
         self._runner: web.AppRunner | None = None
         self._address = ""
@@ -104,19 +106,30 @@ class Gateway:
             self._over.append(session.id)
         await session.end()
 
-    def endpoint(self, session: Session) -> Endpoint:
-        """Return the addresses and the key for the program of an episode."""
-        return Endpoint(f"{self._address}/v1", KEY + session.id, f"{self._address}/episodes/{session.id}")
+    def endpoint(self, session: Session, address: str = "") -> Endpoint:
+        """Return the addresses and the key for the program of an episode, which may know the gateway by another one."""
+        address = address or self._address
+        return Endpoint(f"{address}/v1", KEY + session.id, f"{address}/episodes/{session.id}")
 
     def rest(self) -> None:
         """Stop listening if there is no episode."""
         with self._lock:
-            if self._loop is None or self._sessions:
+            if self._loop is None or self._sessions or self.patient:
                 return
             runner, loop, self._loop, self._runner = self._runner, self._loop, None, None
             assert runner is not None
             loop.submit(runner.cleanup()).result()
             loop.close()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Listen until the end of the block, with :attr:`patient`."""
+        self.patient = True
+        try:
+            yield
+        finally:
+            self.patient = False
+            self.rest()
 
     async def give(self, session: Session) -> None:
         """Give an episode to the program that has asked first, or to the next one that asks; on the event loop.
@@ -124,8 +137,11 @@ class Gateway:
         Raises:
             ProgramError: none asks within the episode's lease.
         """
+        seconds = None if self.patient else session.limits.lease_seconds
         try:
-            asked = await asyncio.wait_for(self._asked.get(), None if self.patient else session.limits.lease_seconds)
+            request, asked = await asyncio.wait_for(self._asked.get(), seconds)
+            while request.transport is None or request.transport.is_closing():  # its program is gone
+                request, asked = await asyncio.wait_for(self._asked.get(), seconds)
         except asyncio.TimeoutError:
             raise ProgramError(
                 f"no program opened the episode within {session.limits.lease_seconds:g} s; start one that posts to "
@@ -138,11 +154,11 @@ class Gateway:
             self._loop = EventLoopThread()
             try:
                 self._loop.submit(self._listen()).result()
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 self._loop.close()
                 self._loop = None
                 raise RemoteError(
-                    f"the gateway cannot listen at {self.host}:{self.port}: {error.strerror}; choose another port"
+                    f"the gateway cannot listen at {self.host}:{self.port}: {error}; choose another port"
                 ) from error
         return self._address
 
@@ -221,7 +237,7 @@ class Gateway:
         session = self._session(key)
         call = read_call(form, await _body(request), session.ignore)
         served = await session.ask(self._agent(key, session, call.model), call)
-        name = f"{session.id}-{session.counts['calls']}"
+        name = secrets.token_hex(12)
         try:
             if call.stream:
                 return await _stream(request, call, served, name)
@@ -241,12 +257,12 @@ class Gateway:
     async def _open(self, request: web.Request) -> web.Response:
         """Give an episode to a program that was started elsewhere, as soon as there is one."""
         token = read_token(None)
-        if token is not None and not hmac.compare_digest(_key(request).encode(), token.encode()):
+        if token is not None and not hmac.compare_digest(_key(request).encode(errors="replace"), token.encode()):
             raise ProtocolError(401, "invalid_api_key", "send MRLM_TOKEN of the gateway as the key of `POST /episodes`")
         asked: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait(asked)
+        self._asked.put_nowait((request, asked))
         session = await asked
-        endpoint = self.endpoint(session)
+        endpoint = self.endpoint(session, f"{request.scheme}://{request.host}")  # as the program reaches it
         return web.json_response(
             {
                 "id": session.id,
@@ -297,5 +313,7 @@ def _key(request: web.Request) -> str:
 async def _body(request: web.Request) -> Any:
     try:
         return json.loads(await request.text() or "{}")
-    except (ValueError, RecursionError) as error:
+    except web.HTTPRequestEntityTooLarge:
+        raise ProtocolError(413, "body_too_large", f"the body is larger than {BODY_MB} MiB; send less") from None
+    except (ValueError, LookupError, RecursionError) as error:
         raise ProtocolError(400, "invalid_json", f"the body is not JSON: {error}") from None

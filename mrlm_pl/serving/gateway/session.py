@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment.prompts import Prompt, Reply
-from mrlm_pl.environment.tools import requested_calls
+from mrlm_pl.environment.tools import requested_calls, written_call
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, served_form
@@ -20,6 +20,9 @@ from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, served_form
 COUNTS = ("calls", "refused", "disconnected", "retries", "edited_histories", "new_conversations")
 """Counters of an episode: accepted calls, refused ones, replies that a program did not wait for, and prompts by what
 they are where they do not extend a conversation: an earlier prompt again, another past, no past."""
+
+MOST_REWARD = 1e30
+"""Largest number that may be posted; the sum of many must stay finite."""
 
 Served = tuple[str, tuple[ToolCall, ...], str]
 
@@ -58,6 +61,7 @@ class Session:
         id: secret, part of the key.
         counts: see :data:`COUNTS`.
         rewards: by agent and component, since they were last taken.
+        posted: their sums by agent.
         program: ends with the program's output.
         started: whether the program was started here.
         rewarded: whether a reward has been posted.
@@ -70,6 +74,7 @@ class Session:
         self.agents, self.limits, self.row, self.ignore = agents, limits, row, ignore
         self.counts: Counter[str] = Counter()
         self.rewards: dict[str, dict[str, float]] = {}
+        self.posted: defaultdict[str, float] = defaultdict(float)
         self.program: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.started = self.rewarded = False
         self.acted: set[str] = set()
@@ -149,7 +154,8 @@ class Session:
         """Add rewards of agents: numbers, or numbers by component.
 
         Raises:
-            ProtocolError: an agent does not exist or has made no call, or a value is no finite number.
+            ProtocolError: an agent does not exist or has made no call, or a value is no number or beyond
+                :data:`MOST_REWARD`.
         """
         if self._ended:
             raise ended()
@@ -164,13 +170,14 @@ class Session:
                 known = ", ".join(sorted(self.acted)) or "none"
                 text = f"agent {agent!r} has made no call; reward those that have: {known}"
                 raise ProtocolError(409, "unknown_agent", text, agent)
-        self.rewarded = True
+        self.rewarded = self.rewarded or any(value != {} for value in values.values())
         for agent, found in parts.items():
             if agent not in self.acted:
                 continue
             sums = self.rewards.setdefault(agent, {})
             for name, value in (found or {}).items():
                 sums[name] = sums.get(name, 0.0) + value
+                self.posted[agent] += value
 
     def take_rewards(self) -> dict[str, dict[str, float]]:
         """Return the rewards since the last time."""
@@ -205,7 +212,8 @@ class Session:
 
     def _as_sampled(self, message: Message) -> Message:
         if message.role == "assistant":
-            return self._sampled.get(_served_key(message.content, message.tool_calls), message)
+            key = _served_key(message.content, message.tool_calls)
+            return self._sampled.get(key) or _with_calls_as_text(message)
         if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message
@@ -228,13 +236,19 @@ def reward_parts(value: Any) -> dict[str, float] | None:
     ({'reward': 1.0}, {}, {'style': 0.5}, None)
     """
     given = value if isinstance(value, Mapping) else {"reward": value} if value != 0 else {}
-    fine = all(isinstance(number, (int, float)) and abs(number) < float("inf") for number in given.values())
+    fine = all(isinstance(number, (int, float)) and abs(number) <= MOST_REWARD for number in given.values())
     return {str(name): float(number) for name, number in given.items()} if fine else None
 
 
 def ended() -> ProtocolError:
     """Return the refusal of a call after the end of its episode."""
     return ProtocolError(410, "episode_ended", "the episode of this key has ended; end the program")
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    """Return a reply that was not sampled here with its calls in the text, which is what templates show."""
+    calls = (written_call(call.name, **call.arguments) for call in message.tool_calls)
+    return replace(message, content="\n".join([*([message.content] if message.content else []), *calls]))
 
 
 def _served_key(text: str, calls: tuple[ToolCall, ...]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from mrlm_pl.environment import Message, Step
+from mrlm_pl.environment.prompts import Prompt
 from mrlm_pl.errors import RemoteError
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ def _check_keys(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Prompt):
+        raise RemoteError("whole conversations cannot be sent; run the environment where the policies are")
     if is_dataclass(value):
         return vars(value)
     if isinstance(value, Mapping):

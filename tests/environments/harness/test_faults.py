@@ -14,10 +14,12 @@ import pytest
 from mrlm_environments import HarnessEnvironment
 
 from mrlm_pl.environment.prompts import Reply
-from mrlm_pl.errors import ProgramError
-from tests.support.harness_programs import asked, harness, is_running, played, posted, script, until
+from mrlm_pl.errors import DataError, ProgramError
+from mrlm_pl.rollout.play import EpisodeSpec
+from tests.support.harness_programs import asked, harness, is_running, played, player_of, posted, script, until
 
 USER = [{"role": "user", "content": "Q"}]
+NAN = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1e999}'}}
 
 
 def test_a_program_that_hangs_fails_alone() -> None:
@@ -28,8 +30,8 @@ def test_a_program_that_hangs_fails_alone() -> None:
             await asyncio.sleep(3600)
         return 1.0
 
-    hung, fine = played(harness(program, 2, lease_seconds=2.0), [{"agent": ["a"]}] * 2)
-    assert "made no call within 2 s" in str(hung.error)
+    hung, fine = played(harness(program, 2, lease_seconds=5.0), [{"agent": ["a"]}] * 2)
+    assert "made no call within 5 s" in str(hung.error)
     assert (hung.stop_reason, fine.error, fine.reward) == ("error", None, 1.0)
 
 
@@ -48,6 +50,30 @@ def test_a_program_that_fails_is_no_reward_of_0(code: str, said: str) -> None:
     environment = HarnessEnvironment({"train": [{}]}, script(code), agents=["agent", "other"])
     (episode,) = played(environment, [{"agent": ["a"]}])
     assert said in str(episode.error)
+
+
+@pytest.mark.parametrize(("text", "limit", "said"), [("Q", 1, "turn_limit"), ("Q" * 3000, 64, "context_window")])
+def test_a_program_that_a_limit_of_the_run_stops_is_no_reward_of_0(text: str, limit: int, said: str) -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            for content in ("Q", text):
+                await asked(http, endpoint, "agent", [{"role": "user", "content": content}])
+        return 1.0
+
+    environment = harness(program)
+    player = player_of(environment, [{"agent": ["a", "b"]}])
+    player.max_turns = limit
+    try:
+        (episode,) = player.play_blocking([EpisodeSpec("e0", environment.tasks("train")[0], "g", seed=0)])
+    finally:
+        player.close()
+    assert f"{said} before the program had ended" in str(episode.error)
+
+
+def test_a_row_without_a_field_of_the_command_is_named() -> None:
+    environment = HarnessEnvironment({"train": [{"question": "1+1?"}]}, ["python", "a.py", "{text}"])
+    with pytest.raises(DataError, match="row 1: the field 'text' is missing"):
+        environment.tasks("train")
 
 
 def test_a_missing_program_is_named() -> None:
@@ -202,6 +228,66 @@ def test_the_endpoint_closes_with_the_last_environment() -> None:
     asyncio.run(one.reset(task))  # it starts again
     one.close()
     one.close()
+
+
+def test_an_async_function_may_block_and_may_exit() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        if row["n"] == 0:
+            sys.exit("no such option")
+        body = {"model": "agent", "messages": USER}
+        status, _ = posted(f"{endpoint.base_url}/chat/completions", body, endpoint.key)  # waits without `await`
+        return float(status == 200)
+
+    left, fine = played(harness(program, 2), [{"agent": ["a"]}] * 2)
+    assert "raised RuntimeError: SystemExit: no such option" in str(left.error)
+    assert (fine.error, fine.reward) == (None, 1.0)
+
+
+def test_a_plain_function_may_return_a_coroutine() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            return float("content" in await asked(http, endpoint, "agent", USER))
+
+    (episode,) = played(harness(lambda row, endpoint: program(row, endpoint)), [{"agent": ["a"]}])
+    assert (episode.error, episode.reward) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"stop": 5}, "invalid_request"),
+        ({"stop": ["x"] * 17}, "invalid_request"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "invalid_request"),
+        ({"messages": [{"role": "assistant", "tool_calls": [NAN]}]}, "invalid_request"),
+        ({"messages": [{"role": "tool", "content": "3", "tool_call_id": 5}]}, "invalid_request"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "invalid_request"),
+        ({"messages": [{"role": "user", "content": "x" * (17 << 20)}]}, "body_too_large"),
+    ],
+    ids=["stop", "stops", "calls", "nan", "id", "tool", "size"],
+)
+def test_a_malformed_call_is_refused_and_its_episode_continues(wrong: Any, code: str) -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            refused = await asked(http, endpoint, "agent", **{"messages": USER, **wrong})
+            await asked(http, endpoint, "agent", USER)
+        return float(refused["code"] == code)
+
+    (episode,) = played(harness(program), [{"agent": ["a"]}])
+    assert (episode.error, episode.reward, episode.metrics["refused"]) == (None, 1.0, 1.0)
+
+
+def test_a_reward_without_a_number_is_none() -> None:
+    async def program(row: Any, endpoint: Any) -> None:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", USER)
+            for body in ({}, {"agent": {}}):
+                async with http.post(f"{endpoint.url}/reward", json=body) as response:
+                    assert response.status == 200
+            async with http.post(f"{endpoint.url}/reward", json={"agent": 10**400}) as response:
+                assert response.status == 400
+
+    (episode,) = played(harness(program), [{"agent": ["a"]}])
+    assert "ended without a reward" in str(episode.error)
 
 
 def test_a_function_that_raises_is_named() -> None:

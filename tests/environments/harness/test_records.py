@@ -14,12 +14,15 @@ import pytest
 from mrlm_environments import HarnessEnvironment
 from openai import AsyncOpenAI, BadRequestError
 
+from mrlm_pl.cli.commands.serve import hosted_environments
 from mrlm_pl.environment.check import check_environment
+from mrlm_pl.environment.prompts import Prompt
 from mrlm_pl.episode import Message, ToolCall
-from mrlm_pl.errors import ConfigurationError, MRLMError
+from mrlm_pl.errors import ConfigurationError, MRLMError, RemoteError
 from mrlm_pl.policy.chat import Conversation
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import RecordPlayer, differences
+from mrlm_pl.serving.transport.codec import to_json
 from tests.support.harness_programs import CHAT, TOKENIZER, asked, harness, native, played, player_of, script
 
 
@@ -253,22 +256,67 @@ def test_rewards_are_posted_at_any_time() -> None:
     assert codes == [200, 409, 400] * 2
 
 
-def test_two_hundred_episodes_at_once() -> None:
-    running, most = 0, 0
+def test_posted_rewards_count_for_the_success() -> None:
+    async def program(row: Any, endpoint: Any) -> None:
+        async with aiohttp.ClientSession() as http:
+            for number in range(2):
+                await asked(http, endpoint, "a", [{"role": "user", "content": str(number)}])
+                async with http.post(f"{endpoint.url}/reward", json={"a": row["n"]}) as response:
+                    assert response.status == 200
+
+    episodes = played(harness(program, 2, agents=["a", "b"], success_at=1), [{"a": ["x", "y"]}] * 2)
+    assert [(episode.reward, episode.success) for episode in episodes] == [(0.0, False), (1.0, True)]
+
+
+def test_replies_to_calls_at_the_same_time_have_ids_of_their_own() -> None:
+    keys: list[str] = []
+    ids: list[str] = []
 
     async def program(row: Any, endpoint: Any) -> float:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+        keys.append(endpoint.key.removeprefix("ep-"))
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            said: Any = [{"role": "user", "content": "Q"}]
+            create = client.chat.completions.create
+            ids.extend(reply.id for reply in await asyncio.gather(*(create(model=x, messages=said) for x in "ab")))
+        return 1.0
+
+    (episode,) = played(harness(program, agents=["a", "b"]), [{"a": ["x"], "b": ["y"]}])
+    assert (episode.error, len(set(ids))) == (None, 2)
+    assert not any(keys[0] in name for name in ids)
+
+
+def test_calls_of_others_in_a_history_are_shown() -> None:
+    async def program(row: Any, endpoint: Any) -> float:
+        made = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"tool": 1}'}}
+        said = [
+            {"role": "user", "content": "Q"},
+            {"role": "assistant", "content": "Hm.", "tool_calls": [made]},
+            {"role": "tool", "content": "3", "tool_call_id": "c"},
+        ]
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", said)
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": ["a"]}])
+    (row,) = episode.trajectories["agent"]
+    call = '<tool_call>{"name": "add", "arguments": {"tool": 1}}</tool_call>'
+    assert f"Hm.\n{call}" in TOKENIZER.decode(row.token_ids)
+
+
+def test_two_hundred_episodes_at_once() -> None:
+    started, ended = [], []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        started.append(row["n"])
         async with aiohttp.ClientSession() as http:
             one = await asked(http, endpoint, "a", [{"role": "user", "content": str(row["n"])}])
             two = await asked(http, endpoint, "b", [{"role": "user", "content": one["content"]}])
-        running -= 1
+        ended.append(len(started))
         return float(two["content"])
 
     plans = [{"a": ["x"], "b": [str(number)]} for number in range(200)]
     episodes = played(harness(program, 200, agents=["a", "b"]), plans)
-    assert most == 200
+    assert ended == [200] * 200, "all had started before the first one ended"
     assert [episode.rewards() for episode in episodes] == [{"a": float(n), "b": float(n)} for n in range(200)]
 
 
@@ -301,6 +349,21 @@ def test_a_taken_port_is_named() -> None:
     finally:
         one.close()
         other.close()
+
+
+def test_a_port_that_does_not_exist_is_named() -> None:
+    environment = harness(print, port=1 << 16)
+    for _ in range(2):
+        with pytest.raises(MRLMError, match=r"65536.*choose another port"):
+            asyncio.run(environment.reset(environment.tasks("train")[0]))
+    environment.close()
+
+
+def test_it_is_not_hosted_by_servers() -> None:
+    with pytest.raises(ConfigurationError, match="'harness' cannot be hosted"):
+        hosted_environments(["harness"], {}, allow_settings=False)
+    with pytest.raises(RemoteError, match="whole conversations"):
+        to_json({"agent": Prompt((Message("user", "Q"),))})
 
 
 def test_it_keeps_the_contract_of_environments() -> None:
