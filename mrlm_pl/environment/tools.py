@@ -159,6 +159,10 @@ def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
             return MalformedCall(text, 'its "arguments" are not an object')
     if not isinstance(arguments, dict):
         return MalformedCall(text, 'its "arguments" are not an object')
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:  # records hold what JSON has
+        return MalformedCall(text, 'its "arguments" hold a number that is NaN or infinite')
     identifier = value.get("id")
     return ToolCall(identifier if isinstance(identifier, str) else f"call{number:05d}", value["name"], arguments)
 

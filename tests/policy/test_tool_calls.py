@@ -243,3 +243,13 @@ def test_recipes_tell_of_tools_in_their_own_template(name: str) -> None:
     assert chat.call_form == JSONForm("<tool_call>")
     shown = chat.render([Message("user", "1+1?"), Message("tool", "2")], [ADD], generation_prompt=True)
     assert shown == "<|system|>add <|end|><|user|>1+1?<|end|><|tool|>2<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_a_call_with_a_number_that_records_lack_is_malformed(number: str) -> None:
+    chat = ChatFormat(build_tokenizer(), HERMES)
+    text = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>'
+    message = chat.heard(chat.encode(text), [ADD])
+    assert message == Message("assistant", text)
+    (malformed,) = requested_calls(message)
+    assert getattr(malformed, "fault", "").endswith("NaN or infinite")
