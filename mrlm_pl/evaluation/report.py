@@ -178,8 +178,7 @@ def summarize(
     if len(played) < len(episodes):
         first = next(episode.error for episode in episodes if episode.failed)
         logger.warning(
-            "%d of %d episodes of %r failed and are left out; the first: %s; check it with "
-            "`mrlm check-env %s`",
+            "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`",
             len(episodes) - len(played),
             len(episodes),
             environment,
