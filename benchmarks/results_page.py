@@ -379,6 +379,8 @@ ELSEWHERE = {
     "adapters": "[FrozenLake](environments/gymnasium.md), tic-tac-toe of [PettingZoo](environments/pettingzoo.md) and "
     "[TextArena](environments/textarena.md)",
     "call_path": "files on the path of a GRPO step through the code",
+    "environment_steps": "steps of the [knowledge graph](environments/knowledge_graph.md#generated-questions) and the "
+    "[shop](environments/webshop.md#many-sessions)",
     "reasoning_gym": "[chain sums of reasoning-gym](environments/reasoning_gym.md)",
 }
 """Files that other pages show."""
