@@ -6,13 +6,15 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
 
-from mrlm_pl.cli.parsing.run_configuration import changed_settings, check_resumable, with_files
+from mrlm_pl.cli.parsing.run_configuration import SaveConfig, changed_settings, check_resumable, with_files
 from mrlm_pl.errors import ConfigurationError
 
 BEFORE = {
@@ -144,6 +146,16 @@ def test_files_of_environments_are_recorded_with_their_folder(tmp_path: Path, mo
     assert {**recorded, "data": None} == {**config, "data": None}
     assert with_files(recorded) == recorded
     assert with_files({"model": {}}) == {"model": {}}
+
+
+def test_loggers_receive_no_secrets(tmp_path: Path) -> None:
+    parser: Any = SimpleNamespace(save=lambda config, path, **_: Path(path).write_text("{}"))
+    config = Namespace(data={"tools": {"env": {"A_TOKEN": "sesame"}, "timeout": 3}, "API_KEY": "sesame"})
+    logged: list[Any] = []
+    logger = SimpleNamespace(log_hyperparams=logged.append)
+    trainer: Any = SimpleNamespace(default_root_dir=str(tmp_path), loggers=[logger])
+    SaveConfig(parser, config).save_config(trainer, None, "fit")  # type: ignore[arg-type]
+    assert logged == [{"data": {"tools": {"timeout": 3}}}]
 
 
 @pytest.mark.slow
