@@ -30,7 +30,7 @@ from mrlm_pl.environment.probes import (
     normalized,
     worthless,
 )
-from mrlm_pl.environment.tasks import SPLITS
+from mrlm_pl.environment.tasks import SPLITS, TaskSource
 from mrlm_pl.environment.trial import SPAM, Play, Replies, close, finished, play, play_copy
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import EnvironmentContractError
@@ -201,10 +201,10 @@ class SemanticChecks:
         compared, texts = 0, True
         for split in SPLITS:
             source = self.environment.tasks(split)
-            count = COMPARED_TASKS if source.size is None else min(COMPARED_ROWS, source.size)
-            listed = [source[index] for index in range(count)]
-            named = [(task, name) for task in listed if (name := self.environment.identity(task)) is not None]
-            begun = [task for task, _ in named[:COMPARED_TASKS]] if texts else []
+            named = self._named(source, range(COMPARED_TASKS))
+            begun = [task for task, _ in named] if texts else []
+            if source.size is not None and any(name for _, name in named):  # the default reads the data for each name
+                named += self._named(source, range(COMPARED_TASKS, COMPARED_ROWS))
             posed = [normalized(self._posed(task)) for task in begun]
             texts = texts and 4 * len(set(posed)) > len(posed)  # else they begin alike and differ later
             found = [("problem", task, name) for task, name in named if name]
@@ -298,6 +298,12 @@ class SemanticChecks:
             environment.__dict__[place] = whole
         close(environment)
         return survived
+
+    def _named(self, source: TaskSource, indices: range) -> list[tuple[Task, str]]:
+        """Return tasks that have an identity, with it."""
+        count = indices.stop if source.size is None else min(indices.stop, source.size)
+        tasks = [source[index] for index in range(indices.start, count)]
+        return [(task, name) for task in tasks if (name := self.environment.identity(task)) is not None]
 
     def _posed(self, task: Task) -> str:
         environment = self.environment.copy()
