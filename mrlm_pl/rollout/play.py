@@ -134,7 +134,7 @@ class Play:
 
     @property
     def calling(self) -> bool:
-        """Return True if a program waits for replies, and has not said yet what the episode earns."""
+        """Return True if a program waits for replies: ended now, it gives no reward."""
         return any(isinstance(prompt, Prompt) for prompt in self.observed.values())
 
     def begin(self, observations: Observations, seats: Mapping[str, Seat]) -> None:

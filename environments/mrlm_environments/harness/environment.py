@@ -31,7 +31,7 @@ class HarnessEnvironment(QuestionEnvironment):
     The episode ends with the program. Its rewards are those of ``rewards``, called with the program's output and the
     row; those posted to ``$MRLM_EPISODE_URL/reward`` as JSON by agent, at any time, for each agent's latest turn; and
     without ``rewards`` the value of a ``function``. Agents that made no call are left out. A program that fails,
-    hangs, or ends without a reward is a failed episode, never a reward of 0.
+    hangs, ends without a reward, or reaches a limit of the run is a failed episode, never a reward of 0.
 
     Args:
         data: rows; see :class:`QuestionEnvironment`.
