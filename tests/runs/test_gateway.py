@@ -111,6 +111,17 @@ def test_the_endpoint_stays_after_an_episode_that_failed(tmp_path: Path) -> None
     environment.close()
 
 
+def test_a_program_that_waits_at_the_end_is_refused() -> None:
+    environment = HarnessEnvironment({"train": ROWS[:1]}, agents=["solver"])
+    address = environment.gateway.start()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(posted, f"{address}/episodes", {})
+        until(lambda: environment.gateway._asked.qsize() == 1)
+        environment.close()
+        status, body = waiting.result(60)
+    assert (status, body["error"]["code"]) == (503, "no_episode")
+
+
 def test_a_program_that_is_gone_receives_no_episode() -> None:
     environment = HarnessEnvironment({"train": ROWS[:1]}, agents=["solver"])
     host, port = environment.gateway.start().removeprefix("http://").split(":")

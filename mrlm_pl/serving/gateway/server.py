@@ -118,8 +118,16 @@ class Gateway:
                 return
             runner, loop, self._loop, self._runner = self._runner, self._loop, None, None
             assert runner is not None
-            loop.submit(runner.cleanup()).result()
+            loop.submit(self._closed(runner)).result()
             loop.close()
+
+    async def _closed(self, runner: web.AppRunner) -> None:
+        while not self._asked.empty():
+            _, asked = self._asked.get_nowait()
+            asked.set_exception(
+                ProtocolError(503, "no_episode", "the endpoint closes; end the program, or ask again in a later run")
+            )
+        await runner.cleanup()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
