@@ -381,6 +381,7 @@ ELSEWHERE = {
     "call_path": "files on the path of a GRPO step through the code",
     "environment_steps": "steps of the [knowledge graph](environments/knowledge_graph.md#generated-questions) and the "
     "[shop](environments/webshop.md#many-sessions)",
+    "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[chain sums of reasoning-gym](environments/reasoning_gym.md)",
 }
 """Files that other pages show."""

@@ -78,6 +78,7 @@ def sentences() -> Iterator[tuple[str, str]]:
     yield "distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
     yield "distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
     yield "distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
+    yield "gateway.md", f"{results_page.read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
     per = results_page.read("records")["per_1000_episodes"]
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['gzip 6']['bytes'] / 1e6:.2f} MB on the disk"
     for row in results_page.read("shared_machine")["settings"].values():
