@@ -324,7 +324,7 @@ def test_the_contract_holds(agents: int) -> None:
 
 def test_it_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "class_completion", "--environment.methods", "[2, 2]"]) == 0
-    assert "9 of 9" in capsys.readouterr().out
+    assert "8 of 8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [{"num_agents": 0}, {"methods": (0, 2)}, {"methods": (2, 9)}, {"methods": (2,)}])

@@ -307,7 +307,7 @@ def test_the_contract_holds(options: dict[str, Any]) -> None:
 
 def test_it_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "collaborative_coding", "--environment.kinds", '["text"]']) == 0
-    assert "9 of 9" in capsys.readouterr().out
+    assert "8 of 8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -411,7 +411,7 @@ def test_names_and_classes_in_a_configuration(capsys: pytest.CaptureFixture[str]
         {"class_path": "mrlm_environments.WebSearch", "init_args": {"results": 2}},
     ]
     assert main(["check-env", "tools", "--environment.tools", json.dumps(tools)]) == 0
-    assert "9 of 9" in capsys.readouterr().out
+    assert "8 of 8" in capsys.readouterr().out
     misspelt = json.dumps(tools).replace("max_files", "max_file")
     assert main(["check-env", "tools", "--environment.tools", misspelt]) == 2
     assert "did you mean 'max_files'" in capsys.readouterr().err

@@ -447,7 +447,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 def test_it_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "code", "--environment.kinds", '["text"]']) == 0
-    assert "9 of 9" in capsys.readouterr().out
+    assert "8 of 8" in capsys.readouterr().out
 
 
 def dataset_rewards(path: Path, body: bool = False) -> list[float]:
