@@ -20,6 +20,26 @@ from tests.support.environment_servers import played
 ROOT = Path(__file__).parents[3]
 BIN = ROOT / ".venv-verifiers" / "bin"
 USERS = '{"id": "user-sim", "user": {"max_turns": 3}}'
+PRODUCTS = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: int
+
+class Product(vf.Task[Data]):
+    @vf.reward
+    async def near(self, trace) -> float:
+        said = trace.last_reply.strip()
+        is_number = said.isascii() and said.isdecimal() and len(said) < 9
+        return 1 / (1 + abs(int(said) - self.data.answer)) if is_number else 0.0
+
+class Products(vf.Taskset[Product, vf.TasksetConfig]):
+    def load(self):
+        rows = [Data(prompt=f"{a} * {b} = ?", answer=a * b) for a in range(2, 9) for b in range(2, 9)]
+        return [Product(row, self.config.task) for row in rows]
+
+__all__ = ["Products"]
+"""
 FAILING = """
 import verifiers.v1 as vf
 
@@ -99,6 +119,18 @@ def test_the_seats_of_an_environment_are_agents(serve: Callable[..., RemoteEnvir
     assert turn(environment, {"assistant": "cnizdael"}).observations["user"][-1].content == "cnizdael"
     last = turn(environment, {"user": "###DONE###"})
     assert (last.rewards, last.done) == ({"assistant": 1.0, "user": 0}, True)
+
+
+@pytest.mark.slow
+def test_a_taskset_of_an_own_folder(serve: Callable[..., RemoteEnvironment], tmp_path: Path) -> None:
+    (tmp_path / "products.py").write_text(PRODUCTS)
+    environment = serve("products", folder=tmp_path)
+    check_environment(environment).raise_on_failure()
+    task = environment.tasks("train")[0]
+    one, _, other, *_ = task.data["task"]["prompt"].split()
+    right = int(one) * int(other)
+    said = (str(right), str(right - 1), "x")
+    assert [played(environment, reply, task=task).rewards["agent"] for reply in said] == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.slow
