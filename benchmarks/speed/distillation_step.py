@@ -148,7 +148,9 @@ def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--peer-python", required=True, help="a Python with TRL: `make peers` installs it in .venv-peers"
+        "--peer-python",
+        required="--side" not in sys.argv,
+        help="a Python with TRL: .venv-peers/bin/python",
     )
     parser.add_argument("--size", choices=sorted(SIZES), default="xs32k")
     parser.add_argument("--steps", type=int, default=6)

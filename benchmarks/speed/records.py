@@ -3,9 +3,9 @@
     python benchmarks/speed/records.py [--rounds 3] [--iterations 6] [--json benchmarks/results/records.json]
 
 The debate of ``configs/tasks/teams/debate.yaml`` is trained with and without ``data.save_episodes``, in turns, each run
-in its own process. Printed are the median seconds of an iteration and the ratio. The episodes of the first run are
-then encoded and compressed file by file, as the writer does: bytes and seconds for 1,000 episodes. zstandard is
-measured where it is installed.
+in its own process. Printed are the median seconds of an iteration and the median of the rounds' ratios. The episodes of
+the first run are then encoded and compressed file by file, as the writer does: bytes and seconds for 1,000 episodes.
+zstandard is measured where it is installed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
 
 from mrlm_pl.episode_files import read_episodes
 
@@ -95,14 +98,18 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[bool, list[list[float]]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as work:
         for number, save in itertools.product(range(options.rounds), (True, False)):
-            seconds[save] += iteration_seconds(Path(work) / f"{number}-{save}", options.iterations, save)
-        medians = {save: statistics.median(values) for save, values in seconds.items()}
+            seconds[save].append(iteration_seconds(Path(work) / f"{number}-{save}", options.iterations, save))
+        rounds = {save: [statistics.median(values) for values in runs] for save, runs in seconds.items()}
+        medians = {save: statistics.median(itertools.chain(*runs)) for save, runs in seconds.items()}
+        ratios = [saved / plain for saved, plain in zip(rounds[True], rounds[False], strict=True)]
         report = {
+            **provenance(),
             "iteration_s": {"with": medians[True], "without": medians[False]},
-            "ratio": medians[True] / medians[False],
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
             "per_1000_episodes": costs(Path(work) / "0-True" / "episodes", options.rounds),
         }
     text = json.dumps(report, indent=2)

@@ -333,8 +333,9 @@ def _tasks_of_user() -> int:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError):  # it ended meanwhile
-                if os.stat(f"/proc/{name}").st_uid == user:
-                    count += len(os.listdir(f"/proc/{name}/task"))
+                tasks = os.stat(f"/proc/{name}/task")  # its links: two, and one for each task
+                if tasks.st_uid == user:
+                    count += tasks.st_nlink - 2
     return count
 
 
