@@ -1,4 +1,4 @@
-"""The environment contract: observations, rewards and the end of an episode.
+"""The environment contract.
 
 An environment is a small program: it poses a :class:`Task`, hands each agent that acts next its new messages, receives
 their answers and returns a :class:`Step`. Turn-based, simultaneous and mixed play are all "who gets an observation acts
@@ -13,22 +13,17 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, SupportsFloat, TypeAlias
+from typing import Any
 
+from mrlm_pl.environment.steps import Observations, Step, TurnOrder, shown
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, place, place_of
-
-Observations: TypeAlias = Mapping[str, Sequence[Message]]
-"""New messages for each agent that acts next."""
-
-COMPONENT_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -43,32 +38,6 @@ class ToolSchema:
         """Return the schema in the form that chat templates read."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
-
-
-@dataclass(frozen=True)
-class Step:
-    """The environment's answer to the agents' decisions.
-
-    Args:
-        observations: new messages for each agent that acts next; empty when ``done``.
-        rewards: of each agent for its latest decision; 0 for agents that are left out.
-        components: named parts of each agent's reward; they sum to it. Left out: one part named ``reward``.
-        done: the episode is over.
-        stop_reason: why, when ``done``; a short word such as ``answered`` or ``max_turns``.
-        truncated: a limit ended the episode; values bootstrap from its last state.
-        success: whether the task was solved, when ``done`` and the environment can say.
-        metrics: named numbers for the log, for example ``{"parsed": 1.0}``. For a proportion give a numerator ``NAME``
-            and a denominator ``NAME_of``: evaluations pool both over episodes.
-    """
-
-    observations: Observations = field(default_factory=dict)
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    components: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    done: bool = False
-    stop_reason: str = ""
-    truncated: bool = False
-    success: bool | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class UnnamedEnvironmentError(ConfigurationError, AttributeError):
@@ -202,117 +171,6 @@ class Environment(ABC):
         return ""
 
 
-class TurnOrder:
-    """Check that an environment and its caller keep the contract, for one episode at a time.
-
-    :class:`Environment` has one for every episode: it calls :meth:`began` after ``reset``, :meth:`check_actions` before
-    ``step`` and :meth:`stepped` after it.
-
-    Args:
-        environment: the environment's name, for messages.
-        agents: its agents.
-    """
-
-    def __init__(self, environment: str, agents: Sequence[str]) -> None:
-        self.environment, self.agents = environment, tuple(agents)
-        self._due: frozenset[str] | None = None
-        self._acted: set[str] = set()
-        self._done = False
-
-    @property
-    def due(self) -> tuple[str, ...]:
-        """The agents that act next, in the environment's order; empty before ``reset`` and after the end."""
-        return tuple(agent for agent in self.agents if self._due is not None and agent in self._due)
-
-    def began(self, observations: Observations) -> None:
-        """Record the observations of ``reset``.
-
-        Raises:
-            EnvironmentContractError: they are empty, no messages, or name an agent that does not exist.
-        """
-        self._done, self._acted = False, set()
-        self._due = self._receivers(observations)
-        if not self._due:
-            raise self._error("reset returned no observation", "give at least one agent its first messages")
-
-    def check_actions(self, actions: Mapping[str, Message]) -> None:
-        """Validate the actions of a step.
-
-        Raises:
-            EnvironmentContractError: ``reset`` was not called, the episode is over, or the agents are not those due.
-        """
-        if self._done:
-            raise self._error("step was called after the episode was done", "call reset with a new task first")
-        if self._due is None:
-            raise self._error("step was called before reset", "call reset with a task first")
-        if set(actions) != self._due:
-            raise self._error(
-                f"step received actions of {sorted(actions)}, but due are {list(self.due)}",
-                "pass exactly one message for each agent that received an observation",
-            )
-
-    def stepped(self, step: Step) -> None:
-        """Record the result of ``step``.
-
-        Raises:
-            EnvironmentContractError: unknown agents, components that do not sum to the reward, an observation after
-                the end, or no agent that acts before it.
-            NonFiniteError: a reward is NaN or infinite.
-        """
-        if not isinstance(step, Step):
-            raise self._error(f"step returned {_shown(step)}", "return a Step")
-        self._acted = self._acted.union(self._due or ())  # a new set: an episode that forks has a copy of this order
-        for agent in (*step.rewards, *step.components):
-            if agent not in self.agents:
-                raise self._error(f"a reward names the agent {agent!r}", f"its agents are {list(self.agents)}")
-        for agent, reward in step.rewards.items():
-            if not isinstance(reward, SupportsFloat):
-                raise self._error(f"the reward of agent {agent!r} is {_shown(reward)}", "give a number")
-            if not math.isfinite(reward):
-                raise NonFiniteError(
-                    f"environment {self.environment!r}: the reward of agent {agent!r} is {reward!r}; "
-                    "rewards must be finite; correct the environment"
-                )
-            if reward != 0 and agent not in self._acted:
-                raise self._error(
-                    f"agent {agent!r} has reward {reward!r} before its first decision", "reward it after it has acted"
-                )
-        for agent, parts in step.components.items():
-            if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
-                raise self._error(f"the components of agent {agent!r} are {_shown(parts)}", "give numbers by name")
-            total, reward = math.fsum(parts.values()), step.rewards.get(agent, 0.0)
-            if not abs(total - reward) <= COMPONENT_TOLERANCE * max(1.0, abs(reward)):
-                raise self._error(
-                    f"the reward of agent {agent!r} is {reward!r} but its components {dict(parts)} sum to {total!r}",
-                    "make every part of a reward a component",
-                )
-        receivers = self._receivers(step.observations)
-        if step.done and receivers:
-            raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
-        if not step.done and not receivers:
-            raise self._error("the episode is not done but no agent received an observation", "end it or give one")
-        if step.done and not step.stop_reason:
-            raise self._error("the episode is done without a stop_reason", "name why it ended")
-        self._due, self._done = receivers, step.done
-
-    def _receivers(self, observations: Observations) -> frozenset[str]:
-        remedy = f'return new messages by agent, as in {{{self.agents[0]!r}: [Message("user", "...")]}}'
-        if not isinstance(observations, Mapping):
-            raise self._error(f"the observations are {_shown(observations)}", remedy)
-        for agent, messages in observations.items():
-            if agent not in self.agents:
-                raise self._error(f"an observation is for agent {agent!r}", f"its agents are {list(self.agents)}")
-            if isinstance(messages, str) or not isinstance(messages, Sequence):
-                raise self._error(f"the observation of agent {agent!r} is {_shown(messages)}", remedy)
-            strange = [message for message in messages if not isinstance(message, Message)]
-            if strange:
-                raise self._error(f"the observation of agent {agent!r} holds {_shown(strange[0])}", remedy)
-        return frozenset(observations)
-
-    def _error(self, fault: str, remedy: str) -> EnvironmentContractError:
-        return EnvironmentContractError(f"environment {self.environment!r}: {fault}; {remedy}")
-
-
 def _checked(
     method: Callable[..., Any],
     check: Callable[[Environment, Any], None],
@@ -395,7 +253,7 @@ def _stepped(environment: Environment, step: Any) -> None:
 def _check_tasks(environment: Environment, source: Any) -> None:
     if not (hasattr(source, "__getitem__") and hasattr(source, "size")):
         raise ConfigurationError(
-            f"environment {environment.name!r}: tasks returned {_shown(source)}; return a TaskSource, as in "
+            f"environment {environment.name!r}: tasks returned {shown(source)}; return a TaskSource, as in "
             "`DatasetTasks(self.name, split, rows)`"
         )
     posed = getattr(source, "environment", environment.name)
@@ -413,101 +271,3 @@ def _snake_case(name: str) -> str:
     'my_game'
     """
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Environment") or name).lower()
-
-
-def _shown(value: Any) -> str:
-    """Return a value in a message, with its type."""
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A single-agent environment's answer to one reply.
-
-    Args:
-        components: named parts of the reward; the reward is their sum.
-        observation: the next user message, or several messages; None ends the episode.
-        stop_reason: why it ended, when it did.
-        truncated: a limit ended it.
-        success: whether the task was solved, when it ended.
-        metrics: named numbers for the log.
-    """
-
-    components: Mapping[str, float] = field(default_factory=dict)
-    observation: str | Message | Sequence[Message] | None = None
-    stop_reason: str = "answered"
-    truncated: bool = False
-    success: bool | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class SingleAgentEnvironment(Environment):
-    """An environment with one agent, written with plain values: ``begin`` poses the task, ``reply`` judges a text.
-
-    Both are plain functions and run in a thread, so they may wait. To await, subclass :class:`Environment`.
-
-    Raises:
-        ConfigurationError: one of them is ``async``.
-    """
-
-    @abstractmethod
-    def begin(self, task: Task) -> str | Message | Sequence[Message]:
-        """Return the first message or messages; a plain string is a user message."""
-
-    @abstractmethod
-    def reply(self, message: Message) -> Outcome:
-        """Judge the agent's message; ``message.content`` is its text."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> SingleAgentEnvironment:
-        # Not when the class is defined: its whole module would fail, with all the other environments in it.
-        for method in (cls.begin, cls.reply):
-            if inspect.iscoroutinefunction(method):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{method.__name__} is async; write a plain function, which runs in a thread of its "
-                    "own, or subclass Environment, whose reset and step may be async"
-                )
-        return super().__new__(cls)
-
-    def reset(self, task: Task) -> Observations:
-        """Begin an episode; see :meth:`Environment.reset`."""
-        return {self.agents[0]: self._as_messages(self.begin(task), self.begin)}
-
-    def step(self, actions: Mapping[str, Message]) -> Step:
-        """Judge the one agent's message; see :meth:`Environment.step`."""
-        agent = self.agents[0]
-        outcome = self.reply(actions[agent])
-        if not isinstance(outcome, Outcome):
-            raise EnvironmentContractError(
-                f"environment {self.name!r}: reply returned {_shown(outcome)}; return an Outcome, as in "
-                f'`Outcome({{"right": 1.0}})` ({place(self.reply)})'
-            )
-        parts = outcome.components
-        if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
-            raise EnvironmentContractError(
-                f"environment {self.name!r}: the components of the Outcome are {_shown(parts)}; give numbers by name, "
-                f'as in `Outcome({{"right": 1.0}})` ({place(self.reply)})'
-            )
-        done = outcome.observation is None
-        return Step(
-            observations={} if done else {agent: self._as_messages(outcome.observation, self.reply)},
-            rewards={agent: math.fsum(parts.values())},
-            components={agent: dict(parts)},
-            done=done,
-            stop_reason=outcome.stop_reason if done else "",
-            truncated=done and outcome.truncated,
-            success=outcome.success if done else None,
-            metrics=outcome.metrics,
-        )
-
-    def _as_messages(self, observation: Any, method: Callable[..., Any]) -> tuple[Message, ...]:
-        """Return the messages that a method returned; a string is the user's."""
-        if isinstance(observation, str):
-            return (Message("user", observation),)
-        messages = (observation,) if isinstance(observation, Message) else observation
-        if isinstance(messages, Sequence) and all(isinstance(message, Message) for message in messages):
-            return tuple(messages)
-        raise EnvironmentContractError(
-            f"environment {self.name!r}: {method.__name__} returned the observation {_shown(observation)}; return "
-            f"text, a Message or a list of them ({place(method)})"
-        )

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mrlm_pl.environment.contract import Environment, Observations, Step, ToolSchema
+from mrlm_pl.environment.contract import Environment, ToolSchema
+from mrlm_pl.environment.steps import Observations, Step
 from mrlm_pl.environment.tasks import TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import EnvironmentContractError

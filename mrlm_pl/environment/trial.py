@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from mrlm_pl.environment.contract import Environment, Observations, Step, TurnOrder
+from mrlm_pl.environment.contract import Environment
+from mrlm_pl.environment.steps import Observations, Step, TurnOrder
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import EnvironmentContractError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from mrlm_pl.engines.base import Sample, SampleRequest, Sampling
 from mrlm_pl.environment import Environment, Observations, Step
-from mrlm_pl.environment.contract import TurnOrder
 from mrlm_pl.environment.prompts import Prompt, Reply
+from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name

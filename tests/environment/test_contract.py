@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, SeededTasks, Step
-from mrlm_pl.environment.contract import TurnOrder
+from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError

@@ -11,7 +11,7 @@ import pytest
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import HOSTILE_REPLIES
-from mrlm_pl.environment.contract import TurnOrder
+from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving import RemoteEnvironment
