@@ -1,4 +1,4 @@
-"""Records of what happened: messages, turns, trajectories, episodes and turn trees.
+"""Records of what happened: messages, turns, trajectories and episodes.
 
 All records are frozen, hold plain data only and survive JSON without loss: ``Episode.from_json(e.to_json()) == e``.
 Batches, rewards, credit and transcripts are all computed from them. Every number is keyed
@@ -7,12 +7,11 @@ by (run, iteration, task, group, episode, agent, policy, version, turn, token).
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -290,6 +289,15 @@ class Episode:
         """Return all trajectories, agent by agent."""
         return [row for rows in self.trajectories.values() for row in rows]
 
+    def with_rows(self, change: Callable[[Trajectory], Trajectory]) -> Episode:
+        """Return the episode with other trajectories, each of which ``change`` makes from the present one."""
+        changed = {agent: tuple(map(change, rows)) for agent, rows in self.trajectories.items()}
+        return replace(self, trajectories=changed)
+
+    def with_turns(self, change: Callable[[Turn], Turn]) -> Episode:
+        """Return the episode with other turns, each of which ``change`` makes from the present one."""
+        return self.with_rows(lambda row: replace(row, turns=tuple(map(change, row.turns))))
+
     def rewards(self) -> dict[str, float]:
         """Return the return of each agent: the sum of its rewards."""
         return {agent: math.fsum(row.reward for row in rows) for agent, rows in self.trajectories.items()}
@@ -342,13 +350,13 @@ class Episode:
         Raises:
             ValueError: a number is NaN or infinite.
         """
-        _check_finite(self)
-        if not _has_text_keys(self):
+        check_finite(self)
+        if not has_text_keys(self):
             return json.dumps(self.to_dict(), separators=(",", ":"))
         data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         try:
             task = {**vars(self.task), "data": msgspec.Raw(data.encode())}
-            return _line({"schema": SCHEMA, **vars(self), "task": task})
+            return json_line({"schema": SCHEMA, **vars(self), "task": task})
         except UnicodeEncodeError:  # a lone surrogate
             return json.dumps(self.to_dict(), separators=(",", ":"))
 
@@ -363,11 +371,12 @@ class Episode:
         return cls.from_dict(json.loads(text))
 
 
-def _line(record: Mapping[str, Any]) -> str:
+def json_line(record: Mapping[str, Any]) -> str:
+    """Return a record as one line of JSON."""
     return msgspec.json.encode(record, enc_hook=_plain).decode()
 
 
-def _has_text_keys(episode: Episode) -> bool:
+def has_text_keys(episode: Episode) -> bool:
     """Return True unless the arguments of a tool call have other keys than text, which msgspec does not write as JSON.
 
     Such keys are None, a truth value or a number.
@@ -382,7 +391,7 @@ def _has_text_keys(episode: Episode) -> bool:
     return all(has(call.arguments) for message in messages for call in message.tool_calls)
 
 
-def _check_finite(episode: Episode) -> None:
+def check_finite(episode: Episode) -> None:
     """Refuse numbers that JSON lacks, which msgspec would write as null.
 
     Raises:
@@ -422,144 +431,12 @@ def question_to(episode: Episode, agent: str) -> str | None:
     return next((message.content for message in shown.messages if message.role == "user"), None)
 
 
-@dataclass(frozen=True)
-class JointAction:
-    """One decision of each agent that was due in a state.
-
-    Attributes:
-        node: the state, which is its parent in the tree.
-        depth: steps of the environment that led to the state.
-        decisions: number of each agent's decision.
-        path: the first episode that has it.
-        failed: whether its step failed.
-    """
-
-    node: str
-    depth: int
-    decisions: Mapping[str, int]
-    path: Episode
-    failed: bool
-
-    @property
-    def rewards(self) -> Mapping[str, float] | None:
-        """The rewards of the step by agent; None when it failed."""
-        return None if self.failed else self.path.step_rewards[self.depth]
-
-
-@dataclass(frozen=True)
-class TurnTree:
-    """A group of episodes that branch: every path from the root to a leaf is an episode.
-
-    In a file, the tokens of each decision stand once, with those of the observations before it.
-
-    Attributes:
-        paths: the episodes. Turns that they share have the same ``node`` and ``sample`` in all of them.
-        actions: joint actions by the id of the state that they lead to, or of the path that they end; a parent comes
-            before its children.
-        decisions: the turn, and the first row that has it, by (state, agent, number).
-    """
-
-    paths: tuple[Episode, ...]
-    actions: Mapping[str, JointAction]
-    decisions: Mapping[tuple[str, str, int], tuple[Turn, Trajectory]]
-
-    @classmethod
-    def of(cls, paths: Sequence[Episode]) -> TurnTree:
-        """Return the tree of a group's paths."""
-        actions: dict[str, JointAction] = {}
-        decisions: dict[tuple[str, str, int], tuple[Turn, Trajectory]] = {}
-        for path in paths:
-            steps = decided(path)
-            states = [next(iter(made.values()))[0].node for made in steps.values()]
-            for (step, made), node, leads_to in zip(steps.items(), states, [*states[1:], path.id], strict=True):
-                if leads_to in actions:
-                    continue
-                numbers = {agent: turn.sample for agent, (turn, _) in made.items()}
-                # The last step of a failed path has no outcome, whatever rewards it has.
-                failed = leads_to == path.id and path.failed
-                actions[leads_to] = JointAction(node, step, numbers, path, failed)
-                for agent, (turn, row) in made.items():
-                    decisions.setdefault((node, agent, turn.sample), (turn, row))
-        return cls(tuple(paths), actions, decisions)
-
-    @property
-    def team_size(self) -> int:
-        """Return the number of agents."""
-        return max(path.team_size for path in self.paths)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the tree as JSON-like data.
-
-        Raises:
-            ValueError: the paths are of several trees: their tokens differ where the decisions are said to be the same.
-        """
-        decisions: dict[str, dict[str, Any]] = {}
-        paths = [path.to_dict() for path in self.paths]
-        for row, keys in _decided_rows(paths):
-            start = 0
-            for key, turn in zip(keys, row["turns"], strict=True):
-                tokens = {name: row[name][start : turn["stop"]] for name in _PER_TOKEN}
-                if decisions.setdefault(key, tokens) != tokens:
-                    raise ValueError(f"group {self.paths[0].group!r} has two decisions {key!r} with other tokens")
-                start = turn["stop"]
-            row.update({name: row[name][start:] for name in _PER_TOKEN})
-        return {"schema": SCHEMA, "decisions": decisions, "paths": paths}
-
-    def to_json(self) -> str:
-        """Return one line of JSON; see :meth:`Episode.to_json`."""
-        for path in self.paths:
-            _check_finite(path)
-        record = self.to_dict()
-        return _line(record) if all(map(_has_text_keys, self.paths)) else json.dumps(record, separators=(",", ":"))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TurnTree:
-        """Return the tree that :meth:`to_dict` stored; fields of newer versions are ignored.
-
-        Raises:
-            ValueError: a field is missing or has another type.
-        """
-        try:
-            paths = copy.deepcopy(data["paths"])
-            for row, keys in _decided_rows(paths):
-                parts = [*(data["decisions"][key] for key in keys), dict(row)]
-                row.update({name: [value for part in parts for value in part[name]] for name in _PER_TOKEN})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"turn tree: {type(error).__name__}: {error}") from error
-        return cls.of([Episode.from_dict(path) for path in paths])
-
-    def children(self) -> dict[str, list[str]]:
-        """Return the names of each state's joint actions."""
-        found: dict[str, list[str]] = {}
-        for name, action in self.actions.items():
-            found.setdefault(action.node, []).append(name)
-        return found
-
-
-_PER_TOKEN = ("token_ids", "action_mask", "logprobs")
-
-
-def _decided_rows(paths: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield each row of stored paths, with the keys of its decisions in order."""
-    for path in paths:
-        for rows in path["trajectories"].values():
-            for row in rows:
-                yield row, [f"{turn['node']}/{turn['agent']}/{turn['sample']}" for turn in row["turns"]]
-
-
-def episodes_of(record: Mapping[str, Any]) -> Sequence[Episode]:
-    """Return the episodes of a record from a file: one, or the paths of a turn tree.
-
-    Raises:
-        ValueError: it is no such record.
-    """
-    is_tree = isinstance(record, Mapping) and "paths" in record
-    return TurnTree.from_dict(record).paths if is_tree else [Episode.from_dict(record)]
-
-
-def holds_episodes(record: Mapping[str, Any]) -> bool:
-    """Return True for the record of an episode or a turn tree, False for another data row."""
-    return "trajectories" in record or "paths" in record
+def by_group(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
+    """Return the episodes of each group."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group, []).append(episode)
+    return groups
 
 
 def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
@@ -569,16 +446,3 @@ def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
         for turn in row.turns:
             found.setdefault(turn.index, {})[turn.agent] = (turn, row)
     return dict(sorted(found.items()))
-
-
-def turn_trees(episodes: Sequence[Episode]) -> dict[str, TurnTree]:
-    """Return the turn tree of each group."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.group, []).append(episode)
-    return {group: TurnTree.of(paths) for group, paths in groups.items()}
-
-
-def branches(episode: Episode) -> bool:
-    """Return True if an episode is a path of a turn tree."""
-    return any(turn.node for row in episode.rows() for turn in row.turns)

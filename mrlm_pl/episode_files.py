@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.episode import Episode, TurnTree, branches, episodes_of
+from mrlm_pl.episode import Episode
 from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.settings import at_least
+from mrlm_pl.turn_tree import TurnTree, branches, episodes_of
 
 LEVEL = 6
 """Of gzip; see ``benchmarks/results/records.json``."""

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, turn_trees
+from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import DecisionReturns, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
+from mrlm_pl.turn_tree import turn_trees
 
 logger = logging.getLogger(__name__)
 

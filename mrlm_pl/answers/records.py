@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.rows import numbered_rows
-from mrlm_pl.episode import Episode, Trajectory, episodes_of, holds_episodes, question_to
+from mrlm_pl.episode import Episode, Trajectory, question_to
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import DataError
+from mrlm_pl.turn_tree import episodes_of, holds_episodes
 
 _FORM = '{"question": text, "answer": text, "correct": true or false}'
 SCORE = "score"

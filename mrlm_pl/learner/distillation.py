@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
-from mrlm_pl.episode import Episode, Message
+from mrlm_pl.episode import Episode, Message, by_group
 from mrlm_pl.errors import ConfigurationError, nearest, place
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import merged
@@ -442,11 +442,8 @@ def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
 
     Siblings are ordinary episodes: others repeat turns of theirs.
     """
-    groups: dict[str, list[Episode]] = {}
+    groups = by_group(episode for episode in episodes if not episode.failed and episode.origin is None)
     found: dict[int, Attempt] = {}
-    for episode in episodes:
-        if not episode.failed and episode.origin is None:
-            groups.setdefault(episode.group, []).append(episode)
     for episode in episodes:
         siblings = [other for other in groups.get(episode.group, ()) if other is not episode]
         for row in () if episode.failed else episode.rows():

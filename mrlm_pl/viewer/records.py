@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mrlm_pl.episode import TurnTree, episodes_of
+from mrlm_pl.turn_tree import TurnTree, episodes_of
 
 
 class TurnHead(msgspec.Struct):

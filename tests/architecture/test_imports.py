@@ -18,7 +18,7 @@ SOURCES = {
 }
 FLOORS = [
     {"errors", "seeding", "episode"},
-    {"settings", "durable_files", "model_folders"},
+    {"settings", "durable_files", "model_folders", "turn_tree"},
     {"episode_files"},
     {"concurrency"},
     {"environment"},

@@ -14,12 +14,13 @@ import pytest
 from mrlm_pl.data.rollout.metrics import CollectionSums, distinct_turns, path_weights
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
-from mrlm_pl.episode import SCHEMA, Episode, Message, Task, TurnTree, episodes_of
+from mrlm_pl.episode import SCHEMA, Episode, Message, Task
 from mrlm_pl.episode_files import read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP, Branching, TreePlayer
+from mrlm_pl.turn_tree import TurnTree, episodes_of
 from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.environment.rows import numbered_rows
-from mrlm_pl.episode import ROLES, Episode, Message, Trajectory, episodes_of, holds_episodes
+from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import DataError
 from mrlm_pl.policy import ChatFormat, Conversation
+from mrlm_pl.turn_tree import episodes_of, holds_episodes
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""

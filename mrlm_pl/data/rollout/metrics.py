@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Trajectory, Turn, branches, decided, turn_trees
+from mrlm_pl.episode import Episode, Trajectory, Turn, by_group, decided
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.evaluation.report import judging_environments
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
+from mrlm_pl.turn_tree import branches, turn_trees
 
 logger = logging.getLogger(__name__)
 
@@ -136,9 +137,7 @@ class CollectionSums:
         turns, weights = distinct_turns(played), path_weights(played)
         tokens = token_count(played)
         all_tokens = tokens + token_count(unused) + earlier_tokens
-        groups: dict[str, list[Episode]] = {}
-        for episode in played:
-            groups.setdefault(episode.group, []).append(episode)
+        groups = by_group(played)
         for branch in branches:
             if branch.group in groups:
                 groups[branch.group].append(branch)

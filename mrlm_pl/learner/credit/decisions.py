@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mrlm_pl.advantages import counterfactual_advantages, decision_returns, group_scaled_advantages, tree_returns
 from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.episode import Episode, Trajectory, Turn, TurnTree, turn_trees
+from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import group_numbers, labels
@@ -24,6 +24,7 @@ from mrlm_pl.learner.ranks import merged
 from mrlm_pl.rewards import RewardShare
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import between, one_of
+from mrlm_pl.turn_tree import TurnTree, turn_trees
 
 JointMode = Literal["align", "cross"]
 Weighting = Literal["reach", "equal"]

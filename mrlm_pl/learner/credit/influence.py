@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mrlm_pl.episode import Episode, Trajectory, Turn, person_of
@@ -73,7 +73,7 @@ class InfluencePay:
         for number, turn in enumerate(rewards, 1):
             if turn:
                 sums[f"influence/turn_{number}"] = (sum(turn.values()), float(len(turn)))
-        return dataclasses.replace(_with_turns(episode, repaid), truncated=False), sums
+        return dataclasses.replace(episode.with_turns(repaid), truncated=False), sums
 
 
 def scores_of(episode: Episode) -> list[dict[str, float]]:
@@ -140,14 +140,4 @@ def learned_in(episode: Episode, turns: Collection[int]) -> Episode:
         logprobs = (logprob if acted else 0.0 for logprob, acted in zip(row.logprobs, mask, strict=True))
         return dataclasses.replace(row, action_mask=tuple(mask), logprobs=tuple(logprobs))
 
-    return _with_rows(episode, masked)
-
-
-def _with_turns(episode: Episode, change: Callable[[Turn], Turn]) -> Episode:
-    return _with_rows(episode, lambda row: dataclasses.replace(row, turns=tuple(map(change, row.turns))))
-
-
-def _with_rows(episode: Episode, change: Callable[[Trajectory], Trajectory]) -> Episode:
-    return dataclasses.replace(
-        episode, trajectories={agent: tuple(map(change, rows)) for agent, rows in episode.trajectories.items()}
-    )
+    return episode.with_rows(masked)

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from mrlm_pl.advantages import marginal_values, sampled_shapley_values, shapley_values
-from mrlm_pl.episode import Episode, Origin, Turn
+from mrlm_pl.episode import Episode, Origin, Turn, by_group
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns, returns_of
 from mrlm_pl.rollout.branches import FurtherEpisodes
@@ -150,11 +150,8 @@ class Coalitions(FurtherEpisodes):
             episodes: one rollout, with the replays.
             turn_bonus: added to an agent's contribution for each of its turns.
         """
-        groups: dict[str, list[Episode]] = {}
-        for episode in episodes:
-            groups.setdefault(episode.group, []).append(episode)
         shares: dict[str, Mapping[str, float]] = {}
-        for group in groups.values():
+        for group in by_group(episodes).values():
             values = self.values(group)
             for episode, other in _with_other(group):
 

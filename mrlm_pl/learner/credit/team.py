@@ -84,21 +84,17 @@ def paid_as_a_team(episode: Episode) -> Episode:
     """
     if episode.failed:
         return episode
-    earned, trajectories = team_rewards(episode), {}
+    earned, rewards = team_rewards(episode), dict[tuple[str, int], float]()
     for agent, rows in episode.trajectories.items():
         starts = [turn.index for row in rows for turn in row.turns]
-        rewards = {
-            start: math.fsum(earned[start:end]) for start, end in zip(starts, [*starts[1:], len(earned)], strict=True)
-        }
-        trajectories[agent] = tuple(
-            dataclasses.replace(row, turns=tuple(_rewarded(turn, rewards[turn.index]) for turn in row.turns))
-            for row in rows
-        )
-    return dataclasses.replace(episode, trajectories=trajectories)
+        for start, end in zip(starts, [*starts[1:], len(earned)], strict=True):
+            rewards[agent, start] = math.fsum(earned[start:end])
 
+    def paid(turn: Turn) -> Turn:
+        reward = rewards[turn.agent, turn.index]
+        return dataclasses.replace(turn, reward=reward, components={"team": reward})
 
-def _rewarded(turn: Turn, reward: float) -> Turn:
-    return dataclasses.replace(turn, reward=reward, components={"team": reward})
+    return episode.with_turns(paid)
 
 
 def joint_history(episode: Episode) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, Turn, branches, person_of
+from mrlm_pl.episode import Episode, Turn, person_of
 from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import sampling_from
@@ -28,6 +28,7 @@ from mrlm_pl.runs.records.run import (
     recorded_settings,
 )
 from mrlm_pl.settings import as_settings
+from mrlm_pl.turn_tree import branches
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -305,7 +306,7 @@ class _Crediting:
         from mrlm_pl.data.rollout.tasks.environments import scaled
         from mrlm_pl.learner.credit.records import credited
 
-        plain = [_without_credit(episode) for episode in episodes]
+        plain = [episode.with_turns(lambda turn: replace(turn, advantage=None, baseline=None)) for episode in episodes]
         kept = [item for item in plain if item.excluded is None and item.id not in unmarked]
         groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
         training = [
@@ -367,18 +368,6 @@ class _Crediting:
                 f"model: {self.name} compares with earlier iterations, and {fault}, or choose another algorithm"
             )
         self.done += 1
-
-
-def _without_credit(episode: Episode) -> Episode:
-    """Return an episode without advantages and baselines."""
-    rows = {
-        agent: tuple(
-            replace(row, turns=tuple(replace(turn, advantage=None, baseline=None) for turn in row.turns))
-            for row in found
-        )
-        for agent, found in episode.trajectories.items()
-    }
-    return replace(episode, trajectories=rows)
 
 
 _Part = tuple[str, int | None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from mrlm_pl.data.rollout.tasks.stream import PlannedStream, SuccessRateCurriculum, TaskStream
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least, positive
 
@@ -192,19 +192,11 @@ def scaled(episode: Episode, scale: float) -> Episode:
     if scale == 1.0:
         return episode
 
-    def row(trajectory: Trajectory) -> Trajectory:
-        turns = tuple(
-            dataclasses.replace(
-                turn,
-                reward=turn.reward * scale,
-                components={name: value * scale for name, value in turn.components.items()},
-            )
-            for turn in trajectory.turns
-        )
-        return dataclasses.replace(trajectory, turns=turns)
+    def changed(turn: Turn) -> Turn:
+        components = {name: value * scale for name, value in turn.components.items()}
+        return dataclasses.replace(turn, reward=turn.reward * scale, components=components)
 
     return dataclasses.replace(
-        episode,
-        trajectories={agent: tuple(map(row, rows)) for agent, rows in episode.trajectories.items()},
+        episode.with_turns(changed),
         step_rewards=tuple({agent: reward * scale for agent, reward in step.items()} for step in episode.step_rewards),
     )
