@@ -110,37 +110,15 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
     if type(data) is not dict:
         return data
     ((kind, content),) = data.items()
-    if kind == "int":
-        return int(content, 16)
-    if kind == "float":
-        return _float(content)
-    if kind == "bytes":
-        return bytes.fromhex(content)
-    if kind == "tuple":
-        return tuple(inner(content))
-    if kind == "set":
-        return set(inner(content))
-    if kind == "frozenset":
-        return frozenset(inner(content))
-    if kind == "complex":
-        real, imaginary = inner(content)
-        return complex(real, imaginary)
+    if kind in _FROM_CONTENT:
+        return _FROM_CONTENT[kind](content)
+    if kind in _FROM_ITEMS:
+        return _FROM_ITEMS[kind](inner(content))
     if kind == "dict":
         return dict(inner(pair) for pair in content)
     if kind == "deque":
         items, longest = content
         return deque(inner(items), longest)
-    if kind == "element":
-        return ElementTree.fromstring(content)
-    if kind == "type":
-        named = getattr(builtins, content)
-        if type(named) is not type:
-            raise ValueError(f"{content!r:.40} is no built-in type")
-        return named
-    if kind == "timedelta":
-        return timedelta(*inner(content))
-    if kind in _MOMENTS:
-        return _MOMENTS[kind].fromisoformat(content)
     if kind == "opaque":
         number, name = content
         if type(number) is not int or type(name) is not str:
@@ -154,3 +132,32 @@ def _float(content: Any) -> float:
         return float.fromhex(content)
     except OverflowError as error:
         raise ValueError("a float that is too large") from error
+
+
+def _type(content: Any) -> type:
+    named = getattr(builtins, content)
+    if type(named) is not type:
+        raise ValueError(f"{content!r:.40} is no built-in type")
+    return named
+
+
+def _complex(items: list[Any]) -> complex:
+    real, imaginary = items
+    return complex(real, imaginary)
+
+
+_FROM_CONTENT: dict[str, Callable[[Any], Any]] = {
+    "int": lambda content: int(content, 16),
+    "float": _float,
+    "bytes": bytes.fromhex,
+    "element": ElementTree.fromstring,
+    "type": _type,
+    **{name: kind.fromisoformat for name, kind in _MOMENTS.items()},
+}
+_FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "complex": _complex,
+    "timedelta": lambda items: timedelta(*items),
+}
