@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from mrlm_pl.cli.parsing.config_files import option_values
+from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
 from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
@@ -38,9 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         "--data", type=str | None, help="Rows (a file or a hub name) whose reference solutions are played."
     )
     parser.add_argument("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
-    words = list(arguments)
-    if words and not words[0].startswith("-"):
-        words[:1] = ["--environment", words[0]]
+    words = with_first_as("--environment", arguments)
     found = [value for option, value in option_values(words) if option == "--data"]
     data = found[-1] if found else None
     if data is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt
 
+from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.errors import ConfigurationError
@@ -76,9 +77,7 @@ def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: there is no such run, or its algorithm is unknown and none is given.
     """
-    words = list(arguments)
-    if words and not words[0].startswith("-"):
-        words[:1] = ["--run", words[0]]
+    words = with_first_as("--run", arguments)
     config, _ = merged(words, ("model", "run"))
     run, chosen = config.get("run"), config.get("model")
     if run is None or "--help" in words or "-h" in words:

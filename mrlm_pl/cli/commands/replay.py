@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
@@ -151,10 +152,7 @@ def record_parser(command: str, text: str) -> CommandParser:
 
 
 def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions]:
-    words = list(arguments)
-    if words and not words[0].startswith("-"):
-        words[:1] = ["--model", words[0]]
-    read = read_with_run(parser, words, weights=False)
+    read = read_with_run(parser, with_first_as("--model", arguments), weights=False)
     options = parser.instantiate(read.config)
     print(
         f"mrlm: playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})",

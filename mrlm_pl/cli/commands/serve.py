@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from mrlm_pl.cli.parsing.environment_option import environment_config, environment_parser, read
@@ -266,9 +265,7 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
                 "belong into the file of the server's --settings"
             )
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
-        parser = CommandParser(prog="mrlm serve", allow_abbrev=False)
-        parser.add_argument("--config", action=ActionConfigFile)
-        parser.add_subclass_arguments(Environment, "environment", required=True)
+        parser = environment_parser("serve", "")
         config = parser.read(["--environment", arguments], {"environment": Environment})
         return parser.instantiate(config).environment
 

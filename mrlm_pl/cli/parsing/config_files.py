@@ -32,6 +32,15 @@ def _with_underscores(word: str) -> str:
     return f"--{'.'.join(spelled)}{equals}{value}"
 
 
+def with_first_as(option: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the value of an option that may come first, without its name.
+
+    >>> with_first_as("--run", ["runs/a", "--iteration", "3"]), with_first_as("--run", ["--iteration", "3"])
+    (['--run', 'runs/a', '--iteration', '3'], ['--iteration', '3'])
+    """
+    return [option, *arguments] if arguments and not arguments[0].startswith("-") else list(arguments)
+
+
 def config_files(arguments: Sequence[str]) -> list[Path]:
     """Return the existing configuration files among the arguments."""
     return [path for path in _named(arguments) if path.is_file()]
