@@ -179,15 +179,13 @@ class RemoteEnvironment(Environment, proxy=True):
             key=secrets.token_urlsafe(16),
         )
 
-        def final(error: StatusError, address: Address) -> Exception | None:
-            again = error.transient or (error.refused and error.code in _ELSEWHERE)
-            return None if again else _told(error, self._who)
-
         def ask(server: Connection) -> Awaitable[pb.OpenReply]:
             return server.call("Open", request, self.step_seconds)
 
         try:
-            reply, address = await first_answer(self.addresses, ask, Backoff(self.open_seconds), final, self._who)
+            reply, address = await first_answer(
+                self.addresses, ask, Backoff(self.open_seconds), self._who, _ELSEWHERE, self._refusal
+            )
         except StatusError as error:
             raise _told(error, f"no server opened a session within {self.open_seconds:g} s") from error
         server = await connection(address)
@@ -218,17 +216,15 @@ class RemoteEnvironment(Environment, proxy=True):
         return submit(self._asked(method, request)).result()
 
     async def _asked(self, method: str, request: Any) -> Any:
-        def final(error: StatusError, address: Address) -> Exception | None:
-            again = error.transient or (
-                error.refused and error.code in (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
-            )
-            return None if again else _told(error, self._who)
+        again = (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
         def ask(server: Connection) -> Awaitable[Any]:
             return server.call(method, request, ASK_SECONDS, patience=0)
 
         try:
-            reply, _ = await first_answer(self.addresses, ask, Backoff(ASK_SECONDS), final, self._who, False)
+            reply, _ = await first_answer(
+                self.addresses, ask, Backoff(ASK_SECONDS), self._who, again, self._refusal, rotate=False
+            )
         except StatusError as error:
             targets = ", ".join(address.target for address in self.addresses)
             raise RemoteError(
@@ -236,6 +232,9 @@ class RemoteEnvironment(Environment, proxy=True):
                 f"with `mrlm serve`, or check the address and whether both sides use TLS ({error.text})"
             ) from error
         return reply
+
+    def _refusal(self, error: StatusError, address: Address) -> Exception:
+        return _told(error, self._who)
 
 
 class RemoteTasks(TaskSource):

@@ -104,14 +104,13 @@ class RemoteEngine(Engine):
         def ask(server: Connection) -> Awaitable[Any]:
             return server.call(method, request, max(backoff.left, 0.001), _STUB, patience=0)
 
-        def final(error: StatusError, address: Address) -> Exception | None:
-            if error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND):
-                return EngineError(error.text)
-            again = error.transient or (error.refused and error.code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED))
-            return None if again else RemoteError(str(error))
+        def refusal(error: StatusError, address: Address) -> Exception:
+            wrong = error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
+            return EngineError(error.text) if wrong else RemoteError(str(error))
 
+        again = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
         try:
-            reply, _ = await first_answer([self.address], ask, backoff, final, "the server of policies")
+            reply, _ = await first_answer([self.address], ask, backoff, "the server of policies", again, refusal)
         except StatusError as error:
             raise RemoteError(
                 f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -65,8 +65,9 @@ async def first_answer(
     addresses: Sequence[Address],
     ask: Callable[[Connection], Awaitable[T]],
     backoff: Backoff,
-    final: Callable[[StatusError, Address], Exception | None],
     who: str,
+    again: Collection[grpc.StatusCode],
+    refusal: Callable[[StatusError, Address], Exception],
     rotate: bool = True,
 ) -> tuple[T, Address]:
     """Ask servers in turn until one answers; return its answer and its address.
@@ -77,13 +78,14 @@ async def first_answer(
         addresses: of servers that can stand in for each other.
         ask: sends one request.
         backoff: pauses between rounds over all servers.
-        final: the exception for an error that a repetition does not change, else None.
         who: name of the servers, for messages.
+        again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
+        refusal: the exception for any other error.
         rotate: begin with another server than the last call, rather than with the first one.
 
     Raises:
         StatusError: the last problem, when the time is over.
-        Exception: what ``final`` returned.
+        Exception: what ``refusal`` returned.
     """
     servers = f"{who} at {', '.join(address.target for address in addresses)}"
     while True:
@@ -92,9 +94,8 @@ async def first_answer(
                 answer = await ask(await connection(address))
             except StatusError as error:
                 problem = error
-                raised = final(error, address)
-                if raised is not None:
-                    raise raised from error
+                if not (error.transient or (error.refused and error.code in again)):
+                    raise refusal(error, address) from error
                 if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                     note_gone(address)
                 continue

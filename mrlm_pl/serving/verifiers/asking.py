@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff
+from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
 from mrlm_pl.serving.transport.addresses import first_answer
@@ -32,7 +33,7 @@ AT_ONCE = 4
 
 LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
-"""Refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`."""
+"""Refusals that a repetition may change."""
 
 _ids = itertools.count(1)
 
@@ -72,12 +73,8 @@ async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[Tex
         async with allowed:
             return await _scores(terms, part)
 
-    tasks = [asyncio.ensure_future(one(part)) for part in list(_parts(conversations, terms.batch_size))]
-    try:
-        return [score for part in await asyncio.gather(*tasks) for score in part]
-    finally:
-        for task in tasks:
-            task.cancel()
+    parts = list(_parts(conversations, terms.batch_size))
+    return [score for scores in await together(map(one, parts)) for score in scores]
 
 
 def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
@@ -117,12 +114,11 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
                 allowed *= 2  # an overloaded server may need longer
             raise
 
-    def final(error: StatusError, address: Address) -> Exception | None:
-        again = error.transient or (error.refused and error.code in _AGAIN)
-        return None if again else RemoteError(f"the verifier at {address.target} refuses: {error}")
+    def refusal(error: StatusError, address: Address) -> Exception:
+        return RemoteError(f"the verifier at {address.target} refuses: {error}")
 
     try:
-        reply, address = await first_answer(terms.addresses, ask, backoff, final, "the verifier")
+        reply, address = await first_answer(terms.addresses, ask, backoff, "the verifier", _AGAIN, refusal)
     except StatusError as error:
         raise RemoteError(
             f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
