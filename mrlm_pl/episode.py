@@ -214,6 +214,15 @@ class Trajectory:
         return math.fsum(turn.reward for turn in self.turns)
 
     @property
+    def replies(self) -> tuple[int, ...]:
+        """Return the places of the messages that are its turns: the assistant's last ones.
+
+        Before them may stand examples in the prompt, and turns of another row that a template has repeated.
+        """
+        spoken = [place for place, message in enumerate(self.messages) if message.role == "assistant"]
+        return tuple(spoken[max(len(spoken) - len(self.turns), 0) :])
+
+    @property
     def num_actions(self) -> int:
         """Return the number of sampled tokens."""
         return sum(self.action_mask)

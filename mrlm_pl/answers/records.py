@@ -169,8 +169,7 @@ def answers_of_episode(episode: Episode, where: str) -> list[Answer]:
 
 
 def _scored_answers(row: Trajectory, episode: Episode, where: str) -> list[Answer]:
-    said = [message.content for message in row.messages if message.role == "assistant"]
-    said = said[len(said) - len(row.turns) :]
+    said = [row.messages[place].content for place in row.replies]
     scores = [turn.components[SCORE] for turn in row.turns]
     for score in scores:
         if not _is_number(score, 0.0, 1.0):

@@ -27,8 +27,8 @@ class Attempt:
     @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before the first turn of the trajectory."""
-        spoken = [place for place, message in enumerate(self.trajectory.messages) if message.role == "assistant"]
-        return self.trajectory.messages[: spoken[len(spoken) - len(self.trajectory.turns)]] if spoken else ()
+        replies = self.trajectory.replies
+        return self.trajectory.messages[: replies[0]] if replies else ()
 
     def reprompted(self, hint: str | None) -> tuple[Message, ...] | None:
         """Return the opening with a hint at the end of its last message; None for no hint."""

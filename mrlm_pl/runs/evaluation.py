@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mrlm_pl.evaluation.arena import ArenaReport
     from mrlm_pl.evaluation.report import EvaluationReport
     from mrlm_pl.policy import Policy
-    from mrlm_pl.rollout.play import EpisodeSpec
+    from mrlm_pl.rollout.play import EpisodeSpec, Seat
     from mrlm_pl.rollout.player import EpisodePlayer
 
 Model: TypeAlias = "str | Path | Policy | Mapping[str, Policy]"
@@ -119,7 +119,7 @@ class SeatedModel:
             )
         return specs
 
-    def seats(self) -> dict[str, str]:
+    def seated(self) -> dict[str, str]:
         """Return the policy of each agent of the environment.
 
         Raises:
@@ -135,8 +135,21 @@ class SeatedModel:
         """
         from mrlm_pl.policy import Policy
 
-        given = {name: self.run.policies[name] for name in sorted(set(self.seats().values()))}
+        given = {name: self.run.policies[name] for name in sorted(set(self.seated().values()))}
         return {name: policy if isinstance(policy, Policy) else Policy(**policy) for name, policy in given.items()}
+
+    def seats(self, policies: Mapping[str, Policy], sampling: Sampling) -> dict[str, Seat]:
+        """Return the seat of each agent of the environment.
+
+        Raises:
+            ConfigurationError: an agent has no policy.
+        """
+        from mrlm_pl.rollout.play import Seat
+
+        return {
+            agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
+            for agent, name in self.seated().items()
+        }
 
     @contextmanager
     def player(self, sampling: Sampling, max_turns: int | None, device: str) -> Iterator[EpisodePlayer]:
@@ -156,25 +169,18 @@ class SeatedModel:
 
         from mrlm_pl.engines import Engine, InProcessEngine
         from mrlm_pl.policy import Policy
-        from mrlm_pl.rollout.play import Seat
         from mrlm_pl.rollout.player import EpisodePlayer
 
         disable_progress_bar()
-        agents, names = self.environment.agents, self.seats()
-        idle = {"agents": set(self.run.seats) - set(agents), "policies": set(self.run.policies) - set(names.values())}
-        for what, missing in idle.items():
-            if missing:
-                self._warn(
-                    f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: {self.environment.name!r} "
-                    f"has the agents {', '.join(agents)}"
-                )
+        playing = set(self.seated().values())
+        self._warn_of_idle(playing)
         device = chosen_device(device)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
             engine: Engine = InProcessEngine()
             stack.callback(engine.close)
             policies: dict[str, Policy] = {}
-            for name in sorted(set(names.values())):
+            for name in sorted(playing):
                 given = self.run.policies[name]
                 if isinstance(given, Policy) and given.served_by is not None:
                     policies[name] = given
@@ -190,14 +196,23 @@ class SeatedModel:
 
                 engine = with_served(engine, policies)
                 stack.callback(engine.close)
-            seats = {
-                agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
-                for agent, name in names.items()
-            }
             limit = max_turns or self.run.turn_limit(self.name) or MAX_TURNS
-            player = EpisodePlayer({self.name: self.environment}, seats, engine, max_turns=limit)
+            player = EpisodePlayer(
+                {self.name: self.environment}, self.seats(policies, sampling), engine, max_turns=limit
+            )
             stack.callback(player.close)
             yield player
+
+    def _warn_of_idle(self, playing: Collection[str]) -> None:
+        """Warn of the run's agents and policies that the environment has no use for."""
+        agents = self.environment.agents
+        idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
+        for what, missing in idle.items():
+            if missing:
+                self._warn(
+                    f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: {self.environment.name!r} "
+                    f"has the agents {', '.join(agents)}"
+                )
 
     def _warn(self, message: str) -> None:
         print(f"mrlm: warning: {message}", file=sys.stderr)

@@ -165,24 +165,15 @@ def played_rows(row: Trajectory, chat: ChatFormat, policy: str) -> list[Trajecto
     The sampled ids are kept when the learner's tokenizer and chat template give them for this conversation. Otherwise
     another model played, and the conversation is rendered again. A truncated turn has no end token either way.
     """
-    first = _first_act(row)
-    if first is None:
+    replies = row.replies
+    if not replies or len(replies) < len(row.turns):
         return []
+    first = replies[0]
     if _fits(row, first, chat):
         return [dataclasses.replace(row, policy=policy)]
     shown = row.messages[first:]
-    acts = [number for number, message in enumerate(shown) if message.role == "assistant"]
-    unended = [number for number, turn in zip(acts, row.turns, strict=True) if turn.finish_reason == "length"]
+    unended = [place - first for place, turn in zip(replies, row.turns, strict=True) if turn.finish_reason == "length"]
     return chat_rows(row.messages[:first], shown, chat, policy, unended)
-
-
-def _first_act(row: Trajectory) -> int | None:
-    """Return the number of the message of a row's first turn; None without turns or messages.
-
-    A row may begin with earlier turns that a template which rewrites history has repeated.
-    """
-    spoken = [number for number, message in enumerate(row.messages) if message.role == "assistant"]
-    return spoken[-len(row.turns)] if row.turns and len(spoken) >= len(row.turns) else None
 
 
 def _fits(row: Trajectory, first: int, chat: ChatFormat) -> bool:

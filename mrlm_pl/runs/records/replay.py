@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,34 +201,23 @@ def _pairs(
     """Yield each chosen episode with its replay; None for those that failed when they were played."""
     seated = SeatedModel(run, environment, None, name, weights=False)
     with _player(seated) as player:
-        waiting: list[Episode] = []
-        for episode in chosen_episodes(run, place, seated.name, iteration, id):
-            if episode.failed:
-                yield episode, None
-                continue
-            waiting.append(episode)
-            if len(waiting) == CHUNK:
-                yield from zip(waiting, player.play_again(waiting), strict=True)
-                waiting = []
-        yield from zip(waiting, player.play_again(waiting), strict=True)
+        chosen = chosen_episodes(run, place, seated.name, iteration, id)
+        while chunk := list(itertools.islice(chosen, CHUNK)):
+            again = iter(player.play_again([episode for episode in chunk if not episode.failed]))
+            for episode in chunk:
+                yield episode, None if episode.failed else next(again)
 
 
 @contextmanager
 def _player(seated: SeatedModel) -> Iterator[RecordPlayer]:
     """Yield a player whose seats have a chat format and no weights."""
     from mrlm_pl.engines import InProcessEngine
-    from mrlm_pl.rollout.play import Seat
     from mrlm_pl.rollout.replay import RecordPlayer
 
-    policies = seated.policies()
-    seats = {
-        agent: Seat(name, policies[name].chat, Sampling(), policies[name].context_window)
-        for agent, name in seated.seats().items()
-    }
-    with ExitStack() as stack:
-        stack.callback(seated.environment.close)
-        engine = InProcessEngine()
-        stack.callback(engine.close)
-        player = RecordPlayer({seated.name: seated.environment}, seats, engine)
-        stack.callback(player.close)
+    seats, played = seated.seats(seated.policies(), Sampling()), {seated.name: seated.environment}
+    with (
+        closing(seated.environment),
+        closing(InProcessEngine()) as engine,
+        closing(RecordPlayer(played, seats, engine)) as player,
+    ):
         yield player

@@ -165,8 +165,7 @@ def _report(
 def _text(episode: Episode, agent: str, turn: int) -> str:
     """Return the message of an agent's decision."""
     for row in episode.trajectories[agent]:
-        replies = [message for message in row.messages if message.role == "assistant"]
         for place, made in enumerate(row.turns):
             if made.index == turn:
-                return replies[place - len(row.turns)].content
+                return row.messages[row.replies[place - len(row.turns)]].content
     raise AssertionError(f"{agent} did not decide at {turn}")
