@@ -67,7 +67,7 @@ class C3(PolicyGradient):
         check_reduction(self.reduction)
         one_of(("team", "own"), "", reward=reward)
         self.reward: RewardShare = reward
-        trained = tuple(name for name in self.policies if self.policy(name).trained)
+        trained = tuple(self.trained_policies)
         self._warned = False
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
 

@@ -79,7 +79,7 @@ class MAPPO(PolicyGradient):
         self._warned = False
 
     def _copy_of_a_policy(self) -> Policy:
-        first = next(self.policy(name) for name in self.policies if self.policy(name).trained)
+        first = next(iter(self.trained_policies.values()))
         return Policy(
             first.name_or_path,
             first.learning_rate,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,19 +13,18 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.durable_files import draft_of, put_in_place, remove
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError, NonFiniteError, StorageError, meant, nearest
+from mrlm_pl.errors import ConfigurationError, NonFiniteError, meant, nearest
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
+from mrlm_pl.learner.export import write_model
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, weight_group
 from mrlm_pl.learner.reference import ReferencePolicy
@@ -162,6 +160,11 @@ class Algorithm(LightningModule, ABC):
         """The models with trajectories of their own in a batch, by name, in one order on all ranks."""
         policies = {name: self.policy(name) for name in self.policies}
         return policies if self.critic is None else policies | self.critic.learners
+
+    @property
+    def trained_policies(self) -> dict[str, Policy]:
+        """The policies that are trained, by name, in one order on all ranks."""
+        return {name: self.policy(name) for name in self.policies if self.policy(name).trained}
 
     def check_agents(self, agents: Collection[str]) -> None:
         """Validate the seats and policies against a run's agents; a frozen policy without an agent is a warning.
@@ -301,8 +304,7 @@ class Algorithm(LightningModule, ABC):
 
         A group's ``name`` is the name of its metrics; the group is skipped in updates without data for its ``policy``.
         """
-        trained = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
-        groups = [weight_group(name, name, policy) for name, policy in trained.items()]
+        groups = [weight_group(name, name, policy) for name, policy in self.trained_policies.items()]
         return groups if self.critic is None else groups + self.critic.parameter_groups()
 
     def configure_optimizers(self) -> Any:
@@ -468,25 +470,11 @@ class Algorithm(LightningModule, ABC):
             StorageError: a policy cannot be written, for example because the disk is full.
         """
         for name, policy in self.exported().items():
-            final = Path(folder) / name
-            draft = draft_of(final)
-            try:
-                if write:
-                    remove(draft)
-                policy.save_pretrained(draft, write=write)
-                if write:
-                    put_in_place(draft, final)
-            except (OSError, SafetensorError) as error:
-                shutil.rmtree(draft, ignore_errors=True)
-                raise StorageError(
-                    f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "
-                    "resume the run, which writes it from its last checkpoint"
-                ) from error
+            write_model(policy, name, Path(folder) / name, write)
 
     def exported(self) -> dict[str, Policy]:
         """Return the models that a run leaves behind, by the name of their folder."""
-        policies = {name: self.policy(name) for name in self.policies if self.policy(name).trained}
-        return policies if self.critic is None else policies | self.critic.exported()
+        return self.trained_policies if self.critic is None else self.trained_policies | self.critic.exported()
 
     def refuse_dropout(self) -> None:
         """Validate that no trained policy has dropout.
@@ -494,7 +482,7 @@ class Algorithm(LightningModule, ABC):
         Raises:
             ConfigurationError: one has: the learner's log-probabilities would not be the sampler's.
         """
-        with_dropout = [name for name in self.policies if self.policy(name).trained and self.policy(name).dropout]
+        with_dropout = [name for name, policy in self.trained_policies.items() if policy.dropout]
         if with_dropout:
             raise ConfigurationError(
                 f"policies {with_dropout} have dropout, which the sampler has not; set their dropout to 0 for "
@@ -507,6 +495,6 @@ class Algorithm(LightningModule, ABC):
 
     def take_part(self, batch: Batch) -> None:
         """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""
-        for name in self.policies:
-            if name not in batch.policies and self.policy(name).trained and self.trainer.world_size > 1:
-                self.policy(name).idle_loss()
+        for name, policy in self.trained_policies.items():
+            if name not in batch.policies and self.trainer.world_size > 1:
+                policy.idle_loss()

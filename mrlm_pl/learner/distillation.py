@@ -149,7 +149,7 @@ class Distiller:
         self.settings, self.learner = settings, learner
         self.in_loss = settings.form != "sampled"
         self._first = True
-        students = [name for name in learner.policies if learner.policy(name).trained]
+        students = list(learner.trained_policies)
         self.names = [
             learner.seat(one.partner) if one.policy is None and one.partner is not None else one.policy
             for one in settings.teachers

@@ -270,7 +270,7 @@ class PolicyGradient(Algorithm):
 
         With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
         """
-        trained = [name for name in self.policies if self.policy(name).trained]
+        trained = list(self.trained_policies)
         tables = rewarded_rows(episodes, self.temperatures(sampling), self.turn_bonus(sampling))
         tables = {name: tables[name] for name in trained if name in tables}
         for name, table in tables.items():
@@ -358,7 +358,7 @@ class PolicyGradient(Algorithm):
             note_baselines(self.trainer, self.metrics, episodes, greedy, baselines)
             episodes = with_baseline(episodes, greedy)
         tables = self.credit(episodes, sampling, greedy)
-        frozen = {name for name in self.policies if not self.policy(name).trained}
+        frozen = self.policies.keys() - self.trained_policies.keys()
         trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
         if self.whiten_advantages:
@@ -399,12 +399,11 @@ class PolicyGradient(Algorithm):
                 own[name, "kl"] = masked_moments(penalty, rows.action_mask)
                 own[name, "episodes"] = acted_episodes(episodes, name)
         totals = merged(self.trainer, own)
-        for name, controller in self.kl_controllers.items():
-            if self.policy(name).trained:
-                kl = totals.get((name, "kl"), NO_MOMENTS).mean
-                self.metrics.rollout[self.metrics.name("reference_kl", name)] = kl
-                self.metrics.rollout[self.metrics.name("kl_coefficient", name)] = controller.coefficient
-                controller.update(kl, totals.get((name, "episodes"), 0))
+        for name in self.trained_policies:
+            kl, controller = totals.get((name, "kl"), NO_MOMENTS).mean, self.kl_controllers[name]
+            self.metrics.rollout[self.metrics.name("reference_kl", name)] = kl
+            self.metrics.rollout[self.metrics.name("kl_coefficient", name)] = controller.coefficient
+            controller.update(kl, totals.get((name, "episodes"), 0))
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
@@ -417,7 +416,7 @@ class PolicyGradient(Algorithm):
         another precision than the learner or does not tell.
         """
         learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
-        trained = [name for name in self.policies if self.policy(name).trained]
+        trained = list(self.trained_policies)
         if learner is None or any(sampling.of(name).truncated for name in trained):
             return True
         if self._engine is None:  # an in-process engine with the learner's precision
@@ -519,8 +518,7 @@ class PolicyGradient(Algorithm):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        trained = [self.policy(name) for name in self.policies if self.policy(name).trained]
-        self.reference.follow(trained, self.global_step + 1)
+        self.reference.follow(list(self.trained_policies.values()), self.global_step + 1)
 
     def progress(self) -> dict[str, Any]:
         coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}

@@ -116,7 +116,7 @@ class ReferencedDataModule(FixedDataModule):
         rank, ranks = data_parallel_rank(trainer)
         starts = self.references.starts[split]
         sums = torch.zeros(starts[-1], device=algorithm.device)
-        learners = [name for name in algorithm.policies if algorithm.policy(name).trained]
+        learners = list(algorithm.trained_policies)
         with trainer.precision_plugin.forward_context():
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
