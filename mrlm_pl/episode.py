@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from mrlm_pl.grouping import grouped
+
 SCHEMA = 2
 """Version of the records in files. Readers ignore fields that they do not know, and take records without a version.
 
@@ -442,10 +444,7 @@ def question_to(episode: Episode, agent: str) -> str | None:
 
 def by_group(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
     """Return the episodes of each group."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.group, []).append(episode)
-    return groups
+    return grouped((episode.group, episode) for episode in episodes)
 
 
 def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:

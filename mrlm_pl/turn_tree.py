@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, by_group, check_finite, decided, has_text_keys, json_line
+from mrlm_pl.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,7 @@ class TurnTree:
 
     def children(self) -> dict[str, list[str]]:
         """Return the names of each state's joint actions."""
-        found: dict[str, list[str]] = {}
-        for name, action in self.actions.items():
-            found.setdefault(action.node, []).append(name)
-        return found
+        return grouped((action.node, name) for name, action in self.actions.items())
 
 
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs")

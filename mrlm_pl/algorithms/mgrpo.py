@@ -13,6 +13,7 @@ from mrlm_pl.advantages import group_normalized_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, person_of
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.returns import Returns, labels, returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -86,9 +87,7 @@ class MGRPO(PolicyGradient):
         """Return the numbers of the returns that are trained on, some of them several times."""
         if self.calls_per_group is None:
             return list(range(len(returns.agent)))
-        members: dict[int, list[int]] = {}
-        for number, label in enumerate(returns.comparison.tolist()):
-            members.setdefault(label, []).append(number)
+        members = grouped((label, number) for number, label in enumerate(returns.comparison.tolist()))
         found: list[int] = []
         for numbers in members.values():
             episode, agent = returns.episode[numbers[0]], returns.agent[numbers[0]]

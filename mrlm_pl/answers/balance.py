@@ -9,6 +9,7 @@ from typing import Any
 from mrlm_pl.answers.records import Answer
 from mrlm_pl.answers.wrong import plain, wrong_answers
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.seeding import derive_seed, keyed_random
 
 ONLY_RIGHT, ONLY_WRONG, CONTRADICTED = "only right answers", "only wrong answers", "only contradicted answers"
@@ -101,10 +102,7 @@ def _grouped(answers: Sequence[Answer]) -> list[_Question]:
         question = questions.setdefault(plain(answer.question), _Question(answer.question))
         question.read.append(replace(answer, question=question.text))
     for question in questions.values():
-        alike: dict[str, list[Answer]] = {}
-        for answer in question.read:
-            alike.setdefault(plain(answer.answer), []).append(answer)
-        for same in alike.values():
+        for same in grouped((plain(answer.answer), answer) for answer in question.read).values():
             if len({answer.correct for answer in same}) > 1:
                 question.contradicted += len(same)
             else:

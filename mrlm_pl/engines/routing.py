@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest
+from mrlm_pl.grouping import grouped
 
 P = TypeVar("P", bound=Hashable)
 
@@ -99,9 +100,7 @@ async def sampled_in_parts(
     Raises:
         Exception: the first error of a place; the other places' work is cancelled.
     """
-    parts: dict[P, list[int]] = {}
-    for number, place in enumerate(places):
-        parts.setdefault(place, []).append(number)
+    parts = grouped((place, number) for number, place in enumerate(places))
     answers = await together(ask(place, [requests[number] for number in numbers]) for place, numbers in parts.items())
     found: dict[int, Sample] = {}
     for numbers, samples in zip(parts.values(), answers, strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.grouping import grouped
 
 Means = dict[str, tuple[float, float]]
 """(weighted sum, weight) by name; a mean is their quotient, and parts of several ranks add up."""
@@ -203,22 +204,22 @@ def seats_of(episodes: Sequence[Episode]) -> dict[str, str]:
 
 
 def _parts(problems: Mapping[str, Sequence[Episode]], owners: Callable[[_Played], Sequence[str]]) -> dict[str, Part]:
-    found: dict[str, list[tuple[str, Episode, _Played]]] = {}
-    for problem, episodes in problems.items():
-        for episode in episodes:
-            for own in _played(episode):
-                for owner in owners(own):
-                    found.setdefault(owner, []).append((problem, episode, own))
+    found = grouped(
+        (owner, (problem, episode, own))
+        for problem, episodes in problems.items()
+        for episode in episodes
+        for own in _played(episode)
+        for owner in owners(own)
+    )
     return {owner: _part(played) for owner, played in found.items()}
 
 
 def _part(played: Sequence[tuple[str, Episode, _Played]]) -> Part:
     turns = [turn for _, _, own in played for turn in own.turns]
     acted = [(episode, own) for _, episode, own in played if own.turns]
-    clusters: dict[str, list[float]] = {}
+    clusters = grouped((problem, own.reward) for problem, _, own in played)
     components = Components()
-    for problem, _, own in played:
-        clusters.setdefault(problem, []).append(own.reward)
+    for _, _, own in played:
         components.add(own.components, 1.0)
     opens = sum(
         own.first_turn == min(turn.index for row in episode.rows() for turn in row.turns) for episode, own in acted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from mrlm_pl.errors import ConfigurationError, nearest_path
 from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.grouping import grouped
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
     if found is None or their_found is None:
         found, their_found, low, high = _rewards(own), _rewards(theirs), -math.inf, math.inf
     (measure, values), (their_measure, their_values) = found, their_found
-    differences: dict[str, list[float]] = defaultdict(list)
-    for key in common:
-        differences[key[1]].append(values[key] - their_values[key])
+    differences = grouped((key[1], values[key] - their_values[key]) for key in common)
     return Comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
         ci95=mean_interval(list(differences.values()), low, high),

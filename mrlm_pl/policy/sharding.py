@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from mrlm_pl.grouping import grouped
+
 _WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
 
 
@@ -108,9 +110,7 @@ def passes_on_all_ranks(model: nn.Module, passes: int) -> int:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the norm (0-dim) of all gradients together, over all ranks; every rank must call it."""
-    meshes: dict[Any, list[Tensor]] = {}
-    for gradient in gradients:
-        meshes.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+    meshes = grouped((item.device_mesh if isinstance(item, DTensor) else None, item) for item in gradients)
     norms = [whole(torch.nn.utils.get_total_norm(members)) for members in meshes.values()]
     return torch.linalg.vector_norm(torch.stack(norms)) if len(norms) != 1 else norms[0]
 

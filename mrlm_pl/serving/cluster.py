@@ -19,6 +19,7 @@ import grpc
 from mrlm_pl.concurrency.backoff import Backoff, until
 from mrlm_pl.concurrency.calls import Workers
 from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
@@ -123,9 +124,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
         """Forward a renewal of leases to each worker."""
-        by_worker: dict[str, list[str]] = {}
-        for session in request.sessions:
-            by_worker.setdefault(session.partition(SEPARATOR)[0], []).append(session)
+        by_worker = grouped((session.partition(SEPARATOR)[0], session) for session in request.sessions)
         unknown: list[str] = []
         for name, sessions in by_worker.items():
             try:

@@ -10,6 +10,7 @@ from typing import Any
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.comparison import compare
 from mrlm_pl.evaluation.intervals import mean_interval
+from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run
 
@@ -54,9 +55,7 @@ def _episodes(run: Run) -> list[dict[str, Any]]:
 
 
 def _by_task(episodes: list[dict[str, Any]]) -> dict[str, float]:
-    rewards: dict[str, list[float]] = {}
-    for row in episodes:
-        rewards.setdefault(row["task"], []).append(row["reward"])
+    rewards = grouped((row["task"], row["reward"]) for row in episodes)
     return {task: math.fsum(values) / len(values) for task, values in sorted(rewards.items())}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from mrlm_pl.episode_files import not_kept
 from mrlm_pl.errors import DataError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
     COLUMNS,
@@ -235,8 +236,7 @@ class EpisodeIndex:
 
     def last_rewards(self) -> list[list[float]]:
         """Return the rewards of the newest file's ordinary episodes by group: no failures, branches, excluded ones."""
-        groups: dict[str, list[float]] = {}
-        for row in next((file.rows for file in self.newest_first() if file.rows), []):
-            if not any(row[COLUMNS.index(name)] for name in ("error", "branch", "excluded")):
-                groups.setdefault(row[_GROUP], []).append(row[_REWARD])
-        return list(groups.values())
+        rows = next((file.rows for file in self.newest_first() if file.rows), [])
+        left_out = [COLUMNS.index(name) for name in ("error", "branch", "excluded")]
+        ordinary = [row for row in rows if not any(row[place] for place in left_out)]
+        return list(grouped((row[_GROUP], row[_REWARD]) for row in ordinary).values())

@@ -17,7 +17,8 @@ SOURCES = {
     "mrlm_callbacks": ROOT / "callbacks" / "mrlm_callbacks",
 }
 FLOORS = [
-    {"errors", "seeding", "episode"},
+    {"errors", "seeding", "grouping"},
+    {"episode"},
     {"settings", "durable_files", "model_folders", "turn_tree"},
     {"episode_files"},
     {"concurrency"},

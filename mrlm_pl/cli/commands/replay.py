@@ -16,6 +16,7 @@ from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import interval_text
+from mrlm_pl.grouping import grouped
 
 if TYPE_CHECKING:
     from mrlm_pl.runs.records.whatif import Outcomes
@@ -132,10 +133,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
 
 def _by_text(side: Outcomes) -> list[tuple[str, list[float]]]:
     """Return the distinct decisions, the most frequent first, with the return of each continuation."""
-    found: dict[str, list[float]] = {}
-    for text, value in zip(side.texts, side.returns, strict=True):
-        found.setdefault(text, []).append(value)
-    return sorted(found.items(), key=lambda item: -len(item[1]))
+    return sorted(grouped(zip(side.texts, side.returns, strict=True)).items(), key=lambda item: -len(item[1]))
 
 
 def record_parser(command: str, text: str) -> CommandParser:

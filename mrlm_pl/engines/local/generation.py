@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.base import FinishReason, SampleRequest
 from mrlm_pl.engines.local.sampling import Sampler
+from mrlm_pl.grouping import grouped
 
 _COMPACT_BELOW = 0.85
 
@@ -30,8 +30,6 @@ class EngineStats:
         shared_tokens: context tokens computed for another request of the batch.
         decode_tokens: tokens fed one per row and step, including those of finished rows that were not yet dropped.
         sampled_tokens: returned tokens.
-        prefill_seconds: wall time of computing contexts.
-        decode_seconds: wall time of drawing tokens and feeding them.
     """
 
     requests: int = 0
@@ -40,8 +38,6 @@ class EngineStats:
     shared_tokens: int = 0
     decode_tokens: int = 0
     sampled_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
 
 
 @dataclass
@@ -210,7 +206,6 @@ def generate(
     Raises:
         CancelledError: the caller was cancelled.
     """
-    started = time.perf_counter()
     contexts, order = _distinct_contexts(requests, sessions)
     stats.prefill_tokens += sum(len(context.token_ids) - context.cached for context in contexts)
     stats.cached_tokens += sum(context.cached for context in contexts)
@@ -218,7 +213,6 @@ def generate(
     most = max(limits)
     logits, rows = backend.prefill(contexts, reserve=most)
     logits = logits.repeat_interleave(torch.tensor([context.rows for context in contexts], device=logits.device), dim=0)
-    prefilled = time.perf_counter()
     batch = _Batch([requests[r] for r in order], [limits[r] for r in order], rows, sessions)
     seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
     sampler = Sampler(seeds, [q.sampling for q in batch.requests], most, backend.device, offsets)
@@ -236,17 +230,13 @@ def generate(
         logits = rows.step(tokens)
     stats.requests += len(requests)
     stats.sampled_tokens += sum(len(out.token_ids) for out in batch.out)
-    stats.prefill_seconds += prefilled - started
-    stats.decode_seconds += time.perf_counter() - prefilled
     by_request = dict(zip(order, batch.out, strict=True))
     return [by_request[r] for r in range(len(requests))]
 
 
 def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache) -> tuple[list[Context], list[int]]:
     """Return the distinct contexts, and the indices of the requests in the order of the contexts' rows."""
-    members: dict[tuple[int, ...], list[int]] = {}
-    for r, request in enumerate(requests):
-        members.setdefault(request.token_ids, []).append(r)
+    members = grouped((request.token_ids, r) for r, request in enumerate(requests))
     contexts = []
     for token_ids, indices in members.items():
         found = [

@@ -16,6 +16,7 @@ from mrlm_pl.advantages import counterfactual_advantages, decision_returns, grou
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -82,10 +83,7 @@ class DecisionReturns:
 
     def by_policy(self) -> dict[str, list[int]]:
         """Return the places of each policy's decisions."""
-        places: dict[str, list[int]] = {}
-        for place, decision in enumerate(self.decisions):
-            places.setdefault(decision.row.policy, []).append(place)
-        return places
+        return grouped((decision.row.policy, place) for place, decision in enumerate(self.decisions))
 
     def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""

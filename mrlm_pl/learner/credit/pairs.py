@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import labels
 
@@ -81,11 +82,8 @@ def best_and_worst(members: Iterable[tuple[Hashable, P]], gap: float) -> list[tu
         members: with the key of their group.
         gap: groups whose rewards differ by this or less are left out.
     """
-    groups: dict[Hashable, list[P]] = {}
-    for key, member in members:
-        groups.setdefault(key, []).append(member)
     pairs = [
         (max(group, key=lambda item: item.reward), min(group, key=lambda item: item.reward))
-        for group in groups.values()
+        for group in grouped(members).values()
     ]
     return [(best, worst) for best, worst in pairs if best.reward - worst.reward > gap]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
 
@@ -69,11 +70,12 @@ class Returns:
             advantages: [N].
             temperature: of the sampling, by policy.
         """
-        found: dict[str, list[tuple[int, Trajectory]]] = {}
-        for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
-            for trajectory in episode.trajectories[agent]:
-                if trajectory.num_actions:
-                    found.setdefault(trajectory.policy, []).append((place, trajectory))
+        found = grouped(
+            (trajectory.policy, (place, trajectory))
+            for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True))
+            for trajectory in episode.trajectories[agent]
+            if trajectory.num_actions
+        )
         return {
             policy: collate_rows(
                 [trajectory for _, trajectory in rows],

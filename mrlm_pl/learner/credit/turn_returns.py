@@ -19,6 +19,7 @@ from mrlm_pl.advantages import (
     turn_advantages,
 )
 from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import group_numbers
 from mrlm_pl.settings import at_least, between, one_of
@@ -60,9 +61,7 @@ class TurnReturns:
             temperature: of the sampling, by policy.
         """
         labels = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
-        places: dict[str, list[int]] = {}
-        for number, trajectory in enumerate(self.trajectory):
-            places.setdefault(trajectory.policy, []).append(number)
+        places = grouped((trajectory.policy, number) for number, trajectory in enumerate(self.trajectory))
         found: dict[str, PolicyBatch] = {}
         for policy, rows in places.items():
             found[policy] = collate_rows(

@@ -15,6 +15,7 @@ import grpc
 from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
 from mrlm_pl.serving.transport.codec import from_json
 from mrlm_pl.serving.transport.connection import refuse
@@ -196,9 +197,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     async def _score_apart(self, batch: Sequence[_Item], error: Exception) -> None:
         """Score the conversations of a failed batch request by request, so that one does not fail the others."""
-        shares: dict[_Request, list[_Item]] = {}
-        for item in batch:
-            shares.setdefault(item[0], []).append(item)
+        shares = grouped((item[0], item) for item in batch)
         for request, share in shares.items():
             if request.done.done():
                 continue
