@@ -80,17 +80,8 @@ def collect(
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
     seated = SeatedModel(model, environment, seats, name)
     sampling = sampling or sampling_from(seated.run.sampling, {})
-    distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
-    if len(distinct) < len(temperatures):
-        raise ConfigurationError(
-            f"temperatures: {temperatures} names one twice; --samples-per-task says how often each"
-        )
+    distinct = _distinct(temperatures, num_episodes, samples_per_task)
     each = samples_per_task * len(distinct)
-    if temperatures and num_episodes % each:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
-            f"{len(distinct)} temperatures"
-        )
     specs = seated.specs(num_episodes, split, seed, each)
     planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)
@@ -262,6 +253,26 @@ class CollectionFile:
     def finish(self) -> None:
         """Mark the file as complete."""
         self._note.unlink(missing_ok=True)
+
+
+def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:
+    """Return the temperatures that each task is played at; None alone is that of the sampling.
+
+    Raises:
+        ConfigurationError: one is named twice, or the episodes do not come out even.
+    """
+    distinct: list[float | None] = list(dict.fromkeys(temperatures)) or [None]
+    if len(distinct) < len(temperatures):
+        raise ConfigurationError(
+            f"temperatures: {temperatures} names one twice; --samples-per-task says how often each"
+        )
+    each = samples_per_task * len(distinct)
+    if temperatures and num_episodes % each:
+        raise ConfigurationError(
+            f"num_episodes {num_episodes} must be a multiple of {each}: samples_per_task {samples_per_task} at each of "
+            f"{len(distinct)} temperatures"
+        )
+    return distinct
 
 
 def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | None]]) -> list[Episode]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,17 +148,9 @@ class CollectionSums:
         judging = judging_environments(played)
         components: dict[str, Components] = {}
         for episode, weight in zip(played, weights, strict=True):
-            environment = episode.task.environment
-            found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
-            found["reward"] = episode.reward
-            components.setdefault(f"rollout/{environment}/", Components()).add(episode.components(), weight)
-            if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
-                found["success"] = float(bool(episode.success))
-                if VERIFIER_SCORE in episode.metrics:
-                    found[f"{environment}/accuracy"] = found["success"]
-            if by_task:
-                found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
-            for name, value in found.items():
+            of_environment = components.setdefault(f"rollout/{episode.task.environment}/", Components())
+            of_environment.add(episode.components(), weight)
+            for name, value in _measured(episode, judging, by_task).items():
                 values.setdefault(f"rollout/{name}", []).append((value, weight))
         means = {
             name: (math.fsum(value * weight for value, weight in found), math.fsum(weight for _, weight in found))
@@ -209,6 +201,20 @@ class CollectionSums:
         }
         found |= {name: total / count for name, (total, count) in self.means.items() if count}
         return without_sole_owners(found, "rollout/") | self.sums
+
+
+def _measured(episode: Episode, judging: Collection[str], by_task: bool) -> dict[str, float]:
+    """Return the numbers of an episode whose means are logged, by name."""
+    environment = episode.task.environment
+    found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
+    found["reward"] = episode.reward
+    if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
+        found["success"] = float(bool(episode.success))
+        if VERIFIER_SCORE in episode.metrics:
+            found[f"{environment}/accuracy"] = found["success"]
+    if by_task:
+        found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
+    return found
 
 
 _COUNTED = ("episodes", "failed_episodes", "decisions", "generated_tokens")
