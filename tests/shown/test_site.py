@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mrlm_pl
-from benchmarks import results_page
+from benchmarks import results_page, results_tables
 from docs import catalog
 from mrlm_pl.sandbox import strongest
 from tests.support.documents import ROOT
@@ -52,7 +52,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_files() -> None:
 
 def test_every_file_of_results_is_on_the_page() -> None:
     shown = {name for sections in results_page.CHAPTERS.values() for name in sections}
-    assert shown | {*results_page.ELSEWHERE} == {path.stem for path in results_page.RESULTS.glob("*.json")}
+    assert shown | {*results_page.ELSEWHERE} == {path.stem for path in results_tables.RESULTS.glob("*.json")}
     assert all((results_page.PLOTS / f"{name}.svg").is_file() for name in _plotted())
 
 
@@ -71,21 +71,21 @@ def test_means_with_intervals_in_the_pages_are_those_of_the_files() -> None:
 
 def sentences() -> Iterator[tuple[str, str]]:
     """Yield pages with texts that follow from files of results."""
-    count, runs, same = results_page.kills(results_page.read("kill_resume"))
+    count, runs, same = results_tables.kills(results_tables.read("kill_resume"))
     yield "scaling.md", f"After {count} kills at random moments"
     yield "scaling.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
-    step = results_page.read("distillation_step")
+    step = results_tables.read("distillation_step")
     yield "distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
     yield "distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
     yield "distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
-    yield "gateway.md", f"{results_page.read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
-    per = results_page.read("records")["per_1000_episodes"]
+    yield "gateway.md", f"{results_tables.read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
+    per = results_tables.read("records")["per_1000_episodes"]
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['gzip 6']['bytes'] / 1e6:.2f} MB on the disk"
-    yield "data.md", f"takes {results_page.read('records')['ratio']:.2f} of the time of one without writing"
-    for row in results_page.read("shared_machine")["settings"].values():
+    yield "data.md", f"takes {results_tables.read('records')['ratio']:.2f} of the time of one without writing"
+    for row in results_tables.read("shared_machine")["settings"].values():
         numbers = f"{row['quiet_s']:.2f} | {row['busy_s']:.2f} | {row['busy_by_quiet']:.1f}"
         yield "scaling.md", re.sub(r"(?<!\d)0", "", f"| {numbers} |")
-    covered = results_page.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
+    covered = results_tables.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
     yield "decisions.md", f"covers the true accuracy in\n  {covered:.3f}".replace("0.", ".")
 
 
