@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
 from mrlm_pl.runs.records.run import recorded_settings
 from mrlm_pl.settings import at_least, one_of
@@ -71,12 +71,7 @@ class HeldOutEvaluation(Callback):
             table.add_row(
                 name,
                 played_episodes(report),
-                _with_interval(report.mean_reward, report.ci95),
-                "-" if report.accuracy is None else _with_interval(report.accuracy, report.accuracy_ci95),
+                with_interval(report.mean_reward, report.ci95),
+                with_interval(report.accuracy, report.accuracy_ci95),
             )
         Console(width=100).print(table)
-
-
-def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
-    known = interval is not None and all(map(math.isfinite, interval))
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval and known else f"{value:.3f}"

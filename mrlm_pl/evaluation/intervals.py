@@ -160,3 +160,15 @@ def pass_at_k(successes: int, samples: int, k: int) -> float:
     0.5
     """
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def with_interval(value: float | None, bounds: tuple[float | None, float | None] | None) -> str:
+    """Return a mean and its interval, where one is known, as a cell of a table; a dash for no mean.
+
+    >>> with_interval(0.25, (0.125, 0.375)), with_interval(0.25, (None, None)), with_interval(None, None)
+    ('0.250 [0.125, 0.375]', '0.250', '-')
+    """
+    if value is None:
+        return "-"
+    known = [bound for bound in bounds or () if bound is not None and math.isfinite(bound)]
+    return f"{value:.3f} [{known[0]:.3f}, {known[1]:.3f}]" if len(known) == 2 else f"{value:.3f}"

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from mrlm_pl.durable_files import replacing
+from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import exported_policies
 from mrlm_pl.runs.records.run import recorded_configuration, recorded_iterations
 
@@ -141,15 +142,8 @@ def _evaluation(run: Path) -> str:
     rows = []
     for moment, by_environment in reports.items():
         for name, report in by_environment.items():
-            reward = _bounded(report["mean_reward"], report["ci95"])
-            accuracy = _bounded(report["accuracy"], report["accuracy_ci95"])
+            reward = with_interval(report["mean_reward"], report["ci95"])
+            accuracy = with_interval(report["accuracy"], report["accuracy_ci95"])
             rows.append(f"| {name} | {moment} | {report['split']} | {report['episodes']} | {reward} | {accuracy} |")
     head = "| environment | training | split | episodes | mean reward [95 % interval] | accuracy [95 % interval] |"
     return "\n".join(["All policies of the run in their seats:\n", head, "|---|---|---|---|---|---|", *rows])
-
-
-def _bounded(value: float | None, bounds: tuple[float, float] | None) -> str:
-    if value is None:
-        return "-"
-    known = bounds is not None and None not in bounds
-    return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if known and bounds else f"{value:.3f}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from random import Random
-from typing import Any
 
 from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
 from mrlm_environments.code.rows import ROW_FORM, identity, program_of, task_data, tests_of
@@ -77,7 +75,8 @@ class CodeEnvironment(SingleAgentEnvironment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(task_data, packages=self.sandbox.packages)
-        return self._tasks.source(split, self._generate, "prompt", (), identity, read)
+        generate = partial(generate_data, kinds=self.kinds, difficulty=self.difficulty)
+        return self._tasks.source(split, generate, "prompt", (), identity, read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one."""
@@ -119,9 +118,6 @@ class CodeEnvironment(SingleAgentEnvironment):
             success=found.solved,
             metrics={"valid": float(valid), "isolation": float(Isolation.of(found.isolation))},
         )
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generate_data(rng, self.kinds, self.difficulty)
 
 
 def in_words(found: Grade) -> str:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from random import Random
 from typing import Any, Literal, get_args
 
 from mrlm_environments.code.environment import in_words
@@ -111,7 +110,8 @@ class CollaborativeCodingEnvironment(Environment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(_shared_task, packages=self.sandbox.packages)
-        return self._tasks.source(split, self._generate, "prompt", (), identity, read)
+        generate = partial(generate_data, kinds=self.kinds, difficulty=self.difficulty)
+        return self._tasks.source(split, generate, "prompt", (), identity, read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided between the two; see ``split_solution``."""
@@ -217,9 +217,6 @@ class CollaborativeCodingEnvironment(Environment):
         return grade(
             self.sandbox, judged.program, tests_of({**self._data, "tests": [test], "names": [self._entry]})
         ).solved
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generate_data(rng, self.kinds, self.difficulty)
 
 
 def _shared_task(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:

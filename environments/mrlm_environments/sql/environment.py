@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from random import Random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
@@ -101,9 +101,8 @@ class SqlEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field or is of another form.
             ConfigurationError: the split is unknown or empty.
         """
-        return self._tasks.source(
-            split, self._generate, "key", ("description", "table", "type"), _identity, dbbench_task
-        )
+        generate = partial(generated_task, kinds=self.kinds, rows=self.rows)
+        return self._tasks.source(split, generate, "key", ("description", "table", "type"), _identity, dbbench_task)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the two tools; see :meth:`Environment.tools`."""
@@ -191,9 +190,6 @@ class SqlEnvironment(SingleAgentEnvironment):
             success=right,
             metrics=metrics or {},
         )
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generated_task(rng, self.kinds, self.rows)
 
 
 def _identity(row: Mapping[str, Any]) -> str:
