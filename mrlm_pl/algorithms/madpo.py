@@ -97,9 +97,6 @@ class MADPO(Algorithm):
     def without_signal(self, group: Sequence[Episode]) -> bool:
         return not joint_pairs(group)
 
-    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        return False
-
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return the log-probabilities [2, 2 P] of the policy's part of each joint action: its own, its reference's."""
         assert rows.reference_sums is not None

@@ -275,9 +275,10 @@ class Engine(ABC):
         return None
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Return whether samples of the policy have log-probabilities that can be trained on; else they are 0.
+        """Return whether samples of the policy are the sampled token ids with their log-probabilities.
 
-        A pool gives its final answer after the first :meth:`load`.
+        Else they are encoded from text, with log-probabilities of 0, and training refuses them. A pool gives its final
+        answer after the first :meth:`load`.
         """
         return True
 

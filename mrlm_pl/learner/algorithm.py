@@ -489,10 +489,6 @@ class Algorithm(LightningModule, ABC):
                 f"{type(self).__name__}"
             )
 
-    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        """Return whether training uses the log-probabilities that the sampler reported."""
-        return True
-
     def take_part(self, batch: Batch) -> None:
         """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""
         for name, policy in self.trained_policies.items():

@@ -63,9 +63,6 @@ class RolloutLearner(Protocol):
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Return True if the loss weighs each token by its sampler's probability."""
 
-    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        """Return True if training uses the sampler's log-probabilities."""
-
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None."""
 

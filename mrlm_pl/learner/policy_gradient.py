@@ -423,10 +423,6 @@ class PolicyGradient(Algorithm):
             return False
         return any(self._engine.precision(name) not in (None, learner) for name in trained)
 
-    def reads_sampler_logprobs(self, sampling: Sampling) -> bool:
-        compared = self.off_policy_threshold is not None or self.kl.estimator == "k3_importance_weighted"
-        return compared or self.correction.kind != "none" or not self.recomputes(sampling)
-
     def weighs_sampler(self, sampling: Sampling) -> bool:
         return self.correction.kind != "none" or (self.uses_importance_ratio and not self.recomputes(sampling))
 

@@ -139,7 +139,6 @@ def test_the_importance_weighted_kl_is_that_of_the_sampler(model_folder: Path) -
     loss = algorithm.policy_loss("main", batch, Batch({"main": batch}, {"main": batch_totals(batch.action_mask)}))
     # e^.25 (e^-.5 + .5 - 1) on every token
     assert loss.item() == pytest.approx(0.5 * math.exp(0.25) * 0.106531, abs=1e-5)
-    assert algorithm.reads_sampler_logprobs(Sampling())
 
 
 def test_far_trajectories_with_a_negative_advantage_have_no_loss(model_folder: Path) -> None:
@@ -152,7 +151,6 @@ def test_far_trajectories_with_a_negative_advantage_have_no_loss(model_folder: P
     # Ten tokens: four without loss, four of loss -1, two of loss 1.
     assert loss.item() == pytest.approx(-2 / 10, abs=1e-5)
     assert algorithm.metrics.take_update(None)["train/off_policy_masked"] == pytest.approx(4 / 10)
-    assert algorithm.reads_sampler_logprobs(Sampling())
 
 
 def test_tokens_with_low_entropy_have_no_advantage(model_folder: Path, quiet_trainer: Any) -> None:

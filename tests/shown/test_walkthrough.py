@@ -116,7 +116,6 @@ UNTRIED = {
     "humaneval": HUB,
     "writing_tldr": HUB,
     "served_rollouts": "needs vLLM",
-    "served_rollouts_text": "needs transformers serve; tests/engines/http starts one",
     "ray_served_pool": "needs vLLM",
     "coordination_served": "needs a server of policies; tests/engines/http starts one",
     "remote_math": "needs a server of environments; tests/serving starts one",

@@ -206,29 +206,20 @@ def check_kept(kept: Sequence[Episode], iteration: int) -> None:
         )
 
 
-def check_logprobs(learner: RolloutLearner, sampling: Sampling, overlaps: bool, engine: Engine) -> None:
-    """Validate that the engine reports the log-probabilities that training uses.
+def check_logprobs(learner: RolloutLearner, engine: Engine) -> None:
+    """Validate that the engine returns the tokens that it sampled, with their log-probabilities.
 
     Args:
         learner: the algorithm, attached to its trainer.
-        sampling: of the training episodes.
-        overlaps: whether episodes are played while the weights change, so that the learner's are newer.
         engine: of the run.
 
     Raises:
-        ConfigurationError: the learner uses log-probabilities that the engine does not report.
+        ConfigurationError: the engine of a trained policy does not.
     """
     for name in learner.policies:
-        if not learner.policy(name).trained or engine.reports_logprobs(name):
-            continue
-        if overlaps:
+        if learner.policy(name).trained and not engine.reports_logprobs(name):
             raise ConfigurationError(
-                f"policy {name!r} is trained, data.mode is async, and data.engine gives no log-probabilities of what "
-                "it samples; the learner's are of newer weights: set data.mode to sync, or use another dialect"
-            )
-        if learner.reads_sampler_logprobs(sampling):
-            raise ConfigurationError(
-                f"policy {name!r} is trained, and data.engine gives no log-probabilities of its samples; set "
-                f"model.recompute_old_logp to true, so that {type(learner).__name__} takes them from the learner "
-                "(without a correction, which weighs the sampler's), use another dialect, or `trained: false`"
+                f"policy {name!r} is trained, and data.engine returns no token ids and log-probabilities of its "
+                "samples; use `dialect: vllm` or `dialect: sglang`, leave data.engine out to generate in this process, "
+                "or set `trained: false` for the policy"
             )

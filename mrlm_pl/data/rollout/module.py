@@ -173,7 +173,7 @@ class RolloutDataModule(LightningDataModule):
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
         checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)
         checks.check_sampling(learner, self.sampling)
-        check_engine = partial(checks.check_logprobs, learner, self.sampling, self.collection.max_lag > 0)
+        check_engine = partial(checks.check_logprobs, learner)
         if engine is not None:  # again with its first weights: a pool knows its workers' engine only then
             check_engine(engine)
             self.players.check = check_engine

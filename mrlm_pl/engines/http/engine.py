@@ -64,8 +64,8 @@ class OpenAICompatible(Engine):
     whole. A server that was unreachable gets the current weights before its next request.
 
     ``transformers serve`` has no token ids and no log-probabilities; see
-    :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. Only algorithms that take the log-probabilities
-    from the learner can train on its samples (``recompute_old_logp: true``).
+    :class:`~mrlm_pl.engines.http.text_dialect.TransformersDialect`. It evaluates policies and serves frozen ones;
+    training refuses it.
 
     Args:
         url: of a server, ``http://HOST:PORT``, or of several with the same model; the least busy one is asked.
@@ -116,7 +116,7 @@ class OpenAICompatible(Engine):
         return replace(self._stats)
 
     def reports_logprobs(self, policy: str) -> bool:
-        """Return whether samples have log-probabilities; those of ``transformers serve`` do not."""
+        """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
         return self.dialect.reports_logprobs
 
     def precision(self, policy: str) -> str | None:

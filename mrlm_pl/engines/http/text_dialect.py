@@ -22,7 +22,8 @@ class TransformersDialect(Dialect):
     A context is sent as text only if the tokenizer reads that text as exactly the context's tokens, and their number
     must be the server's count. The sampled text is encoded, and must decode to itself; if the number of tokens differs
     from the server's count, they are not the sampled ones (``Drawn.certain`` is False). The first of the request's
-    stop tokens stands for any of them. The log-probability of every token is 0 and means nothing.
+    stop tokens stands for any of them. The log-probability of every token is 0 and means nothing. Training refuses
+    such samples.
 
     Args:
         tokenizer: folder or hub id of the served model, or ``builtin:tiny``.

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mrlm_pl.algorithms import GRPO, PPO
+from mrlm_pl.algorithms import GRPO, MADPO, PPO
 from mrlm_pl.data.rollout.checks import check_logprobs
-from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest, Sampling
+from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest
 from mrlm_pl.engines.http.replicas import Terms
+from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
-from mrlm_pl.losses.corrections import Correction
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.export import write_version
 from mrlm_pl.serving.policies.placement import with_served
@@ -610,20 +610,16 @@ def test_a_partner_by_url_is_asked_there(serve: Callable[..., Any], monkeypatch:
         Policy("builtin:tiny", trained=False, served_by="ftp://h:1")
 
 
-def test_an_algorithm_that_would_learn_from_no_log_probabilities_is_refused() -> None:
-    engine = OpenAICompatible("http://127.0.0.1:9", "transformers", tokenizer="builtin:tiny")
+def test_training_refuses_a_server_of_text() -> None:
+    text = OpenAICompatible("http://127.0.0.1:9", "transformers", tokenizer="builtin:tiny")
     vllm = OpenAICompatible("http://127.0.0.1:9")
-    policies = {"main": Policy("builtin:tiny")}
-    for cls in (GRPO, PPO):
-        asked = cls(dict(policies), recompute_old_logp=False)
-        with pytest.raises(ConfigurationError, match=r"'main' is trained.*recompute_old_logp to true.*" + cls.__name__):
-            check_logprobs(asked, Sampling(), False, engine)
-        check_logprobs(asked, Sampling(), False, vllm)
-        check_logprobs(cls(dict(policies), recompute_old_logp=True), Sampling(), False, engine)
-        with pytest.raises(ConfigurationError, match=r"data\.mode is async"):
-            check_logprobs(cls(dict(policies), recompute_old_logp=True), Sampling(), True, engine)
-        weighed = cls(dict(policies), recompute_old_logp=True, correction=Correction("plain"))
-        with pytest.raises(ConfigurationError, match="without a correction"):
-            check_logprobs(weighed, Sampling(), False, engine)
-    engine.close()
+    trained, frozen = Policy("builtin:tiny"), Policy("builtin:tiny", trained=False)
+    for cls in (GRPO, PPO, MADPO):
+        learner = cls({"partner": frozen, "main": trained})
+        check_logprobs(learner, vllm)
+        check_logprobs(learner, RoutingEngine(vllm, {"partner": text}))
+        for engine in (text, RoutingEngine(vllm, {"main": text})):
+            with pytest.raises(ConfigurationError, match=r"'main' is trained.*no token ids.*dialect: vllm.*trained:"):
+                check_logprobs(learner, engine)
+    text.close()
     vllm.close()

@@ -19,7 +19,6 @@ from mrlm_pl.cli.main import main
 from mrlm_pl.engines import InProcessEngine, OpenAICompatible, SampleRequest, Sampling
 from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.episode import Message
-from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import Conversation
 
@@ -125,28 +124,25 @@ def test_trained_weights_are_what_the_server_generates_with(url: str, tmp_path: 
     served.close()
 
 
-def test_a_run_trains_with_the_learners_log_probabilities(url: str, tmp_path: Path) -> None:
+def test_training_refuses_it_and_evaluation_hands_it_the_weights(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options = {
         "--config": str(ROOT / "configs/quickstart.yaml"),
         "--data.engine": "OpenAICompatible",
         "--data.engine.url": url,
         "--data.engine.dialect": "transformers",
         "--data.engine.tokenizer": "builtin:tiny",
-        "--data.groups": "2",
-        "--data.group_size": "4",
-        "--data.iterations": "2",
+        "--data.engine.weights_folder": str(tmp_path / "weights"),
+        "--data.validation_episodes": "8",
         "--trainer.callbacks": "[]",
         "--trainer.default_root_dir": str(tmp_path / "run"),
     }
-    arguments = ["fit", *(word for pair in options.items() for word in pair)]
-    assert main([*arguments, "--model.recompute_old_logp", "false"]) == 2, "no log-probabilities"
-    assert main(arguments) == 2, "no way for the weights"
-    ready = ["--data.engine.weights_folder", str(tmp_path / "weights")]
-    assert main([*arguments, *ready]) == 0
-    assert (tmp_path / "weights/main/version-00000001/model.safetensors").is_file()
-    [last] = tmp_path.rglob("iteration-000001.jsonl.gz")
-    rows = [row for episode in read_episodes(last) for row in episode.rows()]
-    assert {(turn.engine, turn.version) for row in rows for turn in row.turns} == {("openai/transformers", 1)}
+    arguments = [word for pair in options.items() for word in pair]
+    assert main(["fit", *arguments]) == 2
+    assert "returns no token ids and log-probabilities of its samples; use `dialect: vllm`" in capfd.readouterr().err
+    assert main(["validate", *arguments]) == 0
+    assert (tmp_path / "weights/main/version-00000000/model.safetensors").is_file()
 
 
 def test_a_partner_by_url(url: str, tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_what_the_workers_engine_says_is_known_after_the_first_weights(
 
 
 class Silent(InProcessEngine):
-    """An engine without log-probabilities."""
+    """An engine of text."""
 
     def reports_logprobs(self, policy: str) -> bool:
         return False
@@ -310,8 +310,8 @@ def test_workers_without_log_probabilities_are_refused_before_anything_is_sample
     data = RolloutDataModule(MathEnvironment(), engine=pool, groups=1, group_size=2, iterations=1, save_episodes=False)
     options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     trainer = Trainer(max_epochs=1, limit_val_batches=0, enable_model_summary=False, **options)
-    learns = GRPO({"main": Policy("builtin:tiny")}, recompute_old_logp=False)
-    with pytest.raises(ConfigurationError, match=r"'main' is trained, .*no log-probabilities.*recompute_old_logp"):
+    learns = GRPO({"main": Policy("builtin:tiny")})
+    with pytest.raises(ConfigurationError, match=r"'main' is trained, .*no token ids and log-probabilities"):
         trainer.fit(learns, datamodule=data)
     assert "switch" in cluster.actors[0].calls
     assert "sample" not in cluster.actors[0].calls
