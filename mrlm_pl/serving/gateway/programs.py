@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 from mrlm_pl.concurrency.calls import as_error, in_daemon
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -24,7 +24,13 @@ from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
-"""Ends of the output and of the error output of a program that are read."""
+"""Ends of the output and of the error output of a program that are kept."""
+
+PRINTED_MB = 64
+"""Largest output, and largest error output, of a program; one that prints more is stopped."""
+
+LAST_SECONDS = 2.0
+"""Longest wait for the end of an ended program's output, which a process that it left behind may hold open."""
 
 
 @dataclass(frozen=True)
@@ -69,34 +75,92 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
         endpoint: of its calls.
 
     Raises:
-        ProgramError: it does not exist, or fails; the message has the end of its error output.
+        ProgramError: it does not exist, fails (the message has the end of its error output), or prints without end.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    words = [word.format_map(row) for word in command]
+    if shutil.which(words[0]) is None:
+        raise ProgramError(f"there is no program {words[0]!r}; name one on PATH, or its whole path")
+    with tempfile.TemporaryFile() as given, _Pipe(OUTPUT_BYTES) as output, _Pipe(ERROR_BYTES) as errors:
         given.write(json.dumps(row).encode())
         given.seek(0)
-        words = [word.format_map(row) for word in command]
-        if shutil.which(words[0]) is None:
-            raise ProgramError(f"there is no program {words[0]!r}; name one on PATH, or its whole path")
         process = await asyncio.create_subprocess_exec(
             *ending_with_parent(signal.SIGKILL),
             *words,
             stdin=given,
-            stdout=output,
-            stderr=errors,
+            stdout=output.end,
+            stderr=errors.end,
             env=os.environ | endpoint.variables(),
             start_new_session=True,
         )
-        try:
-            status = await process.wait()
-        finally:
+        output.end.close()
+        errors.end.close()
+
+        def stop() -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
-        if status:
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            text = _end(errors, ERROR_BYTES).strip() or "no error output"
-            raise ProgramError(f"the program {words[0]!r} ended with {how}: {text}")
-        return _end(output, OUTPUT_BYTES)
+
+        reading = [asyncio.ensure_future(pipe.read(stop)) for pipe in (output, errors)]
+        try:
+            try:
+                status = await process.wait()
+            finally:
+                stop()
+            await asyncio.wait(reading, timeout=LAST_SECONDS)
+        finally:
+            for reader in reading:
+                reader.cancel()
+            await asyncio.shield(asyncio.gather(process.wait(), *reading, return_exceptions=True))
+    if output.flooded or errors.flooded:
+        raise ProgramError(f"the program {words[0]!r} printed more than {PRINTED_MB} MiB; print less, or into a file")
+    if status:
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        raise ProgramError(f"the program {words[0]!r} ended with {how}: {errors.text.strip() or 'no error output'}")
+    return output.text
+
+
+class _Pipe:
+    """A pipe that a program prints into, and the end of its text.
+
+    Args:
+        most: bytes that are kept.
+
+    Attributes:
+        end: the program's end.
+        flooded: whether the program printed more than :data:`PRINTED_MB`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.flooded, self._kept = most, False, bytearray()
+        source, end = os.pipe()
+        self._source, self.end = os.fdopen(source, "rb", 0), os.fdopen(end, "wb", 0)
+
+    def __enter__(self) -> _Pipe:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._source.close()
+        self.end.close()
+
+    @property
+    def text(self) -> str:
+        """The last bytes as text."""
+        return self._kept[-self.most :].decode(errors="replace")
+
+    async def read(self, stop: Callable[[], None]) -> None:
+        """Read to the end of the text; call ``stop`` where it does not end."""
+        stream, loop, size = asyncio.StreamReader(), asyncio.get_running_loop(), 0
+        transport, _ = await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, stream), self._source)
+        try:
+            while not self.flooded and (text := await stream.read(1 << 16)):
+                size += len(text)
+                self._kept += text
+                if len(self._kept) > 2 * self.most:
+                    del self._kept[: -self.most]
+                self.flooded = size > PRINTED_MB << 20
+        finally:
+            transport.close()
+        if self.flooded:
+            stop()
 
 
 async def run_function(function: Callable[..., Any], row: Mapping[str, Any], endpoint: Endpoint) -> Any:
@@ -136,9 +200,3 @@ async def _guarded(made: Awaitable[Any]) -> Any:
         return await made
     except (SystemExit, KeyboardInterrupt) as raised:  # would end the event loop
         raise as_error(raised) from raised
-
-
-def _end(file: IO[bytes], most: int) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - most))
-    return file.read().decode(errors="replace")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import struct
 import sys
@@ -16,6 +18,7 @@ from mrlm_environments import HarnessEnvironment
 from mrlm_pl.environment.prompts import Reply
 from mrlm_pl.errors import DataError, ProgramError
 from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.serving.gateway import programs
 from tests.support.harness_programs import asked, harness, is_running, played, player_of, posted, script, until
 
 USER = [{"role": "user", "content": "Q"}]
@@ -68,6 +71,33 @@ def test_a_program_that_a_limit_of_the_run_stops_is_no_reward_of_0(text: str, li
     finally:
         player.close()
     assert f"{said} before the program had ended" in str(episode.error)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_program_that_prints_without_end_is_stopped(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "PRINTED_MB", 3)
+    code = f"ask('agent', 'Q')\nwhile True: print('x' * 100_000, file=sys.{stream})"
+    (episode,) = played(HarnessEnvironment({"train": [{}]}, script(code), lease_seconds=600.0), [{"agent": ["a"]}])
+    assert "printed more than 3 MiB" in str(episode.error)
+
+
+def test_the_end_of_a_long_output_is_read_and_a_process_left_behind_is_not_awaited(tmp_path: Path) -> None:
+    def end(output: str, row: Any) -> float:
+        return float(len(output) == programs.OUTPUT_BYTES and output.endswith("x the end\n"))
+
+    pid = tmp_path / "pid"
+    code = (
+        "import subprocess\n"
+        f"command = [{sys.executable!r}, '-c', 'import time; time.sleep(3600)']\n"
+        f"open({str(pid)!r}, 'w').write(str(subprocess.Popen(command, start_new_session=True).pid))\n"
+        "ask('agent', 'Q')\nprint('x' * 5_000_000, 'the end')"
+    )
+    environment = HarnessEnvironment({"train": [{}]}, script(code), rewards=[end], lease_seconds=600.0)
+    try:
+        (episode,) = played(environment, [{"agent": ["a"]}])
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert (episode.error, episode.reward) == (None, 1.0)
 
 
 def test_a_row_without_a_field_of_the_command_is_named() -> None:
