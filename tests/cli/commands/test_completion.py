@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,18 +25,18 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
-@pytest.fixture(scope="module")
-def script() -> str:
-    """Return the script for bash, made without torch."""
+def script(shell: str) -> str:
+    """Return the script for a shell, made without torch."""
     code = (
-        "import sys; from mrlm_pl.cli.main import main; main(['completion', 'bash']); assert 'torch' not in sys.modules"
+        f"import sys; from mrlm_pl.cli.main import main; main(['completion', {shell!r}]); "
+        "assert 'torch' not in sys.modules"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_commands_options_and_names(script: str, tmp_path: Path) -> None:
-    (tmp_path / "script").write_text(script)
+def test_bash_completes_commands_options_and_names(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(script("bash"))
     (tmp_path / "quick.yaml").touch()
 
     def completed(*words: str) -> list[str]:
@@ -52,6 +56,51 @@ def test_bash_completes_commands_options_and_names(script: str, tmp_path: Path) 
     assert completed("mrlm", "check-env", "kuhn") == ["kuhn_poker"]
     assert completed("mrlm", "eval", "--temp") == ["--temperature"]
     assert completed("mrlm", "completion", "z") == ["zsh"]
+
+
+def until(terminal: int, text: str) -> str:
+    """Return what a terminal shows until a text is among it."""
+    shown, deadline = "", time.monotonic() + 120
+    while text not in shown:
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 1.0)[0]:
+            shown += os.read(terminal, 1 << 16).decode(errors="replace")
+    return shown
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_zsh_completes_commands_options_and_names(tmp_path: Path) -> None:
+    (tmp_path / "_mrlm").write_text(script("zsh"))
+    (tmp_path / "quick.yaml").touch()
+    (tmp_path / ".zshrc").write_text(
+        f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -D\n"
+        'mrlm() { print -r -- "<<$*>>" }\n'
+        "zle-line-init() { print READY }; zle -N zle-line-init\n"
+    )
+    terminal, shell = pty.openpty()
+    variables = {**os.environ, "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
+    zsh = subprocess.Popen(
+        ["zsh", "-i"], cwd=tmp_path, env=variables, stdin=shell, stdout=shell, stderr=shell, start_new_session=True
+    )
+    try:
+        until(terminal, "READY")
+        for words, completed in (
+            ("repl", "replay"),
+            ("fit --data.sampling.temp", "fit --data.sampling.temperature"),
+            ("fit --model GRP", "fit --model GRPO"),
+            ("train --trainer.strat", "train --trainer.strategy"),
+            ("fit --config qu", "fit --config quick.yaml"),
+            ("eval --environment kuhn", "eval --environment kuhn_poker"),
+            ("check-env kuhn", "check-env kuhn_poker"),
+            ("completion z", "completion zsh"),
+        ):
+            os.write(terminal, f"mrlm {words}\t\n".encode())
+            assert f"<<{completed}>>" in until(terminal, "READY")
+    finally:
+        zsh.kill()
+        zsh.wait(60)
+        os.close(terminal)
+        os.close(shell)
 
 
 def test_every_command_has_options() -> None:
