@@ -18,6 +18,7 @@ LARGEST = 4096
 """Numbers that an observation may have."""
 
 _NUMBER = re.compile(r"(?<![\d.])-?\d{1,15}(?:\.\d{1,20})?(?:[eE][-+]?\d\d?)?(?!\d)")
+_LINE = re.compile(r"^[ \t]*(.+?)[ \t]*:[ \t]*(.*)$", re.MULTILINE)
 _COLORED = re.compile(r"(?:\x1b\[[\d;]*m)+(.*?)\x1b\[0m", re.DOTALL)
 
 
@@ -32,7 +33,8 @@ class TextCodec:
     piece shows the number of the plane, 0 for a free cell; colored characters of rendered text stand in brackets.
 
     The action is the last one in a reply, or in its last ``<action>`` tag: a number or a name for a discrete space, as
-    many numbers as needed for vectors (``MultiDiscrete``, ``MultiBinary``, ``Box``), the whole text for ``Text``.
+    many numbers as needed for vectors (``MultiDiscrete``, ``MultiBinary``, ``Box``), the whole text for ``Text``. That
+    of a ``Dict`` or ``Tuple`` has a line ``NAME: ACTION`` for each part; the names of a ``Tuple`` are 1, 2 and so on.
 
     Args:
         actions: names of the discrete actions, in their order; empty: their numbers.
@@ -64,6 +66,9 @@ class TextCodec:
         """
         from gymnasium import spaces
 
+        if (parts := _parts(space)) and not any(map(_parts, parts.values())):
+            asked = " ".join(f"{name}: {self.instructions(part)}" for name, part in parts.items())
+            return f"Reply with a line NAME: ACTION for each of {', '.join(parts)}. {asked}"
         if isinstance(space, spaces.Discrete):
             if self.actions and len(self.actions) != space.n:
                 raise ConfigurationError(f"TextCodec: actions has {len(self.actions)} names; give {space.n}")
@@ -98,6 +103,12 @@ class TextCodec:
 
         said = reply[-READ:].rpartition("<action>")[2].partition("</action>")[0].strip()
         value: Any = said
+        if parts := _parts(space):
+            lines = dict(_LINE.findall(said))
+            if absent := [name for name in parts if name not in lines]:
+                raise IllegalActionError(f"Your reply has no line {absent[0]!r}. {self.instructions(space)}")
+            found = {name: self.action(lines[name], part) for name, part in parts.items()}
+            return found if isinstance(space, spaces.Dict) else tuple(found.values())
         if isinstance(space, spaces.Discrete):
             names = "|".join(sorted(map(re.escape, self.actions), key=len, reverse=True))
             spoken = re.findall(rf"(?<!\w)(?:{names})(?!\w)", said, re.IGNORECASE) if names else _NUMBER.findall(said)
@@ -138,3 +149,12 @@ class TextCodec:
             return ("\n" * (array.ndim - 1)).join(self._text(part) for part in array)
         real = array.dtype.kind == "f"
         return " ".join(f"{number:.{self.digits}g}" if real else str(int(number)) for number in array.ravel())
+
+
+def _parts(space: Any) -> dict[str, Any]:
+    """Return the parts of a ``Dict`` or ``Tuple`` space by name; empty for other spaces."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Tuple):
+        return {str(number): part for number, part in enumerate(space.spaces, 1)}
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {}

@@ -181,7 +181,7 @@ class SpacesEnvironment(Environment):
         return Step(
             observations=self._observations(),
             rewards=rewards,
-            components={agent: {"illegal" if lost else "reward": reward} for agent, reward in rewards.items()},
+            components={agent: {"penalty" if lost else "reward": reward} for agent, reward in rewards.items()},
             done=done,
             stop_reason=reason if done else "",
             truncated=bool(moment.truncated),  # of numpy in some environments

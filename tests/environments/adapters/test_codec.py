@@ -73,6 +73,25 @@ def test_a_vector_comes_back_from_its_text(space: Any) -> None:
         assert np.array_equal(again, value)
 
 
+def test_an_action_of_parts_has_a_line_for_each() -> None:
+    codec = TextCodec()
+    parts = {"move": spaces.Discrete(3), "by": spaces.Box(-2.0, 2.0, (2,), np.float64), "say": spaces.Text(9)}
+    named, numbered = spaces.Dict(parts), spaces.Tuple([parts["move"], parts["by"]])
+    reply = "I think: 7\nmove: 0\n move : 2\nby: -1.5 0.25\nsay: xy"
+    found = codec.action(reply, named)
+    assert named.contains(found)
+    assert (found["move"], found["by"].tolist(), found["say"]) == (2, [-1.5, 0.25], "xy")
+    found = codec.action("2: 1 1\n1: 1", numbered)
+    assert numbered.contains(found)
+    assert (found[0], found[1].tolist()) == (1, [1.0, 1.0])
+    assert codec.instructions(numbered).startswith("Reply with a line NAME: ACTION for each of 1, 2. 1: Reply")
+    for wrong, said in (("move: 1\nsay: x", "no line 'by'"), (reply.replace("2\n", "3\n"), "3 is not legal")):
+        with pytest.raises(IllegalActionError, match=said):
+            codec.action(wrong, named)
+    with pytest.raises(ConfigurationError, match="no text form"):
+        codec.instructions(spaces.Tuple([named]))
+
+
 @pytest.mark.parametrize(
     ("space", "reply"),
     [
@@ -120,7 +139,7 @@ def test_what_has_no_text_form_asks_for_a_codec() -> None:
     with pytest.raises(ConfigurationError, match=r"100800 numbers .*give a codec of your own"):
         TextCodec().observation(np.zeros((210, 160, 3)), "agent")
     with pytest.raises(ConfigurationError, match="no text form; give a codec of your own"):
-        TextCodec().instructions(spaces.Tuple([spaces.Discrete(2)]))
+        TextCodec().instructions(spaces.Sequence(spaces.Discrete(2)))
     with pytest.raises(ConfigurationError, match="has 2 names; give 3"):
         TextCodec(["a", "b"]).instructions(spaces.Discrete(3))
     with pytest.raises(ConfigurationError, match="different names"):

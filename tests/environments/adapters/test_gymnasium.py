@@ -84,7 +84,7 @@ def test_an_illegal_action_is_explained_once_and_then_ends_the_episode() -> None
         step = act(environment, "no idea")
     assert (step.done, step.stop_reason, step.truncated) == (True, "illegal_action", False)
     assert step.metrics == {"illegal": 3.0, "illegal_of": 4.0}
-    assert (step.rewards, step.components) == ({"agent": -3.0}, {"agent": {"illegal": -3.0}})
+    assert (step.rewards, step.components) == ({"agent": -3.0}, {"agent": {"penalty": -3.0}})
 
 
 def test_a_refused_reply_leaves_the_environment_as_it_was() -> None:
