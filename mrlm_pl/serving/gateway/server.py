@@ -28,7 +28,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_body,
     responses_events,
 )
-from mrlm_pl.serving.gateway.session import Served, Session, ended
+from mrlm_pl.serving.gateway.session import LEFT, Served, Session, ended
 from mrlm_pl.serving.transport.security import read_token
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ class Gateway:
                     session.counts["refused"] += 1
                 else:
                     self.counts[error.code] += 1
-                    if self.counts[error.code] == 1:
+                    if self.counts[error.code] == 1 and error.code != LEFT:
                         logger.warning("the gateway refused a call that belongs to no episode: %s", error)
                 return web.json_response(error.body(), status=error.status)
             except (ConnectionResetError, web.HTTPException):

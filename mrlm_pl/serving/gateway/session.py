@@ -24,6 +24,9 @@ they are where they do not extend a conversation: an earlier prompt again, anoth
 MOST_REWARD = 1e30
 """Largest number that may be posted; the sum of many must stay finite."""
 
+LEFT = "episode_left"
+"""Code of the refusal of calls that wait when their episode is left."""
+
 Served = tuple[str, tuple[ToolCall, ...], str]
 
 
@@ -190,7 +193,9 @@ class Session:
         for queue in self._queues.values():
             for waiting in queue:
                 if not waiting.served.done():
-                    waiting.served.set_exception(ended())
+                    waiting.served.set_exception(
+                        ProtocolError(410, LEFT, "the run has left the episode before its end; end the program")
+                    )
                     waiting.served.exception()  # marks it as read: the program may be gone
             queue.clear()
         self.program.cancel()

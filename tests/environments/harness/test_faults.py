@@ -238,6 +238,23 @@ def test_nothing_of_a_stopped_program_is_left(tmp_path: Path) -> None:
     until(lambda: not any(map(is_running, pids)))
 
 
+def test_leaving_an_episode_refuses_the_waiting_call_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> None:
+        async with aiohttp.ClientSession() as http:
+            found.append(await asyncio.shield(asked(http, endpoint, "agent", USER)))
+
+    environment = harness(lambda row, endpoint: asyncio.run(program(row, endpoint)))
+    asyncio.run(environment.reset(environment.tasks("train")[0]))
+    with environment.gateway.kept():
+        environment.close()
+        until(lambda: found)
+    assert found[0]["code"] == "episode_left"
+    assert environment.gateway.counts == {"episode_left": 1}
+    assert "refused" not in caplog.text
+
+
 def test_the_endpoint_closes_with_the_last_environment() -> None:
     async def program(row: Any, endpoint: Any) -> float:
         async with aiohttp.ClientSession() as http:
