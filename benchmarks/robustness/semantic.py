@@ -50,7 +50,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "code": lambda: shipped.CodeEnvironment(max_attempts=2),
     "collaborative_coding": lambda: shipped.CollaborativeCodingEnvironment(turns=2, feedback="level_feedback"),
     "class_completion": lambda: shipped.ClassCompletionEnvironment(),
-    "collaborative_reasoning": lambda: shipped.CollaborativeReasoningEnvironment(role="leader"),
+    "collaborative_reasoning": lambda: shipped.CollaborativeReasoningEnvironment(role="leader", consensus_stop=True),
     "debate": lambda: shipped.DebateEnvironment(),
     "writing": lambda: shipped.WritingEnvironment(),
     "length_ratio": lambda: shipped.LengthRatioGame(),

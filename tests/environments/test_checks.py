@@ -94,11 +94,9 @@ def test_the_table_shows_the_results() -> None:
     assert skipped == [], "replay in another process"
 
 
-def test_a_team_that_disagrees_once_earns_more_turns() -> None:
-    report = check_semantics(CollaborativeReasoningEnvironment(consensus_stop=True), tasks=2, other_process=False)
-    found = {check.name: check.message for check in report.checks if not check.passed}
-    assert list(found) == ["oracle"]
-    assert "by solver_2, then the gold replies, earns 3, the gold replies alone 2" in found["oracle"]
+def test_a_team_that_disagrees_once_earns_no_more() -> None:
+    environment = CollaborativeReasoningEnvironment(max_turns=3, role="summarizer", consensus_stop=True)
+    check_semantics(environment, tasks=2, other_process=False).raise_on_failure()
 
 
 @pytest.mark.slow

@@ -125,6 +125,8 @@ def test_consensus_ends_the_episode_early_and_the_last_answers_stand() -> None:
     said = {"solver_1": ("4", "5", "1"), "solver_2": ("5", "5.0", "1")}
     _, steps = play(environment(max_turns=3, consensus_stop=True), said)
     assert (len(steps), steps[-1].stop_reason, steps[-1].success) == (2, "consensus", True)
+    assert [step.rewards for step in steps] == [{"solver_1": 0.0, "solver_2": 1.0}, {"solver_1": 2.0, "solver_2": 2.0}]
+    assert steps[-1].components["solver_1"] == {"score": 1.0, "consensus": 1.0}, "two turns with one answer"
     metrics = steps[-1].metrics
     assert [metrics[f"turn_{turn}_accuracy"] for turn in (1, 2, 3)] == [0.5, 1.0, 1.0]
     assert "turn_3_improved" not in metrics
@@ -189,6 +191,7 @@ def test_a_leader_speaks_before_a_consensus_ends_the_episode() -> None:
     said = {"solver_1": ["5"], "solver_2": ["5"], "leader": ["4"]}
     _, steps = play(environment(role="leader", consensus_stop=True), said)
     assert ([step.done for step in steps], steps[-1].stop_reason) == ([False, True], "consensus")
+    assert steps[1].rewards == {"solver_1": 1.0, "solver_2": 1.0, "leader": 0.0}, "of the turn that is left"
     assert not steps[-1].success
 
 

@@ -67,7 +67,8 @@ class CollaborativeReasoningEnvironment(Environment):
         scorer: ``label`` gives 1 for a right answer and 0 for another one; a model reads the question and the answer.
         role: an agent in addition to the solvers.
         show_scores: show each answer with one of four words for its score. It tells of right and wrong answers.
-        consensus_stop: end the episode after a turn in which all solvers give the same answer.
+        consensus_stop: end the episode after a turn in which all solvers give the same answer; its scores also count
+            for the turns that are left, as the component ``consensus``.
         policies_by: ``agent``, or ``turn`` for an agent of its own for every turn of everybody, ``solver_1@2`` and so
             on, which acts once in a conversation that holds the earlier turns.
         masks: which answers are masked, and what that costs.
@@ -154,10 +155,11 @@ class CollaborativeReasoningEnvironment(Environment):
         return {agent: [solution] for agent in self.agents}
 
     def bounds(self, task: Task) -> tuple[float, float] | None:
-        """Return 0 and the number of answers; None where a model scores, or turns are left out."""
-        if self.scorer != "label" or self.consensus_stop:
+        """Return 0 and the number of answers; None where a model scores."""
+        if self.scorer != "label":
             return None
-        extra = {LEADER: self.max_turns, STUDENT: 1, SUMMARIZER: self.max_turns - 1, None: 0}[self.role]
+        summaries = 0 if self.consensus_stop else self.max_turns - 1
+        extra = {LEADER: self.max_turns, STUDENT: 1, SUMMARIZER: summaries, None: 0}[self.role]
         return 0.0, float(len(self._solvers) * self.max_turns + extra)
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
@@ -231,7 +233,7 @@ class CollaborativeReasoningEnvironment(Environment):
         if turn == self.max_turns:
             return self._step(pay, {}, "turns")
         if self.consensus_stop and agree(last.given, self._form):
-            return self._step(pay, {}, "consensus")
+            return self._step(self._for_turns_left(pay), {}, "consensus")
         if self.role == SUMMARIZER:
             shown = shown_answers(last.answers, scores=self.show_scores)
             return self._step(pay, self._ask({SUMMARIZER: "\n\n".join([self._question, *shown, SUM_UP])}, turn))
@@ -295,6 +297,14 @@ class CollaborativeReasoningEnvironment(Environment):
             self._agent(person, turn): {"score": answer.score, **self._penalty(answer)}
             for person, answer in answers.items()
         }
+
+    def _for_turns_left(self, pay: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+        """Return the components with the scores of the last answers for the turns that a consensus saves."""
+        last, turn = self._rounds[-1], len(self._rounds)
+        spoken = {**last.answers, **({LEADER: last.leader} if last.leader is not None else {})}
+        saved = {self._agent(person, turn): answer.score for person, answer in spoken.items()}
+        left = self.max_turns - turn
+        return {**pay, **{who: {**pay.get(who, {}), "consensus": left * score} for who, score in saved.items()}}
 
     def _penalty(self, answer: Answer) -> dict[str, float]:
         return {"penalty": -self.masks.penalty} if answer.faults and self.masks.penalty else {}
