@@ -59,7 +59,7 @@ def test_bash_completes_commands_options_and_names(tmp_path: Path) -> None:
 
 
 def until(terminal: int, text: str) -> str:
-    """Return what a terminal shows until a text is among it."""
+    """Return the output of a terminal up to a text."""
     shown, deadline = "", time.monotonic() + 120
     while text not in shown:
         assert time.monotonic() < deadline, shown
