@@ -24,11 +24,11 @@ from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
-from mrlm_pl.learner.export import write_model
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, weight_group
 from mrlm_pl.learner.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.export import write_policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
 from mrlm_pl.rollout.branches import FurtherEpisodes
@@ -470,7 +470,7 @@ class Algorithm(LightningModule, ABC):
             StorageError: a policy cannot be written, for example because the disk is full.
         """
         for name, policy in self.exported().items():
-            write_model(policy, name, Path(folder) / name, write)
+            write_policy(policy.save_pretrained, name, Path(folder) / name, write)
 
     def exported(self) -> dict[str, Policy]:
         """Return the models that a run leaves behind, by the name of their folder."""

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from mrlm_pl.durable_files import put_in_place
-from mrlm_pl.errors import EngineError
+from mrlm_pl.durable_files import draft_of, put_in_place, remove
+from mrlm_pl.errors import EngineError, StorageError
 from mrlm_pl.policy.lora import is_adapter, merged_state
 
 KEPT = 2
@@ -34,6 +35,33 @@ def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str
             model = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
     with _no_bars():
         model.save_pretrained(folder, state_dict=dict(weights))
+
+
+def write_policy(save: Callable[..., None], name: str, final: Path, write: bool) -> None:
+    """Write a policy's folder, which is whole or not there.
+
+    Args:
+        save: :meth:`~mrlm_pl.policy.Policy.save_pretrained` of the policy.
+        name: of the policy, for messages.
+        final: the folder.
+        write: False on the ranks that only help to put the weights together.
+
+    Raises:
+        StorageError: it cannot be written, for example because the disk is full.
+    """
+    draft = draft_of(final)
+    try:
+        if write:
+            remove(draft)
+        save(draft, write=write)
+        if write:
+            put_in_place(draft, final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise StorageError(
+            f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "
+            "resume the run, which writes it from its last checkpoint"
+        ) from error
 
 
 def write_version(root: Path, policy: str, model: PreTrainedModel, version: int, also: Callable[[Path], None]) -> Path:
