@@ -70,7 +70,7 @@ class KnowledgeGraphEnvironment(Environment):
 
     As a team, two explorers list relations and attributes and follow relations, one after the other, each until it
     replies without a call or has a third of the turns. Then the answerer sees their calls and observations, has all
-    tools, and answers. All who acted earn the reward.
+    tools, and answers. All three earn the reward.
 
     Args:
         data: in place of generated questions, rows in AgentBench's format: a file or a hub name, or a mapping from
@@ -86,7 +86,7 @@ class KnowledgeGraphEnvironment(Environment):
         reward: ``exact`` as above, or ``f1`` of the two sets; both are metrics of the last turn.
         team: three agents, ``explorer_1``, ``explorer_2`` and ``answerer``, in place of one.
         incomplete_penalty: subtracted where the episode ends without a valid final answer, from 0 to 1.
-        max_turns: replies of all agents together.
+        max_turns: replies of all agents together; a team needs at least 3.
         output_characters: an observation is cut after this many.
         instruction: a system message before the question.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
@@ -123,6 +123,11 @@ class KnowledgeGraphEnvironment(Environment):
         between(0, 1, "knowledge_graph: ", incomplete_penalty=incomplete_penalty)
         one_of(get_args(Scoring), "knowledge_graph: ", reward=reward)
         self.agents = TEAM if team else (AGENT,)
+        if max_turns < len(self.agents):
+            raise ConfigurationError(
+                f"knowledge_graph: max_turns is {max_turns}, and a team of {len(TEAM)} needs a turn for each agent; "
+                f"give {len(TEAM)} or more, or leave out `team`"
+            )
         self.kinds = some_of(KINDS, "knowledge_graph: ", kinds=kinds)
         self.hops = whole_range(1, 3, "knowledge_graph: ", hops=hops)
         self.entities, self.reward, self.incomplete_penalty = entities, reward, incomplete_penalty
@@ -212,7 +217,7 @@ class KnowledgeGraphEnvironment(Environment):
     @property
     def _limit(self) -> int:
         """The replies of an explorer."""
-        return max(1, self.max_turns // len(self.agents))
+        return self.max_turns // len(self.agents)
 
     def _observed(self, agent: str, call: ToolCall | MalformedCall) -> str:
         """Return the observation of a call."""
@@ -239,10 +244,9 @@ class KnowledgeGraphEnvironment(Environment):
     def _ended(self, components: Mapping[str, float], stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
         answered = stop_reason == "answered"
         parts = components if answered else {self.reward: 0.0, "incomplete": -self.incomplete_penalty}
-        earning = self.agents[: self._acting + 1]
         return Step(
-            rewards=dict.fromkeys(earning, math.fsum(parts.values())),
-            components={agent: dict(parts) for agent in earning},
+            rewards=dict.fromkeys(self.agents, math.fsum(parts.values())),
+            components={agent: dict(parts) for agent in self.agents},
             done=True,
             stop_reason=stop_reason,
             truncated=stop_reason == "max_turns",

@@ -207,10 +207,17 @@ def told_to(agent: str, step: Step) -> list[str]:
     return [message.content for message in step.observations[agent]]
 
 
-def test_only_those_who_acted_earn_the_end_of_the_turns() -> None:
-    environment = Small(team=True, max_turns=1, incomplete_penalty=0.5)
+def test_the_fewest_turns_of_a_team_reach_its_answerer() -> None:
+    environment = Small(team=True, max_turns=3, incomplete_penalty=0.5)
     environment.reset(posed(["3"]))
-    assert environment.step({"explorer_1": Message("assistant", "hm")}).rewards == {"explorer_1": -0.5}
+    for explorer in ("explorer_1", "explorer_2"):
+        environment.step({explorer: Message("assistant", FILMS)})
+    assert environment.copy().step({"answerer": Message("assistant", "Final Answer: #0")}).stop_reason == "answered"
+    last = environment.step({"answerer": Message("assistant", "hm")})
+    assert last.rewards == {"explorer_1": -0.5, "explorer_2": -0.5, "answerer": -0.5}
+    for turns in (1, 2):
+        with pytest.raises(ConfigurationError, match=f"max_turns is {turns}, and a team of 3 needs .*; give 3 or more"):
+            KnowledgeGraphEnvironment(team=True, max_turns=turns)
 
 
 def test_gold_replies_of_the_team_earn_1() -> None:
