@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ POINTS = 100
 LAST = POINTS // 10
 SHORT = 0.9
 """A run that ends before this share of the longest one's cost is named in a note."""
+
+TASKS = re.compile(r"data\.(environment|weights|curriculum)\b")
+"""Settings that decide which tasks are played."""
 
 LABELED = 4
 """Settings in a label; runs that differ in more are named by their folders."""
@@ -64,7 +68,7 @@ class SeedComparison:
         axis: name of the cost, of :data:`AXES`.
         points: the costs at which all runs are compared; the last one is the largest that all have reached.
         families: in the order of their runs.
-        notes: the runs that are left out, with the reason.
+        notes: a warning about families with different tasks, and the runs that are left out, with the reason.
     """
 
     metric: str
@@ -203,12 +207,24 @@ def compare_seeds(
         else:
             members[name if seed is None else seed] = name
     first = [next(iter(members.values())) for members in grouped.values()]
+    notes = [*_other_tasks([runs[name] for name in first], metric), *notes]
     named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), first)
     families = [
         Family(label, {seed: np.interp(points, *logged[name]) for seed, name in members.items()})
         for label, members in zip(named, grouped.values(), strict=True)
     ]
     return SeedComparison(metric, axis, points, families, notes)
+
+
+def _other_tasks(runs: Sequence[Run], metric: str) -> list[str]:
+    """Return a warning if the runs record different tasks; runs of scripts record none."""
+    recorded = [{key: str(value) for key, value in run.settings()} for run in runs]
+    tasks = [{key: value for key, value in own.items() if TASKS.match(key)} for own in recorded if own]
+    differing = sorted({key for own in tasks for key in own if any(other.get(key) != own[key] for other in tasks)})
+    if not differing:
+        return []
+    shown = ", ".join(differing[:LABELED]) + (", ..." if len(differing) > LABELED else "")
+    return [f"Warning: the rows were trained on different tasks ({shown}); their `{metric}` may not be comparable."]
 
 
 def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:

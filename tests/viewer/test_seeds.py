@@ -169,6 +169,18 @@ def test_runs_without_settings_or_seeds_stand_alone(tmp_path: Path) -> None:
     assert [family.label for family in found.families] == [str(tmp_path / name) for name in ("one", "three", "two")]
 
 
+def test_runs_of_different_tasks_are_named(tmp_path: Path) -> None:
+    configuration = copy.deepcopy(CONFIGURATION)
+    run(tmp_path / "a", 0, [1.0])
+    assert compared(tmp_path).notes == []
+    configuration["data"]["init_args"]["environment"] = {"class_path": "CodeEnvironment", "init_args": {"cases": 3}}
+    write_run(tmp_path / "b", [], configuration)
+    (tmp_path / "b" / "metrics.csv").write_text((tmp_path / "a" / "metrics.csv").read_text())
+    settings = "data.environment.cases, data.environment.class_path"
+    warning = f"Warning: the rows were trained on different tasks ({settings}); their `rollout/reward` may not be"
+    assert f"\n{warning} comparable.\n" in compared(tmp_path).markdown()
+
+
 def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Path, mrlm: Any) -> None:
     files = [str(tmp_path / "out" / name) for name in ("table.md", "curves.csv", "curves.png")]
     status, out, err = mrlm("report", str(folder), "--at", "tokens", "--output", *files)
@@ -194,13 +206,20 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
             "metric: no run has 'rollout/rewrad' by episodes; did you mean 'rollout/reward'",
         ),
         (["--at", "iterations"], "metric: no run has 'rollout/reward' by iterations"),
-        (["--at", "seconds"], "invalid choice: 'seconds'"),
+        (["--at", "seconds"], "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', but the"),
+        (["--ouput", "a.md"], "error: there is no option '--ouput'; did you mean '--output'?\n"),
         (["--output", "a.pdf"], "output: 'a.pdf' must end in .md, .csv, .png"),
     ],
 )
 def test_mistakes_are_named(words: list[str], message: str, folder: Path, mrlm: Any) -> None:
     status, _, err = mrlm("report", str(folder), *words)
-    assert (status, message in err) == (2, True), err
+    assert (status, message in err, len(err.splitlines())) == (2, True, 1), err
+
+
+def test_an_argument_that_is_left_out_is_named(mrlm: Any) -> None:
+    assert mrlm("report") == (2, "", "mrlm: error: RUN missing; see `mrlm report --help`\n")
+    assert mrlm("sweep")[2] == "mrlm: error: --seeds, --output missing; see `mrlm sweep --help`\n"
+    assert mrlm("view", "--prot", "1")[2] == "mrlm: error: there is no option '--prot'; did you mean '--port'?\n"
 
 
 def test_the_band_is_drawn_where_the_interval_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError
 
@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
     """
-    parser = argparse.ArgumentParser(prog="mrlm consolidate", description="Write a sharded checkpoint as one file.")
+    parser = PlainParser(prog="mrlm consolidate", description="Write a sharded checkpoint as one file.")
     parser.add_argument("checkpoint", type=Path, help="folder of a run with `save_distributed_checkpoint: true`")
     parser.add_argument("output", type=Path, help="file that a run with any strategy can resume from")
     options = parser.parse_args(list(arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import platform
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from mrlm_pl.cli.parsing.parser import plain_words
+from mrlm_pl.cli.parsing.parser import PlainParser, plain_words
 from mrlm_pl.runs.plugins import class_path, environments_by_name, load_package, load_plugins, subclasses
 
 PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio", "ray")
@@ -22,10 +21,9 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a plugin cannot be imported.
     """
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="mrlm info",
         description="List versions, devices, the sandbox, and the classes and environments of configurations.",
-        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)

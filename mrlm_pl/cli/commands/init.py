@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import keyword
@@ -13,6 +12,7 @@ from pathlib import Path
 from string import Template
 
 from mrlm_pl.cli.parsing.early_check import environment_names
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError
 
 TEMPLATE = Path(__file__).parents[1] / "plugin_template"
@@ -25,10 +25,9 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: the name cannot be a package's, or the folder exists or cannot be written.
     """
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="mrlm init",
         description="Write a package with an environment, an algorithm, a callback, a configuration and tests.",
-        allow_abbrev=False,
     )
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-lab")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to make; default: NAME")

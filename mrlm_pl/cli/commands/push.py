@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.runs.publication import push_to_hub
 
 
@@ -15,10 +15,9 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: there is no such policy, or the repository's name is none.
         RemoteError: the hub refuses or does not answer.
     """
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="mrlm push",
         description="Publish an exported policy with its model card on the Hugging Face Hub.",
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="run folder, or the folder of a policy")
     parser.add_argument("--repo", required=True, metavar="USER/NAME", help="repository; made where it does not exist")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds
@@ -19,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a path holds no run, no run has the metric, or a file cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="mrlm report", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = PlainParser(prog="mrlm report", description=__doc__.splitlines()[0])
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, or folder of runs")
     add_options(parser)
     text = "files for the table (.md) and the curves (.csv, .png)"
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: PlainParser) -> None:
     """Add the options ``--metric`` and ``--at``."""
     parser.add_argument("--metric", default="rollout/reward", help="column of metrics.csv; default rollout/reward")
     parser.add_argument("--at", choices=tuple(AXES), default="episodes", help="cost at which runs are compared")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToDict
 
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
@@ -25,9 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: the server does not answer.
         ConfigurationError: a key cannot be read.
     """
-    parser = argparse.ArgumentParser(
-        prog="mrlm sessions", description="List the live sessions of a server.", allow_abbrev=False
-    )
+    parser = PlainParser(prog="mrlm sessions", description="List the live sessions of a server.")
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--environment", default="", help="list sessions of one environment")
     parser.add_argument("--limit", type=int, default=50, help="number of listed sessions; 0 lists all")

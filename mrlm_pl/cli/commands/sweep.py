@@ -20,6 +20,7 @@ from mrlm_pl.cli.commands.report import add_options, write
 from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.grid import Cell, cells
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.state import STATE, Training, in_training, state_of
@@ -68,11 +69,10 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, the folder holds a sweep with other options, or another process
             trains one of its runs.
     """
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="mrlm sweep",
         usage="mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]",
         description=__doc__.partition(": ")[2],
-        allow_abbrev=False,
     )
     parser.add_argument("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the runs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 from rich.console import Console
 
+from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.transport.security import is_loopback, read_token
 from mrlm_pl.viewer.export import exported
@@ -29,9 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a path holds no run, or the options do not fit together.
         RemoteError: the port is taken, or the host is no address of this machine.
     """
-    parser = argparse.ArgumentParser(
-        prog="mrlm view", description="Look at runs in a browser or a terminal.", allow_abbrev=False
-    )
+    parser = PlainParser(prog="mrlm view", description="Look at runs in a browser or a terminal.")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")

@@ -27,6 +27,7 @@ from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, neares
 
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
+_KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
 _OPTION_VALUE = re.compile(r'Parser key "(\w+)":')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
 _CLASS_HELP = re.compile(r"^Help for --", re.MULTILINE)
@@ -155,6 +156,27 @@ def plain_words(text: str) -> str:
 
 class CommandParser(ShortErrors, ArgumentParser):
     """The parser of commands without Lightning."""
+
+
+class PlainParser(argparse.ArgumentParser):
+    """The parser of commands without classes and files: mistakes raise :class:`ConfigurationError`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a short message.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        missing = re.match(r"the following arguments are required: (.+)", message)
+        kind = _KIND.match(message)
+        if kind:
+            raise ConfigurationError(f"{kind[1]}: expected {kind[2]}, but the value is {kind[3]}")
+        if missing:
+            raise ConfigurationError(f"{missing[1]} missing; see `{self.prog} --help`")
+        raise ConfigurationError(explain(message, self))
 
 
 def explain(message: str, parser: Any) -> str:

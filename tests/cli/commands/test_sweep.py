@@ -201,7 +201,7 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         (["--data.gruops", "3"], "did you mean 'groups'"),
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
         (["--jobs", "0"], "jobs is 0; it must be 1 or above"),
-        (["--at", "seconds"], "invalid choice: 'seconds'"),
+        (["--jobs", "many"], "error: --jobs: expected int, but the value is many\n"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_written(
