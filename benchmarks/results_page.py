@@ -154,6 +154,7 @@ ELSEWHERE = {
     "[shop](environments/webshop.md#many-sessions)",
     "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[chain sums of reasoning-gym](environments/reasoning_gym.md)",
+    "run_size": "[bytes that a run writes](operations.md#written-files)",
 }
 """Files that other pages show."""
 

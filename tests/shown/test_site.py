@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -79,6 +78,11 @@ def sentences() -> Iterator[tuple[str, str]]:
     yield "distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
     yield "distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
     yield "gateway.md", f"{results_tables.read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
+    sizes = results_tables.read("run_size")["bytes"]
+    for part in ("episodes", "metrics.csv", "tensorboard"):
+        yield "operations.md", f"| {sizes['per iteration'][part] / 1000:.1f} kB per iteration |"
+    for part in ("checkpoints", "policies", "other"):
+        yield "operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
     per = results_tables.read("records")["per_1000_episodes"]
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['gzip 6']['bytes'] / 1e6:.2f} MB on the disk"
     yield "data.md", f"takes {results_tables.read('records')['ratio']:.2f} of the time of one without writing"
@@ -94,11 +98,25 @@ def test_sentences_with_results_are_those_of_the_files(page: str, text: str) -> 
     assert text in (DOCS / page).read_text()
 
 
+def source_of(path: str, name: str) -> str:
+    """Return the text of a test's file up to its definition, with its decorators."""
+    text = (ROOT / path).read_text()
+    assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{path} has no {name}"
+    return text.partition(f"def {name}(")[0].rpartition("\n\n\n")[2]
+
+
 def test_the_tests_that_the_readme_names_exist() -> None:
     named = re.findall(r"\]\((tests/[\w/]+\.py)#(test_\w+)\)", (ROOT / "README.md").read_text())
     assert len(named) >= 10
     for path, name in named:
-        text = Path(ROOT / path).read_text()
-        assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{path} has no {name}"
-        before = text.partition(f"def {name}(")[0].rpartition("\n\n\n")[2]
-        assert "mark.slow" not in before, f"{path}: {name} is not in the default tier"
+        assert "mark.slow" not in source_of(path, name), f"{path}: {name} is not in the default tier"
+
+
+def test_each_row_of_resumes_and_failures_names_a_test_that_exists() -> None:
+    _, _, tables = (DOCS / "operations.md").read_text().partition("## Resume")
+    rows = [line for line in tables.splitlines() if line.startswith("| ") and not line.endswith("| test |")]
+    assert len(rows) > 40
+    for row in rows:
+        named = re.fullmatch(r".* \| `(tests/[\w/]+\.py)::(test_\w+)` \|", row)
+        assert named, row
+        source_of(*named.groups())
