@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from mrlm_pl.concurrency.backoff import Backoff, until
 
 
-def test_pauses_grow_and_end_with_the_deadline() -> None:
-    async def pauses() -> tuple[list[float], float]:
-        backoff, begun, found = Backoff(1.0, first=0.1, longest=0.4), time.monotonic(), []
-        moment = begun
-        while await backoff.pause():
-            found.append(time.monotonic() - moment)
-            moment = time.monotonic()
-        return found, moment - begun
+def test_pauses_grow_and_end_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, found = [100.0], list[float]()
 
-    found, total = asyncio.run(pauses())
-    assert 0.05 <= found[0] < 0.2 <= 0.2 + found[2]
-    assert found[2] >= 0.2, "it doubles twice"
-    assert 1.0 <= total < 3.0
+    def clock() -> Any:
+        return SimpleNamespace(time=lambda: now[0])
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+        now[0] += seconds
+
+    async def pauses() -> None:
+        backoff = Backoff(1.5, first=0.1, longest=0.4)
+        while await backoff.pause():
+            pass
+
+    monkeypatch.setattr("mrlm_pl.concurrency.backoff.asyncio", SimpleNamespace(sleep=sleep, get_running_loop=clock))
+    asyncio.run(pauses())
+    assert all(most / 2 <= pause <= most for most, pause in zip([0.1, 0.2, 0.4, 0.4], found, strict=False))
+    assert max(found) <= 0.4
+    assert sum(found) == pytest.approx(1.5)
 
 
 def test_waiting_ends_with_the_condition_or_with_the_time() -> None:

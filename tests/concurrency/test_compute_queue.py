@@ -72,7 +72,7 @@ def test_an_interrupt_stops_the_waiting_thread_and_fails_the_item(queue: Compute
 
     with pytest.raises(KeyboardInterrupt):
         queue.serve_during(start)
-    assert isinstance(items[0].exception(timeout=5), RuntimeError)
+    assert isinstance(items[0].exception(timeout=60), RuntimeError)
     assert queue.submit(lambda: 3).result() == 3, "the queue continues in its own thread"
     queue.close()
 
@@ -103,11 +103,11 @@ def test_a_short_function_does_not_wait_for_the_one_that_runs(queue: ComputeQueu
 
     def long() -> None:
         started.set()
-        release.wait(5)
+        release.wait(60)
         order.append("long")
 
     future = queue.submit(long)
-    started.wait(5)
+    started.wait(60)
     queue.run_soon(order.append, "short")
     assert order == []
     release.set()

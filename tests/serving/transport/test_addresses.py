@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +15,7 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import addresses
 from mrlm_pl.serving.transport.addresses import in_turn, is_gone
+from mrlm_pl.serving.transport.connection import Connection
 from tests.support.environment_servers import TASK, Served, eventually
 from tests.support.ports import free_port, nowhere
 
@@ -28,23 +29,36 @@ def opened(environment: RemoteEnvironment) -> RemoteEnvironment:
 
 
 def remote(*targets: str, **options: Any) -> RemoteEnvironment:
-    return RemoteEnvironment(list(targets), "scripted", **{"open_seconds": 10.0, **options})
+    return RemoteEnvironment(list(targets), "scripted", **{"open_seconds": 60.0, **options})
 
 
-def test_an_address_that_is_gone_costs_its_time_once(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the requests for a session by address."""
+    found, call = Counter[str](), Connection.call
+
+    async def counted(connection: Connection, method: str, *rest: Any, **options: Any) -> Any:
+        found[connection.address.target] += method == "Open"
+        return await call(connection, method, *rest, **options)
+
+    monkeypatch.setattr(Connection, "call", counted)
+    return found
+
+
+def test_an_address_that_is_gone_costs_its_time_once(serve: Server, openings: Counter[str]) -> None:
     served, port = serve(), free_port()
     environment = remote(served.target, f"127.0.0.1:{port}")
     first = [opened(environment) for _ in range(2)]  # one of them asks the dead one, for 1.5 s
     assert is_gone(environment.addresses[1])
     assert not is_gone(environment.addresses[0])
     assert [address.target for address in in_turn(environment.addresses)] == [served.target, f"127.0.0.1:{port}"]
-    started = time.monotonic()
+    openings.clear()
     playing = [opened(environment) for _ in range(20)]
-    assert time.monotonic() - started < 8, "ten of them would wait 1.5 s each"
+    assert openings == {served.target: 20}, "ten of them would wait 1.5 s each"
     assert served.live == 22
 
     back = serve(port=port)
-    eventually(lambda: not is_gone(environment.addresses[1]), 10)
+    eventually(lambda: not is_gone(environment.addresses[1]))
     more = [opened(environment) for _ in range(10)]
     assert 3 <= back.live <= 7, "it takes its share again: half of them, but for one that a busy machine kept waiting"
     for made in [*first, *playing, *more]:
@@ -87,12 +101,12 @@ def test_it_is_asked_ever_more_rarely_and_in_the_background(serve: Server, monke
 
     monkeypatch.setattr("mrlm_pl.concurrency.backoff.asyncio", Clock())
     monkeypatch.setattr(addresses, "connection", connection)
-    client.submit(_noted(address)).result(10)
+    client.submit(_noted(address)).result(60)
     eventually(lambda: len(pauses) == 8)
     longest = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert all(most / 2 <= rest <= most for rest, most in zip(pauses, longest, strict=True))
     assert is_gone(address)
-    client.submit(_forgotten(address)).result(10)
+    client.submit(_forgotten(address)).result(60)
     assert not is_gone(address)
 
 
@@ -118,7 +132,7 @@ def test_when_all_are_gone_all_are_tried(serve: Server) -> None:
     made.close()
 
 
-def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server) -> None:
+def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server, openings: Counter[str]) -> None:
     servers = [serve(), serve()]
     environment = remote(*(served.target for served in servers))
     playing = [opened(environment)]
@@ -128,9 +142,9 @@ def test_a_server_whose_death_a_step_noticed_is_passed_over(serve: Server) -> No
     servers[0].run(servers[0].server.stop())
     with pytest.raises(RemoteError, match="UNAVAILABLE"):
         asyncio.run(lost.step({"agent": Message("assistant", "go")}))  # type: ignore[arg-type]
-    started = time.monotonic()
+    openings.clear()
     more = [opened(environment) for _ in range(20)]
-    assert time.monotonic() - started < 8, "ten of them would wait 1.5 s each"
+    assert openings == {servers[1].target: 20}, "ten of them would wait 1.5 s each"
     for made in more:
         made.close()
 
@@ -140,12 +154,10 @@ def test_what_is_asked_outside_of_episodes_passes_over_them_too(
 ) -> None:
     dead, served = nowhere(), serve()
     environment = remote(dead, served.target)
-    started = time.monotonic()
     assert environment.agents == ("agent",)
     tasks = environment.tasks("train")
     assert [tasks[index].index for index in range(0, 200, 64)] == [0, 64, 128, 192]
-    assert time.monotonic() - started < 10.0, "and does not delay the request"
-    monkeypatch.setattr(client, "ASK_SECONDS", 0.5)
-    with pytest.raises(RemoteError, match=r"no server answers at .* within 0\.5 s; start one .*[Rr]efused"):
+    monkeypatch.setattr(client, "ASK_SECONDS", 1.0)
+    with pytest.raises(RemoteError, match=r"no server answers at .* within 1 s; start one .*[Rr]efused"):
         _ = remote(nowhere()).agents
     assert "does not answer (UNAVAILABLE" in caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
@@ -62,13 +63,13 @@ def asked(loop: EventLoopThread, *faults: Answer, use: Callable[[Connection], An
             await connection.close()
             await server.stop(0)
 
-    return loop.submit(run()).result(30)
+    return loop.submit(run()).result(100)
 
 
 async def keep_alive(connection: Connection) -> Any:
     """Return the reply, or the problem."""
     try:
-        return await connection.call("KeepAlive", pb.KeepAliveRequest(), 5.0)
+        return await connection.call("KeepAlive", pb.KeepAliveRequest(), 60.0)
     except StatusError as error:
         return error
 
@@ -139,10 +140,11 @@ def test_only_a_message_that_is_too_large_is_to_be_made_smaller(loop: EventLoopT
 
 
 def test_leases_are_renewed_after_any_failure(loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Connection.call
+    call, asked_for = Connection.call, list[int]()
     errors: list[Exception] = [OSError("a fault of one's own"), StatusError(Code.RESOURCE_EXHAUSTED, "quota")]
 
     async def failing(self: Connection, *arguments: Any) -> Any:
+        asked_for.append(1)
         if errors:
             raise errors.pop()
         return await call(self, *arguments)
@@ -150,7 +152,7 @@ def test_leases_are_renewed_after_any_failure(loop: EventLoopThread, monkeypatch
     async def hold(connection: Connection) -> None:
         connection.patience = 0.0
         connection.hold("session", 0.15)
-        await asyncio.sleep(1.5)
+        assert await until(lambda: len(asked_for) >= 8, 60.0)
 
     monkeypatch.setattr(Connection, "call", failing)
     _, calls = asked(loop, *[of_the_network(Code.RESOURCE_EXHAUSTED, "ENHANCE_YOUR_CALM")] * 3, use=hold)

@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 
 from mrlm_pl.reward_models import TextScorer
-from mrlm_pl.serving.transport import addresses
 from tests.support.environment_servers import ServerProcess
 from tests.support.verifier_servers import LyingServer, Spoken, Verifier
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ports may come again; no token is set."""
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the token."""
     monkeypatch.delenv("MRLM_TOKEN", raising=False)
-    addresses._gone.clear()
-    addresses._silent.clear()
 
 
 @pytest.fixture

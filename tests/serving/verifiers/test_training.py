@@ -100,7 +100,7 @@ class Killer:
 
     def kill(self) -> None:
         self.server.send(signal.SIGKILL)
-        self.server.process.wait(10)
+        self.server.process.wait(100)
         self.kills += 1
         if self.away is not None:
             self.thread = threading.Thread(target=self._restart)
@@ -135,7 +135,7 @@ def train(model_folder: Path, tmp_path: Path) -> Callable[..., Run]:
 
     def run(name: str, target: str, trouble: Callable[[int], None], patience: float = 60.0, **options: Any) -> Run:
         Verified.asked, Verified.paid, Verified.trouble = Counter(), Counter(), staticmethod(trouble)
-        scorer = VerifierClient(target, timeout_seconds=5.0, patience_seconds=patience)
+        scorer = VerifierClient(target, timeout_seconds=30.0, patience_seconds=patience)
         sizes = {"groups": GROUPS, "group_size": GROUP_SIZE, "iterations": ITERATIONS, "step_timeout": 90.0, **options}
         data = RolloutDataModule(Verified(scorer), sampling=Sampling(max_tokens=6), **sizes)
         algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
@@ -207,9 +207,9 @@ def test_a_server_that_does_not_come_back_ends_the_run_with_the_reason(killer: A
             server.kill()
             times.append(time.monotonic())
 
-    with pytest.raises(RolloutError, match=rf"no verifier at {server.target} gave scores within 1 s; start it again"):
-        train("gone", server.target, trouble, patience=1.0, retries=1)
-    assert time.monotonic() - times[0] < 15, "it does not hang"
+    with pytest.raises(RolloutError, match=rf"no verifier at {server.target} gave scores within 3 s; start it again"):
+        train("gone", server.target, trouble, patience=3.0, retries=0)
+    assert time.monotonic() - times[0] < 60, "it does not hang"
     found = episodes(tmp_path / "gone")
     before, after = found[: GROUPS * GROUP_SIZE], found[GROUPS * GROUP_SIZE :]
     assert [episode["error"] for episode in before] == [None] * len(before)

@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 REPOSITORY = Path(__file__).parents[3]
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -42,8 +44,8 @@ class Bait:
         for folder in SHARED_FOLDERS:
             if os.access(folder, os.W_OK):
                 Path(folder, f"beacon-{self.token}").touch()
-        tcp = self._listen(socket.AF_INET, ("127.0.0.1", 0))
-        self.port = tcp.getsockname()[1]
+        self.port = free_port()
+        self._listen(socket.AF_INET, ("127.0.0.1", self.port))
         self._listen(socket.AF_UNIX, str(self.outside / "socket"))
         self._listen(socket.AF_UNIX, "\0" + self.token)
         with contextlib.suppress(OSError):  # the file system may lack attributes

@@ -40,8 +40,10 @@ WORKERS = 8
 def at_once(count: int) -> Iterator[None]:
     """Let ``count`` programs run concurrently, regardless of the number of processors."""
     slots, sandbox_module._slots = sandbox_module._slots, threading.BoundedSemaphore(count)
-    yield
-    sandbox_module._slots = slots
+    try:
+        yield
+    finally:
+        sandbox_module._slots = slots
 
 
 def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[str, Any]:
