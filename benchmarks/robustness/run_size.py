@@ -1,4 +1,4 @@
-"""Measure what the quick start writes: bytes per iteration of each part of the run folder, and bytes at its end.
+"""Measure the files of the quick start: bytes per iteration of each part of the run folder, and bytes at its end.
 
     python -m benchmarks.robustness.run_size [--iterations 10 40] [--json benchmarks/results/run_size.json]
 
