@@ -62,6 +62,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "kuhn_poker": lambda: shipped.KuhnPoker(),
     "knowledge_graph": lambda: shipped.KnowledgeGraphEnvironment(),
     "webshop": lambda: shipped.WebShopEnvironment(team=True),
+    "alfworld": lambda: shipped.AlfWorldEnvironment(team=True),
     "reasoning_gym": lambda: shipped.ReasoningGymEnvironment({"leg_counting": None, "basic_arithmetic": None}),
     "gymnasium": lambda: shipped.GymnasiumEnvironment("FrozenLake-v1"),
     "pettingzoo": lambda: shipped.PettingZooEnvironment("classic/tictactoe_v3"),
@@ -72,7 +73,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
 """With settings that use most of their code; all but those that play a program or a server of the user's."""
 
 ADAPTERS = ("reasoning_gym", "gymnasium", "pettingzoo", "textarena")
-SLOW = ("shell", "code", "collaborative_coding", "class_completion", "webshop", "knowledge_graph", *ADAPTERS)
+SLOW = ("shell", "code", "collaborative_coding", "class_completion", "webshop", "alfworld", "knowledge_graph", *ADAPTERS)
 """Those that run programs, are large, or need an extra."""
 
 

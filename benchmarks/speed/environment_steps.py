@@ -1,4 +1,4 @@
-"""Measure the shop and the knowledge graph in one thread: steps per CPU second, and the memory of an open session.
+"""Measure the shop, the household and the knowledge graph in one thread: steps per CPU second, and the memory of an open session.
 
     python benchmarks/speed/environment_steps.py [--sessions 1000] [--json benchmarks/results/environment_steps.json]
 
@@ -18,13 +18,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mrlm_environments import KnowledgeGraphEnvironment, WebShopEnvironment
+from mrlm_environments import AlfWorldEnvironment, KnowledgeGraphEnvironment, WebShopEnvironment
 from provenance import provenance
 
 from mrlm_pl.environment import Environment, Task
 from mrlm_pl.episode import Message
 
-ENVIRONMENTS = {"knowledge_graph": KnowledgeGraphEnvironment, "webshop": WebShopEnvironment}
+ENVIRONMENTS = {
+    "knowledge_graph": KnowledgeGraphEnvironment,
+    "webshop": WebShopEnvironment,
+    "alfworld": AlfWorldEnvironment,
+}
 TASKS, OPENED, ROUNDS = 200, 100, 5
 
 

@@ -7,6 +7,7 @@ from .adapters.reasoning_gym import ReasoningGymEnvironment as ReasoningGymEnvir
 from .adapters.textarena import TextArenaCodec as TextArenaCodec
 from .adapters.textarena import TextArenaEnvironment as TextArenaEnvironment
 from .adapters.verifiers import VerifiersEnvironment as VerifiersEnvironment
+from .alfworld.environment import AlfWorldEnvironment as AlfWorldEnvironment
 from .centralized import Centralized as Centralized
 from .class_completion.environment import ClassCompletionEnvironment as ClassCompletionEnvironment
 from .code.environment import CodeEnvironment as CodeEnvironment

@@ -36,7 +36,7 @@ APPLIED = {
     "tic_tac_toe": KNOWN,
     "kuhn_poker": ALWAYS | {"floor"},
     "debate": ALWAYS | {"floor", "failure"},
-    "webshop": KNOWN | {"failure"},
+    **dict.fromkeys(("webshop", "alfworld"), KNOWN | {"failure"}),
     "knowledge_graph": KNOWN | {"canary", "failure"},
     "reasoning_gym": KNOWN | {"canary"},
     **dict.fromkeys(("gymnasium", "pettingzoo", "textarena"), ALWAYS | {"failure"}),

@@ -26,6 +26,7 @@ from tests.support.environment_servers import Served
 from tests.support.recorded_episodes import recorded
 
 SHIPPED = [
+    "alfworld",
     "class_completion",
     "code",
     "collaborative_coding",

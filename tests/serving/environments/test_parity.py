@@ -19,6 +19,7 @@ from tests.support.environment_servers import Served, eventually, offer
 
 MAX_TURNS = 12
 CHEAP = [
+    "alfworld",
     "collaborative_reasoning",
     "coordination",
     "debate",
@@ -35,6 +36,7 @@ SANDBOXED = {"class_completion": 2, "code": 6, "collaborative_coding": 2, "shell
 
 
 def make(name: str) -> Environment:
+    from mrlm_environments.alfworld.environment import AlfWorldEnvironment
     from mrlm_environments.class_completion.environment import ClassCompletionEnvironment
     from mrlm_environments.code.environment import CodeEnvironment
     from mrlm_environments.collaborative_coding.environment import CollaborativeCodingEnvironment
@@ -51,6 +53,7 @@ def make(name: str) -> Environment:
     from mrlm_environments.writing.environment import WritingEnvironment
 
     makers: dict[str, Callable[[], Environment]] = {
+        "alfworld": AlfWorldEnvironment,
         "class_completion": ClassCompletionEnvironment,
         "collaborative_coding": lambda: CollaborativeCodingEnvironment(turns=2, feedback="level_feedback"),
         "code": lambda: CodeEnvironment(max_attempts=2),

@@ -1,0 +1,1 @@
+"""A household to act in by text, as in ALFWorld."""

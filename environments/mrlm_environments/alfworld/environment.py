@@ -1,0 +1,249 @@
+"""Household tasks by text: ALFWorld, with generated games or its own files."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from mrlm_environments.alfworld.expert import solution
+from mrlm_environments.alfworld.files import GameTasks, file_game
+from mrlm_environments.alfworld.game import KINDS, NOTHING, Game, Kind
+from mrlm_environments.alfworld.generated import generated, generated_game, identity
+from mrlm_environments.alfworld.house import ROOMS
+from mrlm_environments.alfworld.similarity import most_similar
+from mrlm_pl.environment import (
+    Environment,
+    Message,
+    Observations,
+    SeededTasks,
+    Step,
+    Task,
+    TaskSource,
+    ToolSchema,
+)
+from mrlm_pl.environment.tools import (
+    MalformedCall,
+    ToolError,
+    checked_call,
+    clipped,
+    requested_calls,
+    tool_message,
+    tool_schema,
+    written_call,
+)
+from mrlm_pl.episode import ToolCall
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
+
+Snap = Literal["bleu", "exact"]
+Room = Literal["kitchen", "living_room", "bedroom", "bathroom"]
+TAKE_ACTION = tool_schema("take_action", "Act in the house.", {"action": {"type": "string"}})
+INSTRUCTION = (
+    "You are in a house and have a task. Actions: go to R, open R, close R, take O from R, move O to R, use O, "
+    "clean O with R, heat O with R, cool O with R, slice O with O, examine R or O, look, inventory; R is a receptacle "
+    "such as cabinet 1, O an object such as apple 1."
+)
+PLANNING = (
+    "You plan for an actor in a house, who has a task. Write the next steps in words: where to search, what to take, "
+    "what to do with it and where to put it. You see what the actor did before you plan again."
+)
+HOW_TO_ACT = (
+    'Call the tool: <tool_call>{"name": "take_action", "arguments": {"action": "..."}}</tool_call>, or write a line '
+    "such as: Action: go to cabinet 1"
+)
+AGENT, PLANNER, ACTOR = "agent", "planner", "actor"
+PLAN_CHARACTERS = 1000
+ANY_STEPS = (1, 50)
+_WRITTEN = re.compile(r"^\W*action:(.*)", re.IGNORECASE | re.MULTILINE)
+
+
+class AlfWorldEnvironment(Environment):
+    """A task in a house, such as ``put a clean apple in fridge``, and one tool: ``take_action``.
+
+    The reward is 1 when the goal is reached, which ends the episode, else 0.
+
+    As a team, a planner writes the next steps and an actor takes actions; both earn the reward.
+
+    Args:
+        data: in place of generated games, ALFWorld's: the folder of its archive, with ``train``, ``valid_seen`` and
+            ``valid_unseen``; or a mapping from splits to folders or files ``game.tw-pddl``.
+        kinds: goals of generated games: ``pick``, ``look``, ``clean``, ``heat``, ``cool``, ``pick_two``; None is all.
+        rooms: of generated games: ``kitchen``, ``living_room``, ``bedroom``, ``bathroom``; None is all.
+        steps: the fewest and the most actions in which the scripted expert wins a generated game, from 1 to 50.
+        team: two agents, ``planner`` and ``actor``, in place of one.
+        plan_every: actions after which the planner plans again.
+        max_turns: actions of an episode; a plan or another reply without an action counts as one.
+        incomplete_penalty: is subtracted from the reward where the goal is not reached; AgentRL's is .2.
+        snap: an action that is not admissible becomes the most similar one (``bleu``, as in AgentBench) or does
+            nothing (``exact``).
+        list_actions: True ends every observation with the list of admissible actions.
+        instruction: a system message before the task, for the agent or the actor; the planner has one of its own.
+
+    Raises:
+        ConfigurationError: a value is out of its range, or options exclude each other.
+    """
+
+    name = "alfworld"
+    forks = True
+    client_settings = (
+        *("kinds", "rooms", "steps", "team", "plan_every", "max_turns", "incomplete_penalty", "snap"),
+        *("list_actions", "instruction"),
+    )
+
+    def __init__(
+        self,
+        data: str | dict[str, str] | None = None,
+        kinds: list[Kind] | None = None,
+        rooms: list[Room] | None = None,
+        steps: tuple[int, int] = ANY_STEPS,
+        team: bool = False,
+        plan_every: int = 10,
+        max_turns: int = 50,
+        incomplete_penalty: float = 0.0,
+        snap: Snap = "bleu",
+        list_actions: bool = True,
+        instruction: str = INSTRUCTION,
+    ) -> None:
+        at_least(2 if team else 1, "alfworld: ", max_turns=max_turns)
+        at_least(1, "alfworld: ", plan_every=plan_every)
+        between(0, 1, "alfworld: ", incomplete_penalty=incomplete_penalty)
+        one_of(get_args(Snap), "alfworld: ", snap=snap)
+        if data is not None and (kinds, rooms, tuple(steps)) != (None, None, ANY_STEPS):
+            raise ConfigurationError(
+                "alfworld: kinds, rooms and steps are for generated games; leave them or `data` out"
+            )
+        self.data = data
+        self.agents = (PLANNER, ACTOR) if team else (AGENT,)
+        self.kinds = some_of(KINDS, "alfworld: ", kinds=kinds)
+        self.rooms = some_of(tuple(ROOMS), "alfworld: ", rooms=rooms)
+        self.steps = whole_range(1, 50, "alfworld: ", steps=steps)
+        self.plan_every, self.max_turns, self.incomplete_penalty = plan_every, max_turns, incomplete_penalty
+        self.snap, self.list_actions, self.instruction = snap, list_actions, instruction
+
+    def tasks(self, split: str) -> TaskSource:
+        """Return generated games without end, or those of the data; see :meth:`Environment.tasks`.
+
+        The split ``test`` has the floor plans that ALFRED keeps for its test, the others share the rest and have
+        different goals in each plan.
+
+        Raises:
+            DataError: the data holds no game, or a file is of another form.
+            ConfigurationError: the split is unknown.
+        """
+        if self.data is not None:
+            return GameTasks(self.name, split, self.data)
+        options = {"split": split, "kinds": self.kinds, "rooms": self.rooms, "steps": self.steps}
+        return SeededTasks(self.name, split, functools.partial(generated_game, **options), identity)
+
+    def tools(self, agent: str) -> Sequence[ToolSchema]:
+        """Return ``take_action``, but for the planner."""
+        return () if agent == PLANNER else (TAKE_ACTION,)
+
+    def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
+        """Return the expert's actions, the planner's plans being lists of them; None if they exceed ``max_turns``."""
+        actions = solution(_game(task.data), self.max_turns)
+        replies = {self.agents[-1]: [written_call(TAKE_ACTION.name, action=action) for action in actions]}
+        if len(self.agents) == 2:
+            starts = range(0, len(actions), self.plan_every)
+            replies[PLANNER] = [", then ".join(actions[start : start + self.plan_every]) for start in starts]
+        return replies if 0 < sum(map(len, replies.values())) <= self.max_turns else None
+
+    def bounds(self, task: Task) -> tuple[float, float]:
+        """Return the returns of failure and of success; see :meth:`Environment.bounds`."""
+        return -self.incomplete_penalty * len(self.agents), float(len(self.agents))
+
+    def reset(self, task: Task) -> Observations:
+        """Show the room and the task; see :meth:`Environment.reset`."""
+        self._game: Game = _game(task.data)
+        self._state = self._game.start
+        self._turns, self._planned, self._faults = 0, 0, 0
+        posed = f"{self._game.look(self._state)}\n\nYour task is to: {self._game.instruction}."
+        acting = [Message("system", self.instruction)] if self.instruction else []
+        self._held: dict[str, list[Message]] = {
+            PLANNER: [Message("system", PLANNING), Message("user", posed)],
+            self.agents[-1]: [*acting, Message("user", posed + self._listed())],
+        }
+        return self._observed(self.agents[0])
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        """Take the actions of a reply in order, or hand a plan to the actor; see :meth:`Environment.step`."""
+        ((agent, message),) = actions.items()
+        if agent == PLANNER:
+            self._turns += 1
+            self._planned = self._turns
+            self._held[ACTOR].append(Message("user", f"Plan: {clipped(message.content, PLAN_CHARACTERS)}"))
+            return self._ended("max_turns") if self._over() else Step(self._observed(ACTOR))
+        calls = requested_calls(message)
+        written = None if calls else _WRITTEN.search(message.content)
+        if not calls:
+            text = self._acted(agent, written[1]) if written else self._failed(HOW_TO_ACT)
+            self._held[agent].append(Message("user", text))
+        for call in calls:
+            if not self._over():
+                self._held[agent].append(tool_message(call, self._answer(agent, call)))
+        if over := self._over():
+            return self._ended(over)
+        if agent == ACTOR and (self._turns - self._planned >= self.plan_every or not (calls or written)):
+            self._held[PLANNER].append(Message("user", "Plan the next steps."))
+            return Step(self._observed(PLANNER))
+        return Step(self._observed(agent))
+
+    def _observed(self, agent: str) -> Observations:
+        messages, self._held[agent] = self._held[agent], []
+        return {agent: messages}
+
+    def _over(self) -> str:
+        """Return why the episode is over, or an empty text."""
+        return "won" if self._game.won(self._state) else "max_turns" if self._turns >= self.max_turns else ""
+
+    def _failed(self, text: str) -> str:
+        self._turns += 1
+        self._faults += 1
+        return text
+
+    def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
+        """Return the observation of a call, or the error."""
+        try:
+            asked = checked_call(call, self.tools(agent), HOW_TO_ACT)
+        except ToolError as error:
+            return self._failed(f"Error: {error}")
+        return self._acted(agent, asked.arguments["action"])
+
+    def _acted(self, agent: str, given: str) -> str:
+        """Take an action and return its observation."""
+        text = " ".join(given[:PLAN_CHARACTERS].lower().split())
+        known = self._game.actions(self._state)
+        if text not in known and self.snap == "bleu":
+            text = most_similar(text, known) or text
+        if text in known:
+            self._turns += 1
+            self._state, observed = self._game.act(self._state, known[text])
+        else:
+            observed = self._failed(NOTHING)
+        if agent == ACTOR:
+            self._held[PLANNER].append(Message("user", f"> {clipped(text, 100)}\n{observed}"))
+        return observed + self._listed()
+
+    def _listed(self) -> str:
+        """Return the list of admissible actions in AgentBench's form, if it is asked for."""
+        listed = "\n".join(self._game.actions(self._state)) if self.list_actions else ""
+        return f" AVAILABLE ACTIONS: {listed}\n" if listed else ""
+
+    def _ended(self, reason: str) -> Step:
+        won = reason == "won"
+        components = {"won": 1.0} if won else {"incomplete": -self.incomplete_penalty}
+        return Step(
+            rewards=dict.fromkeys(self.agents, sum(components.values())),
+            components={agent: dict(components) for agent in self.agents},
+            done=True,
+            stop_reason=reason,
+            truncated=not won,
+            success=won,
+            metrics={"failed_actions": float(self._faults)},
+        )
+
+
+def _game(data: Mapping[str, Any]) -> Game:
+    return file_game(data) if "house" in data else generated(data)
