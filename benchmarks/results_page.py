@@ -72,17 +72,17 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_distillation": Section(
             "A team distilled into one model",
-            "A student of two specialists: [distillation](distillation.md).",
+            "A student of two specialists: [on-policy distillation](algorithms/on_policy_distillation.md).",
             tables.team_distillation,
         ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
-            "At equal generated tokens: [counterfactual credit](counterfactual.md).",
+            "At equal generated tokens: [C3](algorithms/c3.md).",
             tables.branches,
         ),
         "marginal": Section(
             "Credit from replays without an agent",
-            "`halves` at equal generated tokens: [counterfactual credit](counterfactual.md).",
+            "`halves` at equal generated tokens: [CCPO](algorithms/ccpo.md) and its relatives.",
             tables.marginal,
         ),
     },
@@ -97,7 +97,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "distillation_step": Section(
             "A distillation step against TRL",
-            "Full-vocabulary divergence over 32,000 words: [distillation](distillation.md).",
+            "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
             tables.distillation_step,
         ),
         "shared_machine": Section(

@@ -40,8 +40,8 @@ class C3(PolicyGradient):
 
     Args:
         alternatives: fresh samples for each message.
-        messages: of an episode that are branched, drawn with equal probability; null branches all that trained
-            policies wrote.
+        messages: branched messages of an episode, drawn with equal probability; None branches all messages of
+            trained policies.
         rest: ``play`` or ``replay`` the decisions after the message.
         reward: ``team`` is the mean over the agents; ``own`` is each agent's own.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

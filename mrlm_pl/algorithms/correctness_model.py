@@ -54,8 +54,8 @@ class CorrectnessModel(RewardModelAlgorithm):
 
     Args:
         score_tokens: where the score is trained: at the ``last`` token or at all of the ``response``.
-        policies, optimization, value_learning_rate: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`;
-            the probe has the learning rate of the value head.
+        value_learning_rate: learning rate of the value head and the probe; None is the policy's.
+        policies, optimization: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
 
     Raises:
         ConfigurationError: there are several policies, or an unknown name.

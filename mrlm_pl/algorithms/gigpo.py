@@ -26,7 +26,7 @@ class GiGPO(PolicyGradient):
     episodes (``turn_baseline: paper`` includes its own).
 
     Args:
-        gamma: discount factor from turn to turn, within states.
+        gamma: discount factor per turn, within states.
         state_weight: weight of the comparison within states.
         normalize: divide by the standard deviations; False keeps the scale of the rewards.
         turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.

@@ -43,13 +43,13 @@ class GRPO(PolicyGradient):
     share of tokens whose gradient the clip removes.
 
     Args:
-        advantage: how the returns of a group become advantages: a name, or a function of returns [N] and group numbers
-            [N] that returns advantages [N], in a configuration by its import path.
-        credit: ``episode`` gives all turns of an agent the advantage of its return. ``turn`` compares the rewards of
-            each turn and the later ones with the same turn of the other episodes; ``advantage`` then says whether the
-            result is divided by a standard deviation. See :class:`mrlm_pl.learner.credit.turn_returns.TurnCredit`.
+        advantage: ``group_normalized``, ``group_centered``, ``leave_one_out``, or a function (in a configuration its
+            import path) of returns [N] and group numbers [N] that returns advantages [N].
+        credit: ``episode`` gives all turns of an agent the advantage of its return, ``turn`` compares each turn with
+            the same turn of the other episodes, with ``advantage: group_centered`` without dividing by a standard
+            deviation; see :class:`mrlm_pl.learner.credit.turn_returns.TurnCredit`.
         turn_baseline: of ``credit: turn``; see :data:`mrlm_pl.advantages.TurnBaseline`.
-        gamma: discount factor from turn to turn, of ``credit: turn``.
+        gamma: discount factor per turn, of ``credit: turn``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

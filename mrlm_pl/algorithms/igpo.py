@@ -42,7 +42,7 @@ class IGPO(PolicyGradient):
         gain_weight: weight of the gains beside the environment's rewards.
         answer_key: field of the task's data with the reference answer.
         answer_form: the reply that is scored, with ``{answer}`` in it.
-        gamma: discount factor from turn to turn.
+        gamma: discount factor per turn.
         normalize: divide by the standard deviation.
         turn_baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

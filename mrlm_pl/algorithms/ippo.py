@@ -36,10 +36,10 @@ class IPPO(PolicyGradient):
     are those of :class:`~mrlm_pl.algorithms.ppo.PPO`.
 
     Args:
-        agent_critics: a model that estimates the values, by agent, for all agents whose policy is trained; None gives
-            each policy a value head, which agents in its seats share. A critic needs its agent's tokenizer.
-        reward: of an agent's turns: its ``own`` or the ``team``'s.
-        whiten_over: whose advantages are whitened together: those of each ``agent`` or of each ``policy``.
+        agent_critics: models that estimate the values, by agent, for all agents with a trained policy; None gives each
+            policy a value head, shared by its agents. A critic needs its agent's tokenizer.
+        reward: an agent's ``own`` rewards, or the mean over the ``team``.
+        whiten_over: whitens the advantages of each ``agent`` or of each ``policy``.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.
         gamma, discount_unit, lam, whiten_advantages, kl, task_normalization: see
             :class:`~mrlm_pl.algorithms.ppo.PPO`.

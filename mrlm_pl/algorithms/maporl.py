@@ -57,19 +57,17 @@ class MAPoRL(PolicyGradient):
     Args:
         policies, seats, agent_critics: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         reward: whose later scores reward an answer: those of the whole ``team`` or the agent's ``own``.
-        horizon: ``discounted_sum`` is the above, ``last`` takes the last turn's scores alone, ``current`` this turn's.
-        gamma: discount factor of the scores, from turn to turn.
-        alpha0: paid for an own change from wrong to right, and its negative for one from right to wrong, while the
-            others had been wrong before: self-correction.
-        alpha1: the same while the others had been right: being persuaded.
-        beta0: paid for a change of the others from wrong to right up to the next turn, and its negative for one from
-            right to wrong, when the answer was wrong.
-        beta1: the same when the answer was right: persuading others.
-        critic_reads: the ``debate``, which is the agent's whole row, or for ``agent_critics`` the question and each
-            ``answer`` alone.
-        turn_schedule: turns, counted from 1, that are trained together, one list after the other and then from the
-            beginning again; None learns from all turns. The actions of other turns are no part of the loss, and a
-            policy that has no others keeps its weights.
+        horizon: ``discounted_sum`` is ``R``, ``last`` the last turn's scores, ``current`` this turn's.
+        gamma: discount factor of the scores per turn.
+        alpha0: incentive for changing an answer from wrong to right, negative from right to wrong, while the others
+            were wrong: self-correction.
+        alpha1: the same while the others were right: following them.
+        beta0: incentive of a wrong answer after which the others change from wrong to right by the next turn, negative
+            from right to wrong.
+        beta1: the same of a right answer: persuading the others.
+        critic_reads: the whole ``debate`` of the agent, or with ``agent_critics`` the question and each ``answer``.
+        turn_schedule: lists of turns, counted from 1, that are trained one list after the other, repeatedly; None
+            trains all turns.
         turn_iterations: rollouts for each list.
         whiten_over: see :class:`~mrlm_pl.algorithms.ippo.IPPO`.
         value_learning_rate, value_clip, value_coefficient: see :class:`~mrlm_pl.algorithms.ppo.PPO`.

@@ -42,10 +42,10 @@ class MAPPO(PolicyGradient):
     Args:
         critic: the critic's model, with its own tokenizer and learning rate; None is a separate copy of the first
             trained policy's.
-        value_learning_rate: of the critic's value head; None is the critic's learning rate.
-        gamma: discount factor, from step to step of the environment.
+        value_learning_rate: learning rate of the critic's value head; None is the critic's.
+        gamma: discount factor per step of the environment.
         lam: GAE's lambda per step; 0 trusts the critic, 1 the returns.
-        targets: of the critic's training: ``lambda``, ``td`` or ``monte_carlo``.
+        targets: targets of the critic: ``lambda``, ``td`` or ``monte_carlo``.
         whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
         value_clip: how far a value may move before its gradient stops; None has no bound.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

@@ -32,7 +32,8 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     Args:
         margin: how far the chosen answer must be ahead.
-        policies, optimization, value_learning_rate: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
+        value_learning_rate: learning rate of the value head; None is the policy's.
+        policies, optimization: see :class:`~mrlm_pl.learner.reward_model.RewardModelAlgorithm`.
 
     Raises:
         ConfigurationError: there are several policies, or the margin is negative or not finite.

@@ -34,9 +34,9 @@ class PPO(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        critics: a model of its own to estimate the values, by the name of the policy; a policy without one has a value
-            head on its own last hidden state. A critic has its own learning rate.
-        value_learning_rate: of value heads; None is the learning rate of the model that they stand on.
+        critics: models that estimate the values, by policy; a policy without one has a value head on its last hidden
+            state. A critic has its own learning rate.
+        value_learning_rate: learning rate of value heads; None is that of their model.
         value_clip: how far a value may move before its gradient stops; None has no bound.
         value_coefficient: weight of the value loss.
         gamma: discount factor.
@@ -44,8 +44,8 @@ class PPO(PolicyGradient):
         lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
         whiten_advantages: subtract their mean and divide by their standard deviation.
         kl: penalty for the divergence from the reference policy, in the reward unless ``placement`` is ``loss``.
-        task_normalization: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`; None is ``scale_only`` with
-            several environments, and the default leaves the advantages.
+        task_normalization: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`; ``none`` leaves the
+            advantages, None is ``scale_only`` with several environments.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

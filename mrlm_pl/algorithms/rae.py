@@ -32,7 +32,7 @@ class RAE(PolicyGradient):
     :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Args:
-        baseline_decay: weight of the past.
+        baseline_decay: weight of the past in the running baseline.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -41,7 +41,8 @@ class SFT(Algorithm):
     Args:
         policies: the weights; one policy.
         optimization: see :class:`Algorithm`.
-        objective: which tokens are trained.
+        objective: trained tokens: the actions (``behavioral_cloning``), the environment's answers (``world_model``) or
+            half of each (``combined``).
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`.
 
     Raises:

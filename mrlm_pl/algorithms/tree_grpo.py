@@ -36,7 +36,7 @@ class TreeGRPO(PolicyGradient):
     The environment must be deterministic in its task.
 
     Args:
-        rounds: of expansion.
+        rounds: rounds of expansion.
         nodes: states of each tree that are continued in a round.
         turn_baseline: ``unbiased`` or ``paper``.
         normalize: divide by the standard deviations; False keeps the scale of the rewards.

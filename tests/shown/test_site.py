@@ -9,7 +9,7 @@ import pytest
 
 import mrlm_pl
 from benchmarks import results_page, results_tables
-from docs import catalog
+from docs import catalog, options
 from mrlm_pl.sandbox import strongest
 from tests.support.documents import ROOT
 
@@ -19,10 +19,32 @@ NUMBER = re.compile(r"[+-]?\d\.\d{3} (?:± \d\.\d{3}|\[[^\]]+\])")
 
 
 def test_every_page_is_in_the_contents() -> None:
-    contents = re.findall(r"^:::\{toctree\}\n(.*?)^:::", (DOCS / "index.md").read_text(), re.MULTILINE | re.DOTALL)
-    listed = [line for block in contents for line in block.splitlines() if line and not line.startswith(":")]
+    toctrees = re.compile(r"^:::\{toctree\}\n(.*?)^:::", re.MULTILINE | re.DOTALL)
+    found = [block for name in ("index", "algorithms") for block in toctrees.findall((DOCS / f"{name}.md").read_text())]
+    lines = [line for block in found for line in block.splitlines() if line and not line.startswith(":")]
+    listed = [path.relative_to(DOCS).with_suffix("").as_posix() for line in lines for path in DOCS.glob(f"{line}.md")]
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")} - {"index"}
     assert sorted(listed) == sorted(pages), "add the page to a toctree of docs/index.md"
+
+
+def test_every_algorithm_has_a_page_with_its_options() -> None:
+    stems = {path.stem for path in options.FOLDER.glob("*.md")}
+    assert stems == set(options.classes()), "docs/algorithms has a page for each file of mrlm_pl/algorithms"
+    index = (DOCS / "algorithms.md").read_text()
+    for stem, cls in options.classes().items():
+        page = (options.FOLDER / f"{stem}.md").read_text()
+        assert all(mark in page for mark in options.MARKS), f"{stem}.md has no place for its options"
+        assert page == options.with_options(page, cls), f"run `python -m docs.options`: {stem}.md has other options"
+        assert f"| [{cls.__name__}](algorithms/{stem}.md) |" in index, f"docs/algorithms.md does not list {stem}.md"
+        assert f"](../../mrlm_pl/algorithms/{stem}.py)" in page, f"{stem}.md does not link its code"
+        assert "```bash\nmrlm " in page, f"{stem}.md has no command"
+
+
+def test_every_paper_has_a_command() -> None:
+    """Another test parses the commands."""
+    rows = re.findall(r"^\| \[.*", (DOCS / "papers.md").read_text(), re.MULTILINE)
+    assert len(rows) > 30
+    assert [row for row in rows if " | `mrlm fit --config configs/" not in row] == []
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -65,7 +87,7 @@ def test_means_with_intervals_in_the_pages_are_those_of_the_files() -> None:
     pages = [path for path in DOCS.rglob("*.md") if path != results_page.PAGE]
     shown = {f"{path.name}: {number}" for path in pages for number in NUMBER.findall(path.read_text())}
     assert {place for place in shown if place.partition(": ")[2] not in known} == set()
-    assert len(shown) > 30
+    assert len(shown) > 20
 
 
 def sentences() -> Iterator[tuple[str, str]]:
@@ -74,9 +96,9 @@ def sentences() -> Iterator[tuple[str, str]]:
     yield "scaling.md", f"After {count} kills at random moments"
     yield "scaling.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
     step = results_tables.read("distillation_step")
-    yield "distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
-    yield "distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
-    yield "distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
+    yield "algorithms/on_policy_distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
+    yield "algorithms/on_policy_distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
+    yield "algorithms/on_policy_distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
     yield "gateway.md", f"{results_tables.read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
     sizes = results_tables.read("run_size")["bytes"]
     for part in ("episodes", "metrics.csv", "tensorboard"):
