@@ -16,13 +16,14 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "benchmarks/README", "configs/README")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "configs", "examples")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _ASSIGNMENT = re.compile(r"\w+=")
 

@@ -12,7 +12,7 @@ from mrlm_pl.data.rollout.tasks.stream import PlannedStream, SuccessRateCurricul
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, meant
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import as_settings, at_least, positive
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,10 @@ class RunTasks:
         seed: int,
     ) -> None:
         self.environments = named_environments(environments, names)
-        self.settings, self.curriculum = dict(settings or {}), curriculum
+        given, self.curriculum = dict(settings or {}), curriculum
+        self.settings = {
+            name: as_settings(TaskSettings, own, f"data.task_settings.{name}") for name, own in given.items()
+        }
         for name in self.settings.keys() - self.environments.keys():
             hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(

@@ -21,7 +21,7 @@ from tests.data.rollout.collectors.test_asynchronous import Metrics
 from tests.data.rollout.collectors.test_failed_members import by_group
 from tests.data.rollout.test_module import fingerprint
 
-SETTINGS = {"short": TaskSettings(group_size=2), "long": TaskSettings(group_size=5, max_turns=2, reward_scale=10.0)}
+SETTINGS = {"short": {"group_size": 2}, "long": TaskSettings(group_size=5, max_turns=2, reward_scale=10.0)}
 
 
 def two(model_folder: Path, algorithm: type = GRPO, model: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -162,6 +162,8 @@ def test_a_run_of_two_environments_is_resumed_as_it_was(model_folder: Path, quie
 def test_an_unknown_environment_gets_the_nearest_name(echo: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"task_settings names the environment 'ecko'.*did you mean 'echo'"):
         RolloutDataModule(echo(), task_settings={"ecko": TaskSettings(group_size=2)})
+    with pytest.raises(ConfigurationError, match=r"data\.task_settings\.echo\.grup_size: .*did you mean 'group_size'"):
+        RolloutDataModule(echo(), task_settings={"echo": {"grup_size": 2}})
 
 
 @pytest.mark.parametrize(

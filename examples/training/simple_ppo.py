@@ -1,0 +1,21 @@
+"""Train the built-in tiny model on sums by PPO: the shortest script.
+
+python examples/training/simple_ppo.py
+"""
+
+from mrlm_environments import MathEnvironment
+
+import mrlm_pl
+
+
+def main(iterations: int = 30, output: str = "runs/simple-ppo") -> None:
+    """Train."""
+    policy = mrlm_pl.Policy("builtin:tiny", learning_rate=5e-4)
+    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0)
+    sampling = mrlm_pl.Sampling(max_tokens=32)
+    data = mrlm_pl.RolloutDataModule(MathEnvironment((1, 1)), groups=16, iterations=iterations, sampling=sampling)
+    mrlm_pl.Trainer(output=output, resume=True, limit_val_batches=0, gradient_clip_val=1.0).fit(algorithm, data)
+
+
+if __name__ == "__main__":
+    main()
