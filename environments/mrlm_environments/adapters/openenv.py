@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+import aiohttp
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_pl.concurrency.backoff import Backoff
@@ -16,10 +19,9 @@ from mrlm_pl.serving.transport.connection import submit
 from mrlm_pl.serving.transport.security import read_token
 from mrlm_pl.settings import at_least, positive
 
-if TYPE_CHECKING:
-    import aiohttp
-
 MEBIBYTE = 1 << 20
+_OF_THE_STEP = ("metadata", "done", "reward")
+_identity = partial(json.dumps, sort_keys=True)
 
 
 class OpenEnvEnvironment(Environment):
@@ -87,28 +89,27 @@ class OpenEnvEnvironment(Environment):
         Raises:
             RemoteError: the server does not answer, refuses, or has no room for ``message_seconds``.
         """
-        self._turn, self._form, schema = 0, self.action, None
+        self._turn, self._form = 0, self.action
         waiting = Backoff(self.message_seconds)
         while True:
             self.close()
-            self._link = _Link(self.url, self._headers, self.message_seconds, self.message_mb)
-            self._dropped = weakref.finalize(self, self._link.close)
+            self._link = link = _Link(self.url, self._headers, self.message_seconds, self.message_mb)
+            self._dropped = weakref.finalize(self, lambda link: submit(link.close()), link)
             try:
-                found = await self._link.ask("reset", dict(task.data))
+                found = await link.run(link.ask("reset", task.data))
                 break
             except FullServerError:
                 if not await waiting.pause():
                     raise
         if found.get("done"):
             raise RemoteError(f"openenv: {self.url} ends the episode at its reset of {dict(task.data)}")
+        shown = [Message("system", self.system_prompt)] * bool(self.system_prompt) + self._shown(found)
         if self.action in ("", "json"):
-            schema = await self._link.schema()
+            schema = await link.run(link.schema())
             self._form = self.action or _only_text(schema) or "json"
-        shown = self._shown(found)
-        if self._form == "json":
-            asked = f"Reply with one JSON object of this schema: {json.dumps(schema)}"
-            shown = [*shown, Message("user", asked)]
-        return {self.agents[0]: [Message("system", self.system_prompt), *shown] if self.system_prompt else shown}
+            if self._form == "json":
+                shown.append(Message("user", f"Reply with one JSON object of this schema: {json.dumps(schema)}"))
+        return {self.agents[0]: shown}
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         """Send the action; see :meth:`Environment.step`.
@@ -116,25 +117,25 @@ class OpenEnvEnvironment(Environment):
         Raises:
             RemoteError: the server does not answer, or its environment raised an error.
         """
-        assert self._link is not None
+        link, fault = self._link, ""
+        assert link is not None
         self._turn += 1
         agent, text = self.agents[0], actions[self.agents[0]].content
-        late = self.max_turns is not None and self._turn >= self.max_turns
         try:
-            found = await self._link.ask("step", _object(text) if self._form == "json" else {self._form: text})
+            found = await link.run(link.ask("step", _object(text) if self._form == "json" else {self._form: text}))
         except InvalidActionError as error:
-            seen = {} if late else {agent: [Message("user", f"This is no valid action: {error}")]}
-            return Step(seen, {agent: 0.0}, {}, late, "max_turns" * late, late, metrics={"invalid": 1.0})
-        reward, done = float(found.get("reward") or 0.0), bool(found.get("done"))
-        solved = found["observation"].get("success")
+            found, fault = {"observation": {}}, f"This is no valid action: {error}"
+        seen, done = found["observation"], bool(found.get("done"))
+        late = self.max_turns is not None and self._turn >= self.max_turns
+        shown = [Message("user", fault)] if fault else self._shown(found)
         return Step(
-            {} if done or late else {agent: self._shown(found)},
-            {agent: reward},
+            {} if done or late else {agent: shown},
+            {agent: float(found.get("reward") or 0.0)},
             done=done or late,
             stop_reason="done" if done else "max_turns" if late else "",
-            truncated=bool(found["observation"].get("truncated")) if done else late,
-            success=solved if done and isinstance(solved, bool) else None,
-            metrics={"invalid": 0.0},
+            truncated=bool(seen.get("truncated")) if done else late,
+            success=seen["success"] if done and isinstance(seen.get("success"), bool) else None,
+            metrics={"invalid": float(bool(fault))},
         )
 
     def close(self) -> None:
@@ -145,9 +146,7 @@ class OpenEnvEnvironment(Environment):
 
     def _shown(self, found: Mapping[str, Any]) -> list[Message]:
         """Return an observation as messages."""
-        seen = {
-            name: value for name, value in found["observation"].items() if name not in ("metadata", "done", "reward")
-        }
+        seen = {name: part for name, part in found["observation"].items() if name not in _OF_THE_STEP}
         if self.observation:
             return [Message("user", self.observation.format_map(seen))]
         if isinstance(chat := seen.get("messages"), dict) and len(chat) == 1:
@@ -171,13 +170,27 @@ class _Link:
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float, megabytes: int) -> None:
         self.url, self.headers, self.seconds, self.size = url, headers, seconds, megabytes * MEBIBYTE
         self._session: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reading: asyncio.Future[None] | None = None
         self._answers: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue()
 
+    async def run(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of :meth:`ask` or :meth:`schema`.
+
+        Raises:
+            RemoteError: there is none within the deadline.
+        """
+        try:
+            return await asyncio.wrap_future(submit(asyncio.wait_for(work, self.seconds)))
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, LookupError) as error:
+            told = str(error) or f"no answer within {self.seconds:g} s"
+            raise RemoteError(f"openenv: {self.url}: {type(error).__name__}: {told}") from error
+
     async def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the server's actions."""
-        return await self._run(self._schema())
+        assert self._session is not None
+        async with self._session.get(f"{self.url}/schema") as answer:
+            answer.raise_for_status()
+            return dict((await answer.json())["action"])
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and return the data of the answer.
@@ -185,40 +198,13 @@ class _Link:
         Raises:
             InvalidActionError: the server rejects the action as invalid.
             FullServerError: it has no room for a session.
-            RemoteError: there is no answer, or another error.
+            RemoteError: it ends the connection, or answers with another error.
         """
-        return await self._run(self._ask(kind, data))
-
-    def close(self) -> None:
-        """Close the connection in the background."""
-        submit(self._close())
-
-    async def _run(self, work: Any) -> Any:
-        import aiohttp  # here, so that other environments start without it
-
-        try:
-            return await asyncio.wrap_future(submit(asyncio.wait_for(work, self.seconds)))
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, LookupError) as error:
-            told = str(error) or f"no answer within {self.seconds:g} s"
-            raise RemoteError(f"openenv: {self.url}: {type(error).__name__}: {told}") from error
-
-    def _opened(self) -> aiohttp.ClientSession:
-        import aiohttp
-
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self.headers)
-        return self._session
-
-    async def _schema(self) -> dict[str, Any]:
-        async with self._opened().get(f"{self.url}/schema") as answer:
-            answer.raise_for_status()
-            return dict((await answer.json())["action"])
-
-    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        if self._socket is None:
-            self._socket = await self._opened().ws_connect(f"{self.url}/ws", max_msg_size=self.size, heartbeat=20.0)
-            self._reading = asyncio.ensure_future(self._read(self._socket))
-        await self._socket.send_json({"type": kind, "data": data})
+            self._socket = await self._session.ws_connect(f"{self.url}/ws", max_msg_size=self.size, heartbeat=20.0)
+            self._reading = asyncio.ensure_future(self._read())
+        await self._socket.send_json({"type": kind, "data": dict(data)})
         message = await self._answers.get()
         if not isinstance(message.data, str):
             raise RemoteError(f"openenv: {self.url} ended the connection: {message.type.name} {message.data}")
@@ -231,20 +217,17 @@ class _Link:
             raise failure(f"openenv: {self.url} answers {kind!r} with {answer['data'].get('code')}: {told}")
         return dict(answer["data"])
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _read(self) -> None:
         """Receive also while the agent decides: a server ends a connection that does not answer its pings."""
-        while not socket.closed:
-            self._answers.put_nowait(await socket.receive())
+        while not self._socket.closed:
+            self._answers.put_nowait(await self._socket.receive())
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close the connection."""
         if self._reading is not None:
             self._reading.cancel()
         if self._session is not None:
             await self._session.close()
-
-
-def _identity(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True)
 
 
 def _only_text(schema: Mapping[str, Any]) -> str | None:

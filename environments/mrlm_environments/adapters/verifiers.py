@@ -9,16 +9,15 @@ import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout, web
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.transport.connection import submit
 from mrlm_pl.settings import at_least
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 HARNESS = "mrlm_chat"
 TRACE_HEADER = "X-Session-ID"
@@ -51,11 +50,11 @@ class VerifiersEnvironment(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return the taskset's tasks, divided by their content; see :meth:`Environment.tasks`."""
-        return self._tasks.rows(split, (), _identity, dict)
+        return self._tasks.rows(split, (), lambda row: json.dumps(row["task"], sort_keys=True), dict)
 
     def identity(self, task: Task) -> str:
         """Return the task's content; see :meth:`Environment.identity`."""
-        return _identity(task.data)
+        return json.dumps(task.data["task"], sort_keys=True)
 
     async def reset(self, task: Task) -> Observations:  # type: ignore[override] # async versions are accepted
         """Start the episode; see :meth:`Environment.reset`.
@@ -84,7 +83,7 @@ class VerifiersEnvironment(Environment):
     def close(self) -> None:
         """Cancel the episode; see :meth:`Environment.close`."""
         if self._episode is not None:
-            submit(self._episode.cancel())
+            self._episode.running.get_loop().call_soon_threadsafe(self._episode.running.cancel)
             self._episode = None
 
 
@@ -109,7 +108,7 @@ class _Host:
         ]
         self._lock = asyncio.Lock()
         self._client: Any = None
-        self._calls: dict[str, tuple[_Episode, str]] = {}
+        self._playing: set[_Episode] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Host:
         return self
@@ -120,26 +119,15 @@ class _Host:
             if self._client is None:
                 await self._environment.serving().__aenter__()  # until the process ends
                 self._client = self._vf.EvalClientConfig(base_url=await self._listen(), api_key_var="MRLM_NO_KEY")
-        episode, traces = _Episode(), []
-
-        def traced(trace: Any) -> None:
-            traces.append(trace.id)
-            self._calls[trace.id] = (episode, trace.agent.name)
-
-        def forget(done: asyncio.Future[Any]) -> None:
-            for trace in traces:
-                del self._calls[trace]
-
-        context = self._vf.ModelContext(model="policy", client=self._client)
-        playing = self._environment.run_episode(self._tasks[index], context, on_trace=traced)
+        episode, context = _Episode(), self._vf.ModelContext(model="policy", client=self._client)
+        playing = self._environment.run_episode(self._tasks[index], context, on_trace=episode.traces.append)
+        self._playing.add(episode)
         episode.running = asyncio.ensure_future(playing)
-        episode.running.add_done_callback(forget)
+        episode.running.add_done_callback(lambda done: self._playing.discard(episode))
         return episode
 
     async def _listen(self) -> str:
         """Start the endpoint and return its address."""
-        from aiohttp import web  # here, so that other environments start without it
-
         application = web.Application(client_max_size=1 << 26)
         application.router.add_post("/chat/completions", self._complete)
         runner = web.AppRunner(application, access_log=None)
@@ -149,10 +137,9 @@ class _Host:
 
     async def _complete(self, request: web.Request) -> web.Response:
         """Answer a model call with the agent's reply."""
-        from aiohttp import web
-
-        body = await request.json()
-        episode, agent = self._calls.get(request.headers.get(TRACE_HEADER, ""), (None, ""))
+        body, trace = await request.json(), request.headers.get(TRACE_HEADER)
+        found = ((episode, one.agent.name) for episode in self._playing for one in episode.traces if one.id == trace)
+        episode, agent = next(found, (None, ""))
         said = [(message["role"], _text(message.get("content"))) for message in body["messages"]]
         if episode is None or body.get("tools") or body.get("stream") or not episode.continues(agent, said):
             reason = f"seat {agent!r} uses tools, streams, or begins a second conversation; an agent here does not"
@@ -169,6 +156,7 @@ class _Episode:
     running: asyncio.Future[Any]
 
     def __init__(self) -> None:
+        self.traces: list[Any] = []
         self._calls: asyncio.Queue[tuple[str, list[tuple[Any, str]]]] = asyncio.Queue()
         self._replies: dict[str, asyncio.Future[str]] = {}
         self._said: dict[str, list[tuple[Any, str]]] = {}
@@ -199,10 +187,6 @@ class _Episode:
         agent, said = call.result()
         return {agent: [Message(role, text) for role, text in said]}
 
-    async def cancel(self) -> None:
-        """End the episode."""
-        self.running.cancel()
-
 
 def _end(episode: Any) -> Step:
     """Return the last step of a finished episode of verifiers.
@@ -219,23 +203,20 @@ def _end(episode: Any) -> Step:
         trace.agent.name: {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
         for trace in traces
     }
+    metrics = {
+        name if len(traces) == 1 else f"{trace.agent.name}_{name}": value
+        for trace in traces
+        for name, value in trace.metrics.items()
+        if value is not None
+    }
     return Step(
         rewards={trace.agent.name: trace.reward for trace in traces},
         components=parts,
         done=True,
         stop_reason=traces[0].stop_condition or "done",
         truncated=any(trace.is_truncated for trace in traces),
-        metrics={
-            name if len(traces) == 1 else f"{trace.agent.name}_{name}": value
-            for trace in traces
-            for name, value in trace.metrics.items()
-            if value is not None
-        },
+        metrics=metrics,
     )
-
-
-def _identity(row: Mapping[str, Any]) -> str:
-    return json.dumps(row["task"], sort_keys=True)
 
 
 def _text(content: Any) -> str:
@@ -250,7 +231,6 @@ def _library() -> Any:
     """
     try:
         import verifiers.v1 as vf
-        from aiohttp import ClientSession, ClientTimeout
         from verifiers.v1.dialects.chat import message_to_wire
     except ImportError as error:
         raise ConfigurationError(
@@ -273,10 +253,9 @@ def _library() -> Any:
             said = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
             said = [*([vf.SystemMessage(content=system)] if system else []), *said]
             body = {"model": ctx.model, "messages": [message_to_wire(message) for message in said]}
-            async with (
-                ClientSession(headers={"Authorization": f"Bearer {secret}"}, timeout=ClientTimeout(None)) as session,
-                session.post(f"{endpoint}/chat/completions", json=body) as answer,
-            ):
+            key = {"Authorization": f"Bearer {secret}"}
+            async with ClientSession(headers=key, timeout=ClientTimeout(None)) as session:
+                answer = await session.post(f"{endpoint}/chat/completions", json=body)
                 return vf.ProgramResult(int(answer.status != 200), "", await answer.text())
 
     name = f"verifiers.v1.harnesses.{HARNESS}"  # where verifiers looks for harnesses
