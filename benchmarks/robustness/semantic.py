@@ -73,7 +73,16 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
 """With settings that use most of their code; all but those that play a program or a server of the user's."""
 
 ADAPTERS = ("reasoning_gym", "gymnasium", "pettingzoo", "textarena")
-SLOW = ("shell", "code", "collaborative_coding", "class_completion", "webshop", "alfworld", "knowledge_graph", *ADAPTERS)
+SLOW = (
+    "shell",
+    "code",
+    "collaborative_coding",
+    "class_completion",
+    "webshop",
+    "alfworld",
+    "knowledge_graph",
+    *ADAPTERS,
+)
 """Those that run programs, are large, or need an extra."""
 
 

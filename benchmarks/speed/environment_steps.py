@@ -1,4 +1,4 @@
-"""Measure the shop, the household and the knowledge graph in one thread: steps per CPU second, and the memory of an open session.
+"""Measure the AgentBench environments in one thread: steps per CPU second, and the memory of an open session.
 
     python benchmarks/speed/environment_steps.py [--sessions 1000] [--json benchmarks/results/environment_steps.json]
 
