@@ -19,7 +19,7 @@ COMMANDS = {
     "validate": ("mrlm_pl.cli.commands.fit:validate", "run the validation loop"),
     "test": ("mrlm_pl.cli.commands.fit:test", "run the test loop"),
     "predict": ("mrlm_pl.cli.commands.fit:predict", "play test episodes with the policies"),
-    "eval": ("mrlm_pl.cli.commands.evaluate:run", "score a run or a model on an environment"),
+    "eval": ("mrlm_pl.cli.commands.evaluation_table:eval_run", "score runs and models on environments"),
     "arena": ("mrlm_pl.cli.commands.evaluate:arena_run", "play runs against each other in every seating, with Elo"),
     "collect": ("mrlm_pl.cli.commands.collect:run", "play episodes with a run or a model and write them to a file"),
     "gateway": (
@@ -53,7 +53,8 @@ TRAINING = ("fit", "train", "validate", "test", "predict")
 
 INTERRUPTED = {
     **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
-    **dict.fromkeys(("eval", "arena"), "; nothing was written; start again with"),
+    "arena": "; nothing was written; start again with",
+    "eval": "; nothing was written, except finished cells of a table; start again with",
     "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }

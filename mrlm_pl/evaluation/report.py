@@ -127,10 +127,7 @@ def evaluation_specs(
         ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
     """
     name = environment.name if name is None else name
-    if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}, both at least 1"
-        )
+    check_samples(num_episodes, samples_per_task)
     source = environment.tasks(split)
     count = num_episodes // samples_per_task
     if source.size is None:
@@ -150,6 +147,18 @@ def evaluation_specs(
         for task in tasks
         for sample in range(samples_per_task)
     ]
+
+
+def check_samples(num_episodes: int, samples_per_task: int) -> None:
+    """Validate the numbers of episodes in all and of each task.
+
+    Raises:
+        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
+    """
+    if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
+        raise ConfigurationError(
+            f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}, both at least 1"
+        )
 
 
 def summarize(

@@ -150,6 +150,39 @@ class SeatedModel:
             agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
             for agent, name in self.seated().items()
         }
+    def evaluated(
+        self,
+        num_episodes: int,
+        split: str,
+        seed: int,
+        samples_per_task: int,
+        sampling: Sampling,
+        max_turns: int | None,
+        device: str,
+        held: dict[str, Policy] | None = None,
+    ) -> EvaluationReport:
+        """Return the report of episodes; see :func:`evaluate`.
+        Args:
+            num_episodes, split, seed, samples_per_task, sampling, max_turns, device: see :func:`evaluate`.
+            held: policies of the model in memory, to which those that this environment needs are added.
+            ConfigurationError: as :func:`evaluate`.
+        from mrlm_pl.evaluation.report import summarize
+        # Raises for wrong numbers before a model is loaded.
+        specs = self.specs(num_episodes, split, seed, samples_per_task)
+        if held is not None:
+            for name in sorted(set(self.seated().values()) - set(held)):
+                held[name] = loaded_policy(self.run.policies[name], chosen_device(device))
+            self.run = replace(self.run, policies={**self.run.policies, **held})
+        with self.player(sampling, max_turns, device) as player:
+            return summarize(
+                player.play_blocking(specs),
+                environment=self.name,
+                model=self.label,
+                split=split,
+                seed=seed,
+                requested=num_episodes,
+                majority=self.environment.majority if len(self.environment.agents) == 1 else None,
+            )
 
     @contextmanager
     def player(self, sampling: Sampling, max_turns: int | None, device: str) -> Iterator[EpisodePlayer]:
@@ -314,22 +347,9 @@ def evaluate(
         ConfigurationError: there is no such model or environment, an agent has no policy, a number is below 1, or
             ``num_episodes`` is no multiple of ``samples_per_task``.
     """
-    from mrlm_pl.evaluation.report import summarize
-
     seated = SeatedModel(model, environment, seats, name)
-    # Raises for wrong numbers before a model is loaded.
-    specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = sampling or sampling_from(seated.run.validation_sampling, {})
-    with seated.player(sampling, max_turns, device) as player:
-        return summarize(
-            player.play_blocking(specs),
-            environment=seated.name,
-            model=seated.label,
-            split=split,
-            seed=seed,
-            requested=num_episodes,
-            majority=seated.environment.majority if len(seated.environment.agents) == 1 else None,
-        )
+    return seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
 
 
 def arena(

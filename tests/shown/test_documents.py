@@ -72,9 +72,10 @@ def test_yaml_blocks_are_configurations(place: str, block: str, mrlm: object) ->
 
 
 def status_of(block: str) -> int:
-    Path("shown.yaml").write_text(yaml.safe_dump(as_configuration(block)))
+    evaluates = isinstance(yaml.safe_load(dedented(block)).get("model"), list)  # several models of `mrlm eval`
+    Path("shown.yaml").write_text(dedented(block) if evaluates else yaml.safe_dump(as_configuration(block)))
     shutil.copy(ROOT / "examples/questions/rewards.py", "my_rewards.py")
-    return parse(["mrlm", "fit", "--config", "shown.yaml"])
+    return parse(["mrlm", "eval" if evaluates else "fit", "--config", "shown.yaml"])
 
 
 @pytest.mark.parametrize(

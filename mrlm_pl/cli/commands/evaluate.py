@@ -30,7 +30,7 @@ PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "sea
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
 
 
-def run(arguments: Sequence[str]) -> int:
+def report_run(arguments: Sequence[str]) -> int:
     """Print and write the report; return exit status 1 if every episode failed, else 0.
 
     Raises:
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     environment: Environment = options.environment
     name = read.name_of(environment)
-    output = _output(options.output)
+    output = output_file(options.output)
     from mrlm_pl.evaluation.comparison import compare, read_report
     from mrlm_pl.runs import evaluate
 
@@ -98,7 +98,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     options = parser.instantiate(read.config)
     if options.seats:
         raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
-    output = _output(options.output)
+    output = output_file(options.output)
     from mrlm_pl.runs import arena
 
     report = arena(
@@ -115,8 +115,8 @@ def arena_run(arguments: Sequence[str]) -> int:
     return 0 if any(seating.episodes for seating in report.seatings) else 1
 
 
-def _output(name: str | None) -> Path | None:
-    """Return the file for a report.
+def output_file(name: str | None) -> Path | None:
+    """Return the file for a report or a table.
 
     Raises:
         ConfigurationError: it is a folder.
@@ -165,9 +165,14 @@ def _bounds(mean: Any) -> str:
 
 def eval_parser() -> CommandParser:
     """Return the parser of ``mrlm eval``."""
-    text = "Score a run or a model on an environment: the run's own with its settings, unless another is named."
+    text = (
+        "Score a run or a model on an environment: the run's own with its settings, unless another is named. Several "
+        "models or environments make a table."
+    )
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report with transcripts.")
+    parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
+    meaning = "JSON file for the report with transcripts, or for a table with its reports and picture beside it."
+    parser.add_argument("--output", type=str | None, default=None, help=meaning)
     parser.add_argument(
         "--compare",
         type=str | None,

@@ -74,6 +74,21 @@ class RecordedEnvironment:
                 return "it plays with `sandbox.level: limits`, where programs of the model can do what you can"
         return None
 
+    def check_unnamed(self, model: str) -> None:
+        """Validate that it may be played without being named.
+
+        Args:
+            model: folder of the run.
+
+        Raises:
+            ConfigurationError: its configuration would run a program.
+        """
+        if risk := self.risk(Path(model)):
+            raise ConfigurationError(
+                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
+                f"`--environment {self.name or self.config['class_path']}`"
+            )
+
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -122,23 +137,14 @@ class RecordedRun:
             ConfigurationError: there is none to choose or there are several, or the run's environment would run a
                 program and is not named.
         """
-        found = list(self.environments)
-        if named is not None:
-            import_environment(named)
-            known = environments_by_name()
-            class_name = known[named].__name__ if named in known else re.split("[.:]", named)[-1]
-            by_name = [item for item in found if item.name == named]
-            found = by_name or [item for item in found if item.class_name == class_name]
+        found = list(self.environments) if named is None else self.matching(named)
         if len(found) > 1:
             names = [item.name or item.class_name for item in found]
             raise ConfigurationError(
                 f"environment: the run {model!r} has {', '.join(names)}; choose one with `--environment {names[0]}`"
             )
-        if found and named is None and (risk := found[0].risk(Path(model))):
-            raise ConfigurationError(
-                f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
-                f"`--environment {found[0].name or found[0].config['class_path']}`"
-            )
+        if found and named is None:
+            found[0].check_unnamed(model)
         if not found and named is None:
             raise ConfigurationError(
                 f"environment missing, and {model!r} is no run with one; give it as `--environment NAME`"
@@ -151,6 +157,14 @@ class RecordedRun:
                 file=sys.stderr,
             )
         return found[0] if found else None
+
+    def matching(self, named: str) -> list[RecordedEnvironment]:
+        """Return the run's environments of a name in the run, else of a short name, a class name or a path."""
+        import_environment(named)
+        known = environments_by_name()
+        class_name = known[named].__name__ if named in known else re.split("[.:]", named)[-1]
+        by_name = [item for item in self.environments if item.name == named]
+        return by_name or [item for item in self.environments if item.class_name == class_name]
 
     def environment_to_name(self, folder: Path) -> str | None:
         """Return the environment to name beside the run: one of several, or one that would run a program; else None."""

@@ -1,0 +1,302 @@
+"""``mrlm eval`` of several models or environments: a table with intervals, a report for each cell, and a picture."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from jsonargparse import get_loader
+from rich.console import Console
+
+from mrlm_pl.cli.commands.evaluate import eval_parser, output_file, report_run, sampling_of
+from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files
+from mrlm_pl.cli.parsing.configuration import CLASS, merged
+from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
+from mrlm_pl.durable_files import write_json
+from mrlm_pl.environment import Environment
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
+from mrlm_pl.evaluation.comparison import read_report
+from mrlm_pl.evaluation.report import check_samples
+from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
+from mrlm_pl.evaluation.table import interval_text
+from mrlm_pl.runs.evaluation import MAX_TURNS, SeatedModel
+from mrlm_pl.runs.plugins import find_environment
+from mrlm_pl.runs.records.run import RecordedRun, read_run
+
+if TYPE_CHECKING:
+    from mrlm_pl.policy import Policy
+
+SCHEMA = 1
+"""Version of the file of a table."""
+
+NARROWEST = 160
+"""Columns of the table where the output is no terminal."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """An environment of the table, with the same settings for all models.
+
+    Args:
+        name: head of the column.
+        known: name of the environment in runs and in its tasks.
+        options: of the command, with the environment's class and arguments.
+        config: the class and all of its arguments, as a configuration file has them.
+        models: those that play it.
+    """
+
+    name: str
+    known: str
+    options: Any
+    config: Mapping[str, Any]
+    models: tuple[str, ...]
+
+    def environment(self) -> Environment:
+        """Return a new environment."""
+        built: Environment = eval_parser().instantiate(self.options).environment
+        return built
+
+
+def eval_run(arguments: Sequence[str]) -> int:
+    """Evaluate, with a table if several models or environments are given; return the exit status.
+
+    Raises:
+        ConfigurationError: see :func:`mrlm_pl.cli.commands.evaluate.report_run` and :func:`table_run`.
+    """
+    several = _several(arguments)
+    return report_run(arguments) if several is None else table_run(*several)
+
+
+def _several(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
+    """Return the configuration and the other options if several models or environments are given, else None."""
+    words = [*_as_lists(arguments)]
+    check_exist(words)
+    check_files(config_files(words))
+    config, others = merged(words, ("model", "environment"), get_loader("yaml"))
+    several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
+    return (config, others) if several and not {"-h", "--help"} & {*words} else None
+
+
+def _as_lists(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments, several values of ``--model`` and ``--environment`` as a list.
+
+    >>> [*_as_lists(["--model", "a", "b", "-n", "3", "--environment", "math"])]
+    ['--model=["a", "b"]', '-n', '3', '--environment', 'math']
+    """
+    words = [*arguments]
+    while words:
+        option = words.pop(0)
+        values = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
+        if option in ("--model", "--environment") and len(values) > 1:
+            del words[: len(values)]
+            yield f"{option}={json.dumps([_mapping(value) for value in values])}"
+        else:
+            yield option
+
+
+def _mapping(value: str) -> Any:
+    """Return the mapping that a value in braces holds, else the value."""
+    try:
+        return yaml.safe_load(value) if value.startswith("{") else value
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"environment: {value!r} is no mapping; write it as `{{class_path: NAME, init_args: {{...}}}}`"
+        ) from error
+
+
+def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
+    """Play all cells, print the table and write its files; return exit status 1 if a cell failed, else 0.
+
+    Args:
+        config: of files, with the models as ``model`` and the environments as ``environment``, one or a list of each.
+        words: the other options.
+
+    Raises:
+        ConfigurationError: a mistake in the options, there is no such model, or two columns have the same name.
+    """
+    models = tuple(map(str, _listed(config.get("model"))))
+    if not models:
+        raise ConfigurationError("model missing; give it as `--model MODEL [MODEL ...]`")
+    if len(set(models)) < len(models):
+        raise ConfigurationError(f"model: {', '.join(models)} has the same model twice; name each once")
+    runs = {model: read_run(model) for model in models}
+    # The line break tells the parser that this is no path.
+    others = {name: value for name, value in config.items() if name not in ("model", "environment")}
+    words = [f"--config={json.dumps(others, indent=1)}", *words] if others else list(words)
+    entries = _listed(config.get("environment"))
+    columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
+    options = columns[0].options
+    check_samples(options.num_episodes, options.samples_per_task)
+    if options.compare is not None:
+        raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
+    output = output_file(options.output)
+    if output is not None and output.suffix != ".json":
+        raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
+    cells = [(model, column) for model in models for column in columns if model in column.models]
+    files = {(model, column.name): _file(output, model, column.name) for model, column in cells}
+    if output is not None and len(set(files.values())) < len(cells):
+        raise ConfigurationError("environment: two cells of the table have the same file; give the columns other names")
+    held: dict[str, Policy] = {}
+    scores: list[Score] = []
+    for number, (model, column) in enumerate(cells, start=1):
+        if scores and scores[-1].model != model:
+            held.clear()
+            gc.collect()  # engines and models refer to each other, and two models may not fit side by side
+        scores.append(_score(model, runs[model], column, held, files[model, column.name]))
+        print(f"mrlm: {number} of {len(cells)}: {_told(scores[-1])}", flush=True)
+    console = Console()
+    console = console if console.is_terminal else Console(width=NARROWEST)
+    console.print(table(scores))
+    print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
+    for column in columns:
+        print(f"{column.name}: {shown_settings(column.config)}")
+    if output is not None:
+        _write(output, columns, scores)
+    failed = [score for score in scores if score.error is not None]
+    for score in failed:
+        print(f"mrlm: {score.model} on {score.environment} failed: {score.error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], words: Sequence[str]) -> Iterator[Column]:
+    """Yield a column for each environment that is named, with the settings of the first run that has it."""
+    seen = set[str]()
+    for entry in entries:
+        given = dict(entry) if isinstance(entry, Mapping) else {CLASS: entry}
+        name = given.pop("name", None)
+        if not isinstance(given.get(CLASS), str):
+            raise ConfigurationError(
+                f"environment: {entry!r} names no class; give a name, or `{{class_path: NAME, init_args: {{...}}}}`"
+            )
+        owner = next((model for model, run in runs.items() if run.matching(given[CLASS])), next(iter(runs)))
+        named = given[CLASS] if set(given) == {CLASS} else json.dumps(given)
+        found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
+        name = name or (found.recorded.name if found.recorded else None) or find_environment(found.played[CLASS]).name
+        if name in seen:
+            raise ConfigurationError(
+                f"environment: two are named {name!r}; name one, as in `{{name: hard, class_path: {name}, ...}}`"
+            )
+        seen.add(name)
+        yield Column(name, name, found.config, found.played, tuple(runs))
+
+
+def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> Iterator[Column]:
+    """Yield a column for each environment of the runs; a run plays its own, a model that is no run plays all.
+
+    Raises:
+        ConfigurationError: no model is a run with an environment, or one would run a program.
+    """
+    parser = eval_parser()
+    found: dict[str, Column] = {}
+    for model, run in runs.items():
+        for item in run.environments:
+            item.check_unnamed(model)
+            options = read(parser, [*words, "--model", model, f"--environment={json.dumps(item.config)}"])
+            config = environment_config(parser, options)
+            name = known = item.name or find_environment(config[CLASS]).name
+            if name in found and found[name].config != config:
+                name = f"{name} of {model}"
+            column = found.setdefault(name, Column(name, known, options, config, ()))
+            found[name] = replace(column, models=(*column.models, model))
+    if not found:
+        raise ConfigurationError(
+            f"environment missing, and {', '.join(runs)} have none; give it as `--environment NAME [NAME ...]`"
+        )
+    plain = tuple(model for model, run in runs.items() if not run.environments)
+    yield from (replace(column, models=(*column.models, *plain)) for column in found.values())
+
+
+def _score(model: str, run: RecordedRun, column: Column, held: dict[str, Policy], file: Path | None) -> Score:
+    """Return the score of a cell: of its file if it was finished with the same options, else of episodes played now."""
+    try:
+        report = _report(model, run, column, held, file)
+    except Exception as error:  # an environment and a model may fail in any way; the other cells are kept
+        if DEBUG_VARIABLE in os.environ:
+            traceback.print_exception(error)
+        kind = "" if isinstance(error, MRLMError) else f"{type(error).__name__}: "
+        return Score(model, column.name, error=" ".join(f"{kind}{error}".split()))
+    return score_of(model, column.name, report, None if file is None else f"{file.parent.name}/{file.name}")
+
+
+def _report(
+    model: str, run: RecordedRun, column: Column, held: dict[str, Policy], file: Path | None
+) -> Mapping[str, Any]:
+    options = column.options
+    sampling = sampling_of(options, run.validation_sampling)
+    chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
+    limit = options.max_turns or run.turn_limit(column.known) or MAX_TURNS
+    asked = {**chosen, "max_turns": limit, "seats": options.seats, "environment": column.config}
+    asked = json.loads(json.dumps({**asked, "sampling": asdict(sampling)}, default=str))
+    if file is not None and (kept := _finished(file, asked, run)):
+        print(f"mrlm: {file} is kept; remove it to play its episodes again")
+        return kept
+    with closing(column.environment()) as environment:
+        seated = SeatedModel(model, environment, options.seats, column.known)
+        report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
+    settings = column.config.get("init_args") or {}
+    written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "asked": asked}
+    if file is not None:
+        write_json(file, written)
+    return written
+
+
+def _finished(file: Path, asked: Mapping[str, Any], run: RecordedRun) -> Mapping[str, Any] | None:
+    """Return the report in a file if it has episodes, was asked for alike and is newer than the weights, else None."""
+    if not file.is_file():
+        return None
+    report = read_report(file)
+    weights = [path for settings in run.policies.values() for path in Path(settings["model"]).rglob("*")]
+    older = all(path.stat().st_mtime < file.stat().st_mtime for path in weights)
+    return report if older and report.get("asked") == asked and report["episodes"] else None
+
+
+def _file(output: Path | None, model: str, environment: str) -> Path | None:
+    """Return the file of a cell's report, in a folder beside the table."""
+    if output is None:
+        return None
+    name = re.sub(r"[^\w.=-]+", "-", f"{model}--{environment}").strip("-.")
+    return output.with_suffix("") / f"{name[-200:]}.json"
+
+
+def _told(score: Score) -> str:
+    (measure,) = measures([score]).values()
+    value, bounds = score.of(measure)
+    if score.error is not None or value is None:
+        return f"{score.model} on {score.environment} failed"
+    return f"{score.model} on {score.environment}: {measure.replace('_', ' ')} {value:.4f}{interval_text(bounds)}"
+
+
+def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> None:
+    """Write the table and its picture, without which all else is kept."""
+    options = columns[0].options
+    write_json(
+        output,
+        {
+            "schema": SCHEMA,
+            **{name: options[name] for name in ("split", "seed", "num_episodes", "samples_per_task")},
+            "environments": {column.name: dict(column.config) for column in columns},
+            "scores": [asdict(score) for score in scores],
+        },
+    )
+    picture = output.with_suffix(".png")
+    try:
+        plot(scores, picture)
+        print(f"table in {output}, picture in {picture}, reports of the cells in {output.with_suffix('')}/")
+    except ConfigurationError as error:
+        print(f"table in {output}, reports of the cells in {output.with_suffix('')}/")
+        print(f"mrlm: warning: no picture: {error}", file=sys.stderr)

@@ -1,0 +1,128 @@
+"""Scores of models on environments as a table and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from mrlm_pl.errors import ConfigurationError
+
+Bounds = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of a model on an environment: an evaluation report without its tasks and transcripts.
+
+    Args:
+        model: its name.
+        environment: name of the environment.
+        episodes: number of episodes without an infrastructure error.
+        failed: number of the others.
+        mean_reward: mean over the episodes; None without any.
+        ci95: 95 % interval of ``mean_reward``; its bounds are None where no spread is known.
+        accuracy: fraction of successes; None if the environment does not judge.
+        accuracy_ci95: its 95 % interval.
+        report: file of the whole report; None if there is none.
+        error: reason for a missing result; None if there is a result.
+    """
+
+    model: str
+    environment: str
+    episodes: int = 0
+    failed: int = 0
+    mean_reward: float | None = None
+    ci95: Bounds | None = None
+    accuracy: float | None = None
+    accuracy_ci95: Bounds | None = None
+    report: str | None = None
+    error: str | None = None
+
+    def of(self, measure: str) -> tuple[float | None, tuple[float, float] | None]:
+        """Return ``accuracy`` or ``mean_reward`` with its interval, None where it is unknown."""
+        value, bounds = (self.accuracy, self.accuracy_ci95) if measure == "accuracy" else (self.mean_reward, self.ci95)
+        low, high = bounds or (None, None)
+        return value, None if low is None or high is None else (low, high)
+
+
+def score_of(model: str, environment: str, report: Mapping[str, Any], file: str | None) -> Score:
+    """Return the score in a report, as :meth:`EvaluationReport.to_dict` has it."""
+    kept = {item.name: report[item.name] for item in fields(Score) if item.name in report}
+    error = None
+    if not report["episodes"]:
+        error = f"all {report['failed']} episodes failed; the first: {report['transcripts'][0]['error']}"
+    return Score(**{**kept, "model": model, "environment": environment, "report": file, "error": error})
+
+
+def measures(scores: Sequence[Score]) -> dict[str, str]:
+    """Return the measure of each environment: ``accuracy`` if all of its scores have one, else ``mean_reward``.
+
+    >>> measures([Score("a", "math", accuracy=0.5), Score("b", "math", error="no room"), Score("a", "halves")])
+    {'math': 'accuracy', 'halves': 'mean_reward'}
+    """
+    found = dict.fromkeys((score.environment for score in scores), "accuracy")
+    for score in scores:
+        if score.error is None and score.accuracy is None:
+            found[score.environment] = "mean_reward"
+    return found
+
+
+def table(scores: Sequence[Score]) -> Table:
+    """Return a row for each model and a column for each environment, with 95 % intervals."""
+    columns = measures(scores)
+    shown = Table("model", *(f"{escape(name)}\n{measure.replace('_', ' ')}" for name, measure in columns.items()))
+    for model in dict.fromkeys(score.model for score in scores):
+        own = {score.environment: score for score in scores if score.model == model}
+        cells = (_cell(own[name], measure) if name in own else "-" for name, measure in columns.items())
+        shown.add_row(escape(model), *cells)
+    return shown
+
+
+def _cell(score: Score, measure: str) -> str:
+    value, bounds = score.of(measure)
+    if score.error is not None or value is None:
+        return "failed"
+    interval = f"\n\\[{bounds[0]:.4f}, {bounds[1]:.4f}]" if bounds else ""
+    return f"{value:.4f}{interval}" + (f"\n{score.failed} failed" if score.failed else "")
+
+
+def plot(scores: Sequence[Score], path: Path) -> None:
+    """Write the scores as a picture: a group for each environment, in it a point with its interval for each model.
+
+    Raises:
+        ConfigurationError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{str(path)!r} needs matplotlib; install it with `pip install 'mrlm[plot]'` and repeat the command"
+        ) from error
+    columns = measures(scores)
+    models = list(dict.fromkeys(score.model for score in scores))
+    figure = Figure(figsize=(max(5.0, 1.6 * len(columns) + 2), 4.5), layout="constrained")
+    axes = figure.subplots()
+    for row, model in enumerate(models):
+        places, values, errors = list[float](), list[float](), list[tuple[float, float]]()
+        for score in scores:
+            value, bounds = score.of(columns[score.environment])
+            if score.model != model or value is None:
+                continue
+            places.append(list(columns).index(score.environment) + 0.6 * ((row + 0.5) / len(models) - 0.5))
+            values.append(value)
+            # Rounding may leave a bound on the wrong side of the value, which matplotlib refuses.
+            errors.append(
+                (max(0.0, value - bounds[0]), max(0.0, bounds[1] - value)) if bounds else (math.nan, math.nan)
+            )
+        axes.errorbar(places, values, yerr=list(zip(*errors, strict=True)) or None, fmt="o", capsize=3, label=model)
+    labels = [f"{name}\n{measure.replace('_', ' ')}" for name, measure in columns.items()]
+    axes.set_xticks(range(len(columns)), labels)
+    axes.set(ylabel="mean, 95 % interval", xlim=(-0.5, len(columns) - 0.5))
+    axes.legend()
+    figure.savefig(path, format=path.suffix[1:])

@@ -1,0 +1,166 @@
+"""``mrlm eval`` of several models or environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mrlm_pl.evaluation.score_table import Score, measures
+from mrlm_pl.runs import evaluation
+
+SHORT = ("-n", "4", "--max-tokens", "2", "--device", "cpu")
+FLAKY = """
+from pathlib import Path
+
+from mrlm_environments import MathEnvironment
+
+
+class Flaky(MathEnvironment):
+    name = "flaky"
+
+    def __init__(self) -> None:
+        if Path("away").exists():
+            raise OSError("the back end is away")
+        super().__init__()
+"""
+
+
+@pytest.fixture
+def runs(outside_the_repository: None, model_folder: Path) -> None:
+    """Make runs in parrot with words of one letter, and of two; and a model."""
+    for name, difficulty in (("run", 1), ("other", 2)):
+        environment = {"class_path": "mrlm_toy.ParrotEnvironment", "init_args": {"difficulty": [difficulty]}}
+        shutil.copytree(model_folder, Path(name, "policies", "main"))
+        Path(name, "config.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"environment": environment}}}))
+    shutil.copytree(model_folder, "model")
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """Return a list to which every call of a function adds its first argument."""
+    calls, function = list[Any](), getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **named: calls.append(given[0]) or function(*given, **named))
+    return calls
+
+
+def cells(file: str = "out/table.json") -> dict[tuple[str, str], dict[str, Any]]:
+    return {(item["model"], item["environment"]): item for item in json.loads(Path(file).read_text())["scores"]}
+
+
+def test_all_models_play_all_environments_and_each_is_loaded_once(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = counted(monkeypatch, evaluation, "loaded_policy")
+    hard = "{name: hard, class_path: parrot, init_args: {difficulty: [3]}}"
+    words = ("--model", "model", "run", "--environment", "parrot", "math", hard, *SHORT)
+    status, out, err = mrlm("eval", *words, "--output", "out/table.json")
+    assert status == 0, err
+    assert [settings["model"] for settings in loaded] == ["model", "run/policies/main"]
+    assert [*cells()] == [(model, name) for model in ("model", "run") for name in ("parrot", "math", "hard")]
+    assert Path("out/table.png").read_bytes().startswith(b"\x89PNG")
+    assert "parrot: difficulty [1]\nmath: defaults\nhard: difficulty [3]\n" in out
+    lengths = {
+        cell: {len(item["messages"]["agent"][0]["content"].split()[-1]) for item in report(score)["transcripts"]}
+        for cell, score in cells().items()
+    }
+    assert [lengths["model", name] for name in ("parrot", "hard")] == [{1}, {3}], "the run's settings, and the given"
+    own = ("--output", "one.json", "--compare", "out/table/run--parrot.json")
+    status, _, err = mrlm("eval", "--model", "run", *SHORT, *own)
+    assert status == 0, err
+    one = json.loads(Path("one.json").read_text())
+    assert one["comparison"]["gain"] == 0
+    cell = cells()["run", "parrot"]
+    for name in ("mean_reward", "ci95", "accuracy", "accuracy_ci95", "episodes", "failed"):
+        assert cell[name] == one[name]
+    low, high = cell["accuracy_ci95"]
+    assert f"mrlm: 4 of 6: run on parrot: accuracy {cell['accuracy']:.4f}  95 % [{low:.4f}, {high:.4f}]\n" in out
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert [row[1] for row in table if row[0] == "run"] == [f"{cell['accuracy']:.4f}"]
+    assert f"[{low:.4f}, {high:.4f}]" in [row[1] for row in table]
+
+
+def report(score: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out", score["report"]).read_text())
+    return found
+
+
+def test_a_failed_cell_is_named_and_the_same_command_plays_what_is_missing(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("flaky_back_end.py").write_text(FLAKY)
+    Path("away").touch()
+    played = counted(monkeypatch, evaluation.SeatedModel, "evaluated")
+    environments = ["./flaky_back_end.py:Flaky", "math"]
+    Path("t.yaml").write_text(yaml.safe_dump({"model": ["model", "run"], "environment": environments, "seed": 3}))
+    words = ("eval", "--config", "t.yaml", *SHORT, "--output", "out/table.json")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, err = mrlm(*words)
+    assert status == 1
+    assert "mrlm: model on flaky failed: " in err
+    assert "the back end is away" in err
+    assert "no picture: 'out/table.png' needs matplotlib; install it with" in err
+    assert "mrlm: 4 of 4: run on math: " in out
+    assert [score["error"] is None for score in cells().values()] == [False, True] * 2
+    assert json.loads(Path("out/table.json").read_text())["seed"] == 3
+    assert [seated.name for seated in played] == ["math"] * 2
+    played.clear()
+    Path("away").unlink()
+    assert mrlm(*words)[0] == 0
+    assert [seated.name for seated in played] == ["flaky"] * 2
+    played.clear()
+    later = Path("out/table.json").stat().st_mtime + 60
+    os.utime("run/policies/main/config.json", (later, later))
+    assert mrlm(*words)[0] == 0
+    assert {seated.label for seated in played} == {"run"}, "its weights are newer than its reports"
+    played.clear()
+    assert mrlm(*words, "--seed", "4")[0] == 0
+    assert len(played) == 4
+
+
+def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
+    runs: None, mrlm: Callable[..., Any]
+) -> None:
+    status, _, err = mrlm("eval", "--model", "run", "model", "other", *SHORT, "--output", "out/table.json")
+    assert status == 0, err
+    both = ("parrot", "parrot of other")
+    assert [*cells()] == [("run", both[0]), *(("model", name) for name in both), ("other", both[1])]
+    settings = {
+        name: item["init_args"] for name, item in json.loads(Path("out/table.json").read_text())["environments"].items()
+    }
+    assert settings == {"parrot": {"difficulty": [1]}, "parrot of other": {"difficulty": [2]}}
+    assert {report(score)["environment"] for score in cells().values()} == {"parrot"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model", "model", "--environment", "math"), "model: model, model has the same model twice"),
+        (("model", "run", "--environment", "math", "mth"), "there is no environment 'mth'; did you mean 'math'?"),
+        (("model", "--environment", "math", "math"), "two are named 'math'; name one, as in `{name: hard,"),
+        (("model", "run", "--environment", "math", "{init_args: {}}"), "names no class; give a name, or"),
+        (("model", "run", "--compare", "x.json"), "compare: it takes one model and one environment"),
+        (("model", "run", "-n", "3", "--samples-per-task", "2"), "must be a multiple of samples_per_task 2"),
+        (("model", "run", "--output", "table"), "output: 'table' must end in .json"),
+        (("model", "model/../model"), "environment missing, and model, model/../model have none"),
+        (("model", "run", "--num-episode", "3"), "did you mean '--num_episodes'?"),
+        (("model", "run", "--environment", "./none.py:A"), "none.py"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_played(
+    words: tuple[str, ...], message: str, runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = counted(monkeypatch, evaluation.SeatedModel, "evaluated")
+    status, _, err = mrlm("eval", "--model", *words)
+    assert (status, message in err, len(err.splitlines()), played) == (2, True, 1, []), err
+
+
+def test_a_column_shows_rewards_where_a_score_has_no_accuracy() -> None:
+    scores = [Score("a", "x", accuracy=0.5), Score("b", "x", mean_reward=1.0), Score("a", "y", accuracy=0.5)]
+    assert measures([*scores, Score("b", "y", error="no room")]) == {"x": "mean_reward", "y": "accuracy"}
