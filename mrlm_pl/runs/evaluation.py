@@ -150,6 +150,7 @@ class SeatedModel:
             agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
             for agent, name in self.seated().items()
         }
+
     def evaluated(
         self,
         num_episodes: int,
@@ -162,11 +163,16 @@ class SeatedModel:
         held: dict[str, Policy] | None = None,
     ) -> EvaluationReport:
         """Return the report of episodes; see :func:`evaluate`.
+
         Args:
             num_episodes, split, seed, samples_per_task, sampling, max_turns, device: see :func:`evaluate`.
             held: policies of the model in memory, to which those that this environment needs are added.
+
+        Raises:
             ConfigurationError: as :func:`evaluate`.
+        """
         from mrlm_pl.evaluation.report import summarize
+
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
