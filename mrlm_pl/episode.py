@@ -217,7 +217,7 @@ class Trajectory:
 
     @property
     def replies(self) -> tuple[int, ...]:
-        """Return the places of the messages that are its turns: the assistant's last ones.
+        """Return the places of the messages that are its turns, the last ones of the assistant.
 
         Before them may stand examples in the prompt, and turns of another row that a template has repeated.
         """
