@@ -2,7 +2,8 @@
 
     python -m benchmarks.robustness.semantic [NAME ...]    # writes benchmarks/results/semantic.json and docs/checks.md
 
-With names only these environments are checked again. Needs the extra ``adapters``.
+With names only these environments are checked again. Needs the extras ``adapters`` and ``openai``, ``make openenv`` and
+``make verifiers``.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import mrlm_environments as shipped
 
 from benchmarks.provenance import provenance
+from examples.questions.rewards import exact
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import CheckReport, check_semantics
 from mrlm_pl.reward_models import TextScore, TextScorer
+from mrlm_pl.serving import RemoteEnvironment
+from tests.support.foreign_servers import echo_server, verifiers_server
 
 RESULTS = Path("benchmarks/results/semantic.json")
 PAGE = Path("docs/checks.md")
@@ -38,6 +43,13 @@ class Length(TextScorer):
 def equal(reply: str, row: Mapping[str, Any]) -> float:
     """Return 1 for the row's answer, else 0."""
     return float(reply.strip() == row["answer"])
+
+
+def _harness() -> Environment:
+    from examples.gateway.two_agents import play  # imports openai
+
+    rows, agents = "examples/questions/rows.csv", ["solver", "checker"]
+    return shipped.HarnessEnvironment(rows, function=play, rewards=[exact], agents=agents, gold="{answer}")
 
 
 ROWS = [{"question": f"How much is {n} + 7?", "answer": str(n + 7)} for n in range(100)]
@@ -69,21 +81,29 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "textarena": lambda: shipped.TextArenaEnvironment("TicTacToe-v0"),
     "centralized": lambda: shipped.Centralized(shipped.LengthRatioGame()),
     "scored": lambda: shipped.ScoredEnvironment(shipped.CoordinationGame(), Length()),
+    "harness": _harness,
 }
-"""With settings that use most of their code; all but those that play a program or a server of the user's."""
+"""With settings that use most of their code; all but those on servers of others."""
 
+
+@contextmanager
+def _openenv() -> Iterator[Environment]:
+    with echo_server() as url:
+        yield shipped.OpenEnvEnvironment(url, max_turns=2)
+
+
+@contextmanager
+def _verifiers() -> Iterator[Environment]:
+    with verifiers_server("reverse_words") as address:
+        yield RemoteEnvironment(address, "verifiers")
+
+
+SERVED = {"openenv": _openenv, "verifiers": _verifiers}
+NAMES = (*ENVIRONMENTS, *SERVED)
 ADAPTERS = ("reasoning_gym", "gymnasium", "pettingzoo", "textarena")
-SLOW = (
-    "shell",
-    "code",
-    "collaborative_coding",
-    "class_completion",
-    "webshop",
-    "alfworld",
-    "knowledge_graph",
-    *ADAPTERS,
-)
-"""Those that run programs, are large, or need an extra."""
+PROGRAMS = ("shell", "code", "collaborative_coding", "class_completion", "harness")
+SLOW = (*PROGRAMS, "webshop", "alfworld", "knowledge_graph", *ADAPTERS, *SERVED)
+"""Those that run programs, are large, or need an extra or a server."""
 
 
 def table(reports: Mapping[str, Mapping[str, Any]]) -> str:
@@ -111,19 +131,20 @@ def _cell(check_id: str, check: Mapping[str, Any]) -> str:
 
 def checked(name: str, tasks: int = TASKS, *, other_process: bool = True) -> CheckReport:
     """Return the report of a shipped environment."""
-    return check_semantics(ENVIRONMENTS[name](), tasks=tasks, other_process=other_process)
+    with SERVED[name]() if name in SERVED else nullcontext(ENVIRONMENTS[name]()) as environment:
+        return check_semantics(environment, tasks=tasks, other_process=other_process)
 
 
 def main() -> int:
     """Check the environments; return 1 if one fails."""
-    names = sys.argv[1:] or list(ENVIRONMENTS)
+    names = sys.argv[1:] or list(NAMES)
     reports = json.loads(RESULTS.read_text())["environments"] if sys.argv[1:] else {}
     for name in names:
         report = checked(name)
         reports[name] = report.as_json()
         for check in report.checks:
             print(f"{name}, {check.name}: {'' if check.passed else 'FAIL '}{check.message}", flush=True)
-    reports = {name: reports[name] for name in ENVIRONMENTS}
+    reports = {name: reports[name] for name in NAMES}
     made = {**provenance(), "command": "python -m benchmarks.robustness.semantic", "environments": reports}
     RESULTS.write_text(json.dumps(made, indent=1) + "\n")
     PAGE.write_text(TABLE.sub(lambda _: table(reports), PAGE.read_text()))

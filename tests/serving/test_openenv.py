@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +24,9 @@ from mrlm_pl.serving.openenv import OpenEnvServer
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.security import Identity
 from tests.support.environment_servers import Scripted, ServerProcess, eventually
-from tests.support.ports import free_port, nowhere
+from tests.support.foreign_servers import OPENENV, echo_server
+from tests.support.ports import nowhere
 
-PYTHON = Path(__file__).parents[2] / ".venv-openenv" / "bin" / "python"
 OFFERED: dict[str, Callable[[Any], Environment]] = {
     "math": lambda settings: MathEnvironment((1, 1), max_attempts=2, system_prompt="Be brief."),
     "coordination": lambda settings: CoordinationGame(),
@@ -291,9 +290,9 @@ with GenericEnvClient(base_url=sys.argv[1]).sync() as env:
 
 @pytest.fixture
 def theirs() -> Path:
-    if not PYTHON.exists():
+    if not OPENENV.exists():
         pytest.skip("openenv is not installed; run `make openenv`")
-    return PYTHON
+    return OPENENV / "python"
 
 
 @pytest.mark.slow
@@ -310,35 +309,10 @@ def test_their_client_plays_on_our_server(export: Callable[..., Exported], their
 
 
 @pytest.fixture
-def echo(theirs: Path, tmp_path: Path) -> Iterator[str]:
+def echo(theirs: Path) -> Iterator[str]:
     """Return the address of the echo server that ``openenv init`` writes."""
-    environment = {**os.environ, "PATH": f"{theirs.parent}:{os.environ['PATH']}"}
-    command = [str(theirs.parent / "openenv"), "init", "echo_env", "--output-dir", str(tmp_path)]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
-    application = tmp_path / "echo_env" / "server" / "app.py"
-    application.write_text(application.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=2,"))
-    port = free_port()
-    server = subprocess.Popen(
-        [str(theirs), "-m", "uvicorn", "server.app:app", "--port", str(port)], cwd=tmp_path / "echo_env"
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        eventually(lambda: healthy(url), 120)
+    with echo_server() as url:
         yield url
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def healthy(url: str) -> bool:
-    async def ask() -> bool:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as answer:
-            return answer.status == 200
-
-    try:
-        return asyncio.run(ask())
-    except (OSError, aiohttp.ClientError):
-        return False
 
 
 @pytest.mark.slow

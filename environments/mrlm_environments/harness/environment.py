@@ -46,6 +46,7 @@ class HarnessEnvironment(QuestionEnvironment):
         lease_seconds: longest time between two calls, or until the end, before the episode fails.
         ignore: parameters of calls, such as ``temperature``, that are accepted without an effect; other parameters that
             the run's sampling decides are refused.
+        gold: the reply of every agent with which the program earns the most; see :class:`QuestionEnvironment`.
         success_at: mean over the agents, posted rewards included, from which an episode is a success.
         host: address of the endpoint.
         port: of the endpoint; 0 is a free one.
@@ -72,6 +73,7 @@ class HarnessEnvironment(QuestionEnvironment):
         max_tokens: int | None = None,
         lease_seconds: float = 50.0,
         ignore: Sequence[str] = (),
+        gold: str = "",
         success_at: float | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -80,7 +82,9 @@ class HarnessEnvironment(QuestionEnvironment):
         self._returns = function is not None and rewards is None
         if self._returns:
             rewards = [Reward(_returned, name="reward")]
-        super().__init__(data, rewards or [], prompt="", agents=agents, success_at=success_at, bad_rows=bad_rows)
+        super().__init__(
+            data, rewards or [], prompt="", agents=agents, gold=gold, success_at=success_at, bad_rows=bad_rows
+        )
         if isinstance(command, str) or isinstance(ignore, str) or (command is not None and function is not None):
             raise ConfigurationError(
                 f"harness: command is {command!r}, function is {function!r}, ignore is {ignore!r}; give a list of "
@@ -112,8 +116,8 @@ class HarnessEnvironment(QuestionEnvironment):
         await self._leave()
         self._row = task.data
         session = self._session = self.gateway.add(lambda: Session(self.agents, self.limits, task.data, self.ignore))
-        await self.gateway.run(self._started(session))
-        if prompts := await self.gateway.run(session.next()):
+        await self.gateway.run(self._started, session)
+        if prompts := await self.gateway.run(session.next):
             return prompts
         raise ProgramError("the program ended without a call; point its client at OPENAI_BASE_URL")
 
@@ -126,7 +130,7 @@ class HarnessEnvironment(QuestionEnvironment):
         session = self._session
         if session is None:
             raise EnvironmentContractError("harness: step was called without an episode; call reset first")
-        prompts, posted = await self.gateway.run(self._after(session, actions))
+        prompts, posted = await self.gateway.run(self._after, session, actions)
         if prompts:
             sums = {agent: math.fsum(parts.values()) for agent, parts in posted.items()}
             return Step(prompts, sums, posted)
@@ -173,7 +177,7 @@ class HarnessEnvironment(QuestionEnvironment):
         """End the episode that was not played to its end."""
         session, self._session = self._session, None
         if session is not None:
-            await self.gateway.run(self.gateway.remove(session))
+            await self.gateway.run(self.gateway.remove, session)
 
     async def _scored(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
         """Return the last step, from the reward functions and the rewards posted since the step before."""

@@ -70,6 +70,9 @@ class Gateway:
     def __deepcopy__(self, memo: dict[int, Any]) -> Gateway:
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Gateway, (self.host, self.port, self.programs)  # another process has an endpoint of its own
+
     def start(self) -> str:
         """Listen, unless it does, and return ``http://HOST:PORT``.
 
@@ -84,9 +87,9 @@ class Gateway:
         assert self._loop is not None
         return self._loop.submit(coroutine)
 
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine that runs on the gateway's event loop."""
-        return await asyncio.wrap_future(self.submit(coroutine))
+    async def run(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+        """Return the result of an ``async`` function that runs on the gateway's event loop."""
+        return await asyncio.wrap_future(self.submit(function(*arguments)))
 
     def add(self, make: Callable[[], Session]) -> Session:
         """Begin an episode; its calls are served until :meth:`remove`."""

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,8 @@ from mrlm_pl.environment.check import check_environment
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
 from tests.support.environment_servers import played
+from tests.support.foreign_servers import ROOT, VERIFIERS, verifiers_server
 
-ROOT = Path(__file__).parents[3]
-BIN = ROOT / ".venv-verifiers" / "bin"
 USERS = '{"id": "user-sim", "user": {"max_turns": 3}}'
 PRODUCTS = """
 import verifiers.v1 as vf
@@ -63,26 +63,14 @@ def test_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., RemoteEnvironment]]:
+def serve() -> Iterator[Callable[..., RemoteEnvironment]]:
     """Return a client of an environment on a server in the virtual environment of verifiers."""
-    if not (BIN / "mrlm").exists():
+    if not VERIFIERS.exists():
         pytest.skip("verifiers is not installed; run `make verifiers`")
-    servers: list[subprocess.Popen[str]] = []
-
-    def start(taskset: str, *options: str, folder: Path = ROOT / "examples" / "adapters") -> RemoteEnvironment:
-        words = ["serve", "--environment", "verifiers", "--environment.taskset", taskset, "--port", "0", *options]
-        words += ["--grace_seconds", "1"]
-        server = subprocess.Popen([str(BIN / "mrlm"), *words], cwd=folder, stdout=subprocess.PIPE, text=True)
-        servers.append(server)
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        assert line.startswith("serving on "), line
-        return RemoteEnvironment(line.split()[-1], "verifiers")
-
-    yield start
-    for server in servers:
-        server.terminate()
-        assert server.wait(60) == 0
+    with ExitStack() as servers:
+        yield lambda *options, **folder: RemoteEnvironment(
+            servers.enter_context(verifiers_server(*options, **folder)), "verifiers"
+        )
 
 
 def turn(environment: RemoteEnvironment, texts: dict[str, str]) -> Step:
@@ -142,15 +130,14 @@ def test_a_failure_in_verifiers_fails_the_episode(serve: Callable[..., RemoteEnv
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (BIN / "mrlm").exists(), reason="verifiers is not installed; run `make verifiers`")
+@pytest.mark.skipif(not VERIFIERS.exists(), reason="verifiers is not installed; run `make verifiers`")
 def test_a_missing_taskset_and_a_wrong_setting_are_named() -> None:
     for options, told in (
         (["reverse_wrods"], "taskset 'reverse_wrods' not found"),
         (["reverse_words", "--environment.config", '{"agent": {"max_turnz": 3}}'], "max_turnz"),
     ):
         words = ["serve", "--environment", "verifiers", "--port", "0", "--environment.taskset", *options]
-        run = subprocess.run(
-            [str(BIN / "mrlm"), *words], cwd=ROOT / "examples" / "adapters", capture_output=True, text=True, timeout=300
-        )
+        command, folder = [str(VERIFIERS / "mrlm"), *words], ROOT / "examples" / "adapters"
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         assert run.returncode == 2
         assert told in run.stderr

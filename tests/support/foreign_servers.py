@@ -1,0 +1,61 @@
+"""Servers of other libraries, each in a virtual environment of its own (``make openenv``, ``make verifiers``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.environment_servers import eventually
+from tests.support.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+OPENENV, VERIFIERS = ROOT / ".venv-openenv" / "bin", ROOT / ".venv-verifiers" / "bin"
+
+
+@contextmanager
+def echo_server() -> Iterator[str]:
+    """Serve the echo environment that ``openenv init`` writes, to two sessions at once; yield its URL."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PATH": f"{OPENENV}:{os.environ['PATH']}"}
+        command = [str(OPENENV / "openenv"), "init", "echo_env", "--output-dir", folder]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+        application = Path(folder, "echo_env", "server", "app.py")
+        application.write_text(application.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=2,"))
+        port = free_port()
+        command = [str(OPENENV / "python"), "-m", "uvicorn", "server.app:app", "--port", str(port)]
+        server = subprocess.Popen([*command, "--log-level", "warning"], cwd=application.parents[1])
+        try:
+            eventually(lambda: _healthy(f"http://127.0.0.1:{port}/health"), 120)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@contextmanager
+def verifiers_server(taskset: str, *options: str, folder: Path = ROOT / "examples" / "adapters") -> Iterator[str]:
+    """Serve a taskset of verifiers from a folder; yield the address."""
+    words = ["serve", "--environment", "verifiers", "--environment.taskset", taskset, "--port", "0", *options]
+    command = [str(VERIFIERS / "mrlm"), *words, "--grace_seconds", "1"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert line.startswith("serving on "), line
+            yield line.split()[-1]
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0
