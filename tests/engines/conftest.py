@@ -94,7 +94,9 @@ def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     settings = {**CONFIGS[name], **changes}
     config = AutoConfig.for_model(settings.pop("model_type", name), **settings)
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.15)

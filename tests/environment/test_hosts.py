@@ -32,7 +32,7 @@ def test_a_host_that_dies_hangs_or_raises_costs_a_retry_and_no_episode(tmp_path:
     environment = Hosted(str(tmp_path), misbehave=True)
     specs = [EpisodeSpec(f"e{n}", environment.tasks("train")[n], "g", seed=n) for n in range(5)]
     player = EpisodePlayer(
-        {"hosted": environment}, seats("agent"), ScriptedEngine(), processes=2, step_timeout=2.0, retries=5
+        {"hosted": environment}, seats("agent"), ScriptedEngine(), processes=2, step_timeout=5.0, retries=5
     )
     episodes = player.play_blocking(specs)
     player.close()

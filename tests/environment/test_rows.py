@@ -13,6 +13,7 @@ from mrlm_pl.environment import rows as rows_module
 from mrlm_pl.environment.rows import read_rows, read_split
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.errors import ConfigurationError, DataError
+from tests.support.logs import logged_here
 
 ROWS = [{"a": 1, "b": "x"}, {"a": 2, "b": "é"}]
 
@@ -125,7 +126,7 @@ def test_the_warning_names_a_few_of_many_rows(tmp_path: Path, caplog: pytest.Log
     path = tmp_path / "d.jsonl"
     path.write_text(lines([{"a": 1}, *({"a": -n} for n in range(1, 14))]))
     read_split({"test": str(path)}, "test", ("a",), identity, made, "skip")
-    (record,) = caplog.records
+    (record,) = logged_here(caplog)
     assert len(record.getMessage().splitlines()) == 12
     assert record.getMessage().endswith("row 11: a is -10\nand 3 more")
 

@@ -28,7 +28,7 @@ def make_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Ray
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # workers set it for their process, which here is this one
 
     def make() -> RayReference:
-        made.append(RayReference(1, deadlines=PoolDeadlines(10, 10, 3, 1)))
+        made.append(RayReference(1, deadlines=PoolDeadlines(60, 60, 5, 1)))
         return made[-1]
 
     yield make

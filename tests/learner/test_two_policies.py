@@ -16,6 +16,7 @@ from mrlm_pl.episode import Message, Task, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
+from tests.support.logs import logged_here
 
 
 class Pair(Environment):
@@ -145,9 +146,9 @@ def test_a_frozen_policy_that_decides_for_nobody_is_a_warning(
 ) -> None:
     policies = {"one": Policy(str(model_folder)), "two": Policy(str(model_folder), trained=False)}
     GRPO(policies, {"left": "one", "right": "two"}).check_agents(Pair.agents)
-    assert not caplog.records
+    assert not logged_here(caplog)
     GRPO(policies, {"left": "one", "right": "one"}).check_agents(Pair.agents)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in logged_here(caplog)] == [
         "policy 'two' decides for no agent; name it in `seats`, or leave it out"
     ]
 

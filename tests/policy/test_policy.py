@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import Policy
+from tests.support.logs import logged_here
 
 
 def test_a_policy_is_light_until_it_is_loaded(model_folder: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_model_without_a_chat_template_is_told_and_exports_the_one_it_was_trai
     shutil.copytree(model_folder, tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").unlink()
     policy = Policy(str(tmp_path / "base"))
-    (record,) = caplog.records
+    (record,) = logged_here(caplog)
     assert "has no chat template" in record.getMessage()
     policy.load()
     policy.save_pretrained(tmp_path / "exported")
@@ -146,7 +147,7 @@ def test_a_model_without_a_chat_template_is_told_and_exports_the_one_it_was_trai
         "User: a\nAssistant: "
     )
     Policy(str(tmp_path / "exported"))
-    assert not caplog.records
+    assert not logged_here(caplog)
 
 
 def test_a_run_s_folder_stands_for_its_exported_policy(model_folder: Path, tmp_path: Path) -> None:

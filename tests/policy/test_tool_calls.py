@@ -13,6 +13,7 @@ from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.policy.tool_calls import CallForm, JSONForm, TaggedForm
+from tests.support.logs import logged_here
 
 ADD = {
     "type": "function",
@@ -226,12 +227,12 @@ def test_calls_that_are_marked_by_special_tokens_are_read_and_the_marks_are_no_t
 def test_a_template_that_names_the_tools_but_writes_no_calls_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     chat = ChatFormat(build_tokenizer(), HEAD + SAID + "<|end|>" + TAIL)
     assert not any(chat.describes_tools([ADD]) for _ in range(2))
-    assert [record.getMessage().partition(",")[0].split(" of ")[0] for record in caplog.records] == [
+    assert [record.getMessage().partition(",")[0].split(" of ")[0] for record in logged_here(caplog)] == [
         "the chat template"
     ]
     caplog.clear()
     assert not ChatFormat(build_tokenizer(), PLAIN_TEMPLATE).describes_tools([ADD])
-    assert not caplog.records, "this one says nothing of tools"
+    assert not logged_here(caplog), "this one says nothing of tools"
 
 
 @pytest.mark.parametrize("name", ["tiny_five_tasks", "tiny_tools"])

@@ -16,6 +16,7 @@ from mrlm_pl.policy.chat import ChatFormat, with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
+from tests.support.logs import logged_here
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)
@@ -152,7 +153,7 @@ def test_a_full_context_window_cuts_the_episode(echo: Any) -> None:
 def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
     episodes, _ = play(echo(), specs=2, seat=seats("agent", window=4))
     assert [(episode.stop_reason, episode.trajectories) for episode in episodes] == [("context_window", {})] * 2
-    (record,) = caplog.records
+    (record,) = logged_here(caplog)
     assert re.search("agent 'agent' on echo/.* tokens, the context window of its policy 4: ", record.getMessage())
 
 
@@ -162,7 +163,7 @@ def test_an_environment_that_hangs_is_given_up() -> None:
             await asyncio.sleep(60)
             raise AssertionError
 
-    (episode,), _ = play(Stuck(), step_timeout=0.1, retries=0)
+    (episode,), _ = play(Stuck(), step_timeout=1.0, retries=0)
     assert "TimeoutError in step of relay/train/0" in (episode.error or "")
 
 

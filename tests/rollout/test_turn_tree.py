@@ -398,12 +398,12 @@ def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
         name = "slow"
 
         def step(self, actions: Mapping[str, Message]) -> Step:
-            time.sleep(0.3)
+            time.sleep(0.6)
             return super().step(actions)
 
-    (episodes,), _ = grow(Slow(4, forks=False), Branching("align"), branches=1, step_timeout=1.1)
+    (episodes,), _ = grow(Slow(4, forks=False), Branching("align"), branches=1, step_timeout=2.2)
     assert not any(episode.failed for episode in episodes)
-    (episodes,), _ = grow(Slow(4, forks=False), Branching("align", expand="best"), step_timeout=1.1, retries=0)
+    (episodes,), _ = grow(Slow(4, forks=False), Branching("align", expand="best"), step_timeout=2.2, retries=0)
     assert not any(episode.failed for episode in episodes)
 
 

@@ -25,7 +25,7 @@ from tests.support.attacks.catalogue import ATTACKS, HONEST, RUN_TWICE, SHELL_AT
 from tests.support.attacks.run import HONEST_SECONDS, WALL_SECONDS, run
 
 SCRIPT = Path(__file__).parents[1] / "support" / "attacks" / "run.py"
-MARGIN_SECONDS = 10
+MARGIN_SECONDS = 15
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 EVERYTHING = {attack.name for attack in (*ATTACKS, *SHELL_ATTACKS, *HONEST)}

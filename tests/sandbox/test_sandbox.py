@@ -24,7 +24,7 @@ from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import CellSettings
 
 LEVELS = ("namespaces", "landlock", "limits")
-SLACK = 5.0
+SLACK = 30.0
 """Seconds that a busy machine may add."""
 
 
@@ -44,9 +44,9 @@ def test_output_and_the_last_value_are_shown(level: str) -> None:
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)", "input() or 2 ** 10 ** 10"])
 def test_wall_time(level: str, program: str) -> None:
-    done = Sandbox(level=level, wall_seconds=0.5).run(f"import os; os.dup2(os.pipe()[0], 0)\nprint('up')\n{program}")
+    done = Sandbox(level=level, wall_seconds=1.0).run(f"import os; os.dup2(os.pipe()[0], 0)\nprint('up')\n{program}")
     assert (done.ending, done.output, done.error) == ("time", "up\n", None)
-    assert 0.5 <= done.seconds < 0.5 + SLACK
+    assert 1.0 <= done.seconds < SLACK
 
 
 def test_processor_time(level: str) -> None:
@@ -137,7 +137,7 @@ def test_number_of_files(level: str) -> None:
 
 def test_open_files_and_threads() -> None:
     assert "Too many open files" in (Sandbox().run("kept = [open('f', 'w') for _ in range(100)]").error or "")
-    threads = "import threading, time\nfor _ in range(100): threading.Thread(target=time.sleep, args=(1,)).start()"
+    threads = "import threading, time\nfor _ in range(100): threading.Thread(target=time.sleep, args=(20,)).start()"
     assert "can't start new thread" in (Sandbox().run(threads).error or "")
 
 
@@ -203,9 +203,9 @@ def test_scripts(level: str) -> None:
 
 
 def test_scripts_that_take_too_long(level: str) -> None:
-    done = Sandbox(level=level, wall_seconds=0.5).shell("echo up; sleep 60 & sleep 60")
+    done = Sandbox(level=level, wall_seconds=1.0).shell("echo up; sleep 60 & sleep 60")
     assert (done.output, done.ending) == ("up\n", "time")
-    assert 0.5 <= done.seconds < 0.5 + SLACK
+    assert 1.0 <= done.seconds < SLACK
 
 
 def test_files_of_scripts_last_in_a_cell() -> None:
@@ -268,7 +268,7 @@ def test_many_threads_at_once(level: str) -> None:
 
 def test_programs_wait_for_a_processor() -> None:
     """With more programs at once than processors, each has a processor for itself while its time runs."""
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, all_busy = 0, 0, threading.Lock(), threading.Event()
 
     def one(_: int) -> None:
         nonlocal running, most
@@ -276,6 +276,9 @@ def test_programs_wait_for_a_processor() -> None:
             with lock:
                 running += 1
                 most = max(most, running)
+                if most == max(os.cpu_count() or 2, 2):
+                    all_busy.set()
+            all_busy.wait(60)
             time.sleep(0.02)
             with lock:
                 running -= 1
@@ -326,7 +329,7 @@ def test_a_request_to_end_a_cell_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(host, "_link", Losing())
         cell.close()
         monkeypatch.undo()
-        assert len(sent) == 2
+        assert len(sent) >= 2
     finally:
         host.close()
 

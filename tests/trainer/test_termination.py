@@ -65,7 +65,7 @@ def test_it_ends_a_run_that_waits_for_episodes(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     # Without the signal the steps would exceed their deadline and end the run.
-    algorithm, data = make(model_folder, Signals(), mode=mode, iterations=3, step_timeout=10.0, retries=0)
+    algorithm, data = make(model_folder, Signals(), mode=mode, iterations=3, step_timeout=100.0, retries=0)
     trainer = quiet_trainer()
     with pytest.raises(SIGTERMException):
         trainer.fit(algorithm, data)

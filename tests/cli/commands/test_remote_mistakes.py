@@ -30,13 +30,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[EnvironmentServ
     loop, started = EventLoopThread(), list[EnvironmentServer]()
 
     def run(server: EnvironmentServer) -> str:
-        loop.submit(server.start()).result(20)
+        loop.submit(server.start()).result(100)
         started.append(server)
         return f"127.0.0.1:{server.port}"
 
     yield run
     for server in started:
-        loop.submit(server.stop()).result(20)
+        loop.submit(server.stop()).result(100)
     loop.close()
 
 
@@ -141,7 +141,7 @@ def test_a_worker_that_is_not_taken_ends(start: Any, guarded: str, controller: b
         target,
     ]
     given = {**os.environ, "MRLM_TOKEN": "wrong" if controller else "right"}
-    ended = subprocess.run(words, env=given, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(words, env=given, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2, ended.stderr
     assert f"mrlm: error: join: {target}" in ended.stderr
     assert text in ended.stderr

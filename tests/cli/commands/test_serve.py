@@ -44,7 +44,7 @@ class Running:
         """Exit status and log."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, log = self.process.communicate(timeout=30)
+        _, log = self.process.communicate(timeout=100)
         return self.process.returncode, log
 
 
@@ -70,7 +70,7 @@ def begun(environment: Any) -> Any:
 def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     (tmp_path / "settings.yaml").write_text("math: {difficulty: [2, 2], kinds: [arithmetic]}\ncoordination:\n")
     metrics = free_port()
-    options = ["--grace_seconds", "20", "--metrics_port", str(metrics), "--processes", "1"]
+    options = ["--grace_seconds", "100", "--metrics_port", str(metrics), "--processes", "1"]
     server = running("--environments", "math", "--settings", str(tmp_path / "settings.yaml"), *options)
     environment = RemoteEnvironment(server.target, "math")
     task = environment.tasks("train")[0]
@@ -84,7 +84,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     status, out, _ = mrlm("sessions", server.target, "--json", "--environment", "coordination")
     assert (status, json.loads(out)) == (0, {"sessions": [], "total": "0"})
 
-    numbers = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10).read().decode()
+    numbers = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=60).read().decode()
     assert "mrlm_sessions 1.0" in numbers
     assert "mrlm_sessions_opened_total 1.0" in numbers
     assert "mrlm_steps_total 0.0" in numbers
@@ -99,7 +99,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     assert server.process.poll() is None
     environment.close()
     other.close()
-    server.process.wait(20)
+    server.process.wait(100)
     status, log = server.end()
     assert status == 0, log
     assert "environment math: agents agent" in log

@@ -1,10 +1,12 @@
 """Typos are reported before torch is imported; signatures from the source equal those of the parser."""
 
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonargparse._parameter_resolvers import get_signature_parameters
@@ -45,17 +47,31 @@ ANSWERED = {
 } | ENVIRONMENTS
 
 
+ALL = """
+import contextlib, io, json, sys
+from mrlm_pl.cli.main import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        status = main(words.split())
+    heavy = sorted({'torch', 'transformers', 'lightning', 'jsonargparse'} & set(sys.modules))
+    print(json.dumps([status, heavy, told.getvalue()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[Any]]:
+    """Return status, heavy modules and message of each typo, from one process."""
+    command = [sys.executable, "-c", ALL, json.dumps(list(ANSWERED))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    return dict(zip(ANSWERED, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("words", ANSWERED)
-def test_a_typo_is_answered_without_torch(words: str) -> None:
-    code = (
-        "import sys; from mrlm_pl.cli.main import main;"
-        f"status = main('{words}'.split());"
-        "print(status, sorted({'torch', 'transformers', 'lightning', 'jsonargparse'} & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert found.stdout.strip() == "2 []", found.stderr
-    assert ANSWERED[words] in found.stderr
-    assert len(found.stderr.splitlines()) == 1
+def test_a_typo_is_answered_without_torch(words: str, answers: dict[str, list[Any]]) -> None:
+    status, heavy, told = answers[words]
+    assert (status, heavy) == (2, []), told
+    assert ANSWERED[words] in told
+    assert len(told.splitlines()) == 1
 
 
 def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(

@@ -9,6 +9,7 @@ from mrlm_pl.algorithms import OnPolicyDistillation
 from mrlm_pl.data.rollout.metrics import CollectionSums, Returns, SignalCheck
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from tests.support.logs import logged_here
 
 
 def returns(reward: float) -> frozenset[Returns]:
@@ -44,7 +45,7 @@ def test_the_third_iteration_without_a_signal_warns_of_the_cause(
     with caplog.at_level(logging.WARNING):
         for iteration in range(10):
             check.see(metrics, returns(reward))
-            assert len(caplog.records) == (iteration >= 2), "once, after three iterations in a row"
+            assert len(logged_here(caplog)) == (iteration >= 2), "once, after three iterations in a row"
     assert cause in caplog.text
 
 
@@ -64,7 +65,7 @@ def test_one_iteration_with_a_signal_starts_the_count_again(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         for flat in (1.0, 1.0, 0.9, 1.0, 1.0):
             check.see({"rollout/zero_variance_groups": flat}, returns(0.0))
-    assert not caplog.records
+    assert not logged_here(caplog)
 
 
 def test_an_algorithm_that_does_not_compare_needs_rewards_that_differ(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +73,7 @@ def test_an_algorithm_that_does_not_compare_needs_rewards_that_differ(caplog: py
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             check.see(FLAT, returns(0.0) | returns(1.0))
-        assert not caplog.records, "groups of one always have equal returns"
+        assert not logged_here(caplog), "groups of one always have equal returns"
         for _ in range(3):
             check.see(FLAT, returns(1.0))
     assert "all rewards are equal" in caplog.text
@@ -83,7 +84,7 @@ def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: 
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": 1.0}, returns(0.0))
-    assert len(caplog.records) == 1
+    assert len(logged_here(caplog)) == 1
     assert "max_tokens 5" in caplog.text
 
 
@@ -92,7 +93,7 @@ def test_one_episode_an_iteration_whose_reward_changes_is_a_signal(caplog: pytes
     with caplog.at_level(logging.WARNING):
         for reward in (0.0, 1.0, 0.0, 0.0, 1.0, 1.0):
             check.see(FLAT, returns(reward))
-        assert not caplog.records
+        assert not logged_here(caplog)
         check.see(FLAT, returns(1.0))
     assert "all rewards are equal" in caplog.text, "the third in a row"
 
@@ -103,7 +104,7 @@ def test_an_episode_of_each_rank_counts(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             check.see(FLAT, ranks[0].plus(ranks[1]).returns)
-    assert not caplog.records
+    assert not logged_here(caplog)
 
 
 def test_a_zero_sum_game_has_a_signal_although_the_mean_over_the_agents_is_always_0(
@@ -114,7 +115,7 @@ def test_a_zero_sum_game_has_a_signal_although_the_mean_over_the_agents_is_alway
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             check.see(FLAT, won.returns)
-        assert not caplog.records
+        assert not logged_here(caplog)
         for _ in range(3):
             check.see(FLAT, CollectionSums.of(lost, 1.0).returns)
     assert "the reward does not depend on the reply" in caplog.text

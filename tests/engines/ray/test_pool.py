@@ -34,7 +34,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     def make(workers: int = 2, **options: Any) -> tuple[RayPool, FakeCluster]:
         cluster = stand_in(monkeypatch)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=4096))
-        options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=1.5, silence=1))
+        options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=5, silence=1))
         pools.append(RayPool(workers, **options))
         return pools[-1], cluster
 
@@ -215,7 +215,7 @@ class SlowEngine(InProcessEngine):
 
     async def sample(self, requests: Sequence[Any]) -> list[Sample]:
         self.started.set()
-        await asyncio.to_thread(self.go_on.wait, 10)
+        await asyncio.to_thread(self.go_on.wait, 100)
         return await super().sample(requests)
 
 
@@ -229,7 +229,7 @@ def test_weights_change_between_two_calls_and_never_within_one(make_pool: MakePo
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(run(pool, ask)))
     asking.start()
-    assert SlowEngine.started.wait(5)
+    assert SlowEngine.started.wait(60)
     changed(model, 1)
     loading = threading.Thread(target=pool.load, args=("p", model, 2))
     loading.start()
@@ -237,8 +237,8 @@ def test_weights_change_between_two_calls_and_never_within_one(make_pool: MakePo
         threading.Event().wait(0.01)
     assert not answers, "staged while the call is in hand, and the switch waits for it"
     SlowEngine.go_on.set()
-    loading.join(10)
-    asking.join(10)
+    loading.join(100)
+    asking.join(100)
     assert_same(answers[0], old)
     assert_same(run(pool, ask), expected(model, [ask], 2))
 
@@ -250,7 +250,7 @@ class SlowLoadEngine(InProcessEngine):
 
     def load(self, policy: str, weights: Any, version: int) -> None:
         self.loading.set()
-        assert self.may.wait(20)
+        assert self.may.wait(100)
         super().load(policy, weights, version)
 
     async def sample(self, requests: Sequence[Any]) -> list[Sample]:
@@ -261,7 +261,7 @@ class SlowLoadEngine(InProcessEngine):
 def test_calls_that_come_while_a_worker_switches_are_held_back(make_pool: MakePool) -> None:
     engine = SlowLoadEngine
     engine.may.set()
-    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(10, 20, 5, 1))
+    pool, _ = make_pool(1, engine=engine, calls=4, deadlines=PoolDeadlines(60, 60, 20, 1))
     model, ask = build("llama"), request([1, 2, 3], 4, max_tokens=5)
     pool.load("p", model, 1)
     changed(model, 1)
@@ -270,14 +270,14 @@ def test_calls_that_come_while_a_worker_switches_are_held_back(make_pool: MakePo
     engine.sampling.clear()
     loading = threading.Thread(target=pool.load, args=("p", model, 2))
     loading.start()
-    assert engine.loading.wait(10)
+    assert engine.loading.wait(60)
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(run(pool, ask)))
     asking.start()
     assert not engine.sampling.wait(0.5), "the weights are between two versions"
     engine.may.set()
-    loading.join(20)
-    asking.join(20)
+    loading.join(100)
+    asking.join(100)
     assert_same(answers[0], expected(model, [ask], 2))
 
 
@@ -391,8 +391,9 @@ def test_a_pool_that_cannot_start_begins_anew_when_it_is_asked_again(
 
 
 def test_a_worker_that_does_not_start_in_time_does_not_stay(make_pool: MakePool) -> None:
-    pool, cluster = make_pool(1, deadlines=PoolDeadlines(1.0, 10, 5, 1))
+    pool, cluster = make_pool(1)
     pool.load("p", build("llama"), 1)
+    pool.deadlines = PoolDeadlines(3.0, 60, 5, 1)  # the first start may take longer
     late = threading.Event()
 
     def hang(actor: FakeActor) -> None:
@@ -417,7 +418,7 @@ def test_a_worker_that_does_not_answer_is_replaced(make_pool: MakePool) -> None:
         made.append(InProcessEngine() if made else SlowEngine())
         return made[-1]
 
-    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(10, 2.0, 5, 1))
+    pool, _ = make_pool(1, engine=engine, deadlines=PoolDeadlines(60, 3.0, 5, 1))
     model = build("llama")
     pool.load("p", model, 1)
     assert_same(run(pool, request([1], 3)), expected(model, [request([1], 3)], 1))
@@ -451,11 +452,11 @@ def test_a_closed_group_answers_with_an_error(make_pool: MakePool, method: str) 
     group, asked = pool, threading.Event()
     cluster.actors[0].worker.stats = cluster.actors[0].worker.sample = lambda *arguments: never(asked)
     waiting = CALLS.submit(group.ask(0, "answer", method))
-    assert asked.wait(10)
+    assert asked.wait(60)
     pool.close()
     for answer in (waiting, CALLS.submit(group.ask(0, "answer", method))):
         with pytest.raises(EngineError, match="the pool is closed; make a new one"):
-            answer.result(10)
+            answer.result(60)
 
 
 async def never(asked: threading.Event) -> None:
@@ -481,7 +482,7 @@ def test_what_is_reserved(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) 
     worker = {"CPU": 2, "GPU": 0.5}
     bundles, strategy, seconds = cluster.reserved
     assert bundles == [worker, worker, {"CPU": 1, "GPU": 1, "node:127.0.0.1": 0.001}]
-    assert (strategy, seconds) == ("SPREAD", 10)
+    assert (strategy, seconds) == ("SPREAD", 60)
 
 
 def test_numbers_out_of_range() -> None:

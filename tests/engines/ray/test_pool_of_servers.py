@@ -25,7 +25,7 @@ from tests.engines.conftest import build, request, run
 from tests.support.fake_servers import FakeServer, FakeSglang, FakeVllm
 from tests.support.pool_parts import FakeCluster, sent_tensors, stand_in
 
-QUICK = Terms(timeout_seconds=5, patience_seconds=10, retries=4)
+QUICK = Terms(timeout_seconds=60, patience_seconds=60, retries=4)
 CONTEXTS = [(5, 9, 2), (7,), (11, 3, 3, 20, 41), (4, 4)]
 MakePool = Callable[..., tuple[RayPool, FakeCluster]]
 
@@ -57,7 +57,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MakeP
         settings: dict[str, Any] = {"url": urls[0] if len(urls) == 1 else urls, "terms": QUICK}
         settings |= {"weights_folder": str(tmp_path), "dialect": "sglang" if is_sglang(servers) else "vllm"}
         engine = partial(OpenAICompatible, **(settings | (options or {})))
-        deadlines = PoolDeadlines(start=20, sample=20, transfer=5, silence=1)
+        deadlines = PoolDeadlines(start=60, sample=60, transfer=5, silence=1)
         made = RayPool(workers, engine=engine, transfer=WeightTransfer(4096), deadlines=deadlines, **pool)
         pools.append(made)
         return made, cluster

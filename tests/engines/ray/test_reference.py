@@ -32,7 +32,7 @@ def make_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReference]:
     def make(workers: int = 1, **options: Any) -> tuple[RayReference, FakeCluster]:
         cluster = stand_in(monkeypatch)
         options.setdefault("transfer", WeightTransfer(bucket_bytes=2**16, transport="gloo"))
-        options.setdefault("deadlines", PoolDeadlines(start=10, sample=10, transfer=3, silence=1))
+        options.setdefault("deadlines", PoolDeadlines(start=60, sample=60, transfer=5, silence=1))
         made.append(RayReference(workers, **options))
         return made[-1], cluster
 
@@ -210,9 +210,9 @@ def test_a_worker_that_does_not_answer_is_told_with_who_waits(
     policy, stuck = Policy(str(model_folder)), threading.Event()
     policy.load()
     reference.logprobs(policy, table())
-    reference.deadlines = PoolDeadlines(10, 0.4, 3, 1)  # starting may take longer
+    reference.deadlines = PoolDeadlines(60, 0.4, 5, 1)  # starting may take longer
     monkeypatch.setattr(
-        "mrlm_pl.engines.ray.workers.pass_logprobs", lambda model, planned: stuck.wait(10) and torch.zeros(0)
+        "mrlm_pl.engines.ray.workers.pass_logprobs", lambda model, planned: stuck.wait(100) and torch.zeros(0)
     )
     with pytest.raises(
         EngineError,

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,11 +18,14 @@ from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import Isolation, Sandbox
+from tests.support.environment_servers import eventually
+from tests.support.logs import logged_here
 from tests.support.shell_rows import COUNT, FINISH, answer, bash, call
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 
 QUICK = Sandbox(minimum="namespaces", wall_seconds=1.0)
+PATIENT = Sandbox(minimum="namespaces", wall_seconds=20.0)
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
@@ -124,7 +126,7 @@ def test_a_system_too_large_to_be_copied_is_named(caplog: pytest.LogCaptureFixtu
     assert "are too large to be copied" in caplog.text
     caplog.clear()
     ShellEnvironment().reset(task_of(RANDOM))
-    assert not caplog.text
+    assert not logged_here(caplog)
 
 
 def test_a_large_system_is_compared_with_a_second_one() -> None:
@@ -165,7 +167,10 @@ def test_scripts_find_what_a_system_has() -> None:
         [bash("diff <(echo a) <(echo a) && ls / | grep -cx -e etc -e usr -e home; ls /etc | grep -c passwd")]
     )
     assert seen(shown) == ["3\n1"]
-    (shown,) = play([bash("sleep 9 & kill -0 $! && pgrep sleep | wc -l; id -un; getent passwd student | cut -d: -f6")])
+    # The child has its name only after its exec.
+    there = "for try in {1..400}; do pgrep -x yes > /dev/null && break; sleep .01; done; kill -0 $! && pgrep -xc yes"
+    script = f"yes > /dev/null & {there}; id -un; getent passwd student | cut -d: -f6"
+    (shown,) = play([bash(script)], sandbox=PATIENT)
     assert seen(shown) == ["1\nstudent\n/home/student"]
     (shown,) = play([bash("echo out > /dev/stdout; cat /dev/stdin <<< in; ls /proc/self/fd > /dev/null && echo fd")])
     assert seen(shown) == ["out\nin\nfd"]
@@ -229,7 +234,8 @@ def test_turns_end() -> None:
 
 
 def test_a_script_that_takes_too_long_is_ended_and_the_system_goes_on() -> None:
-    steps = play([bash("echo x > ~/kept; sleep 60"), bash("cat ~/kept"), answer("3")], sandbox=QUICK)
+    brief = Sandbox(minimum="namespaces", wall_seconds=3.0)
+    steps = play([bash("echo x > ~/kept; sleep 60"), bash("cat ~/kept"), answer("3")], sandbox=brief)
     assert seen(steps[0]) == ["[ended: it took too long.]"]
     assert seen(steps[1]) == ["x"]
     assert steps[-1].success
@@ -237,11 +243,9 @@ def test_a_script_that_takes_too_long_is_ended_and_the_system_goes_on() -> None:
 
 def test_a_reply_takes_bounded_time() -> None:
     calls = tuple(ToolCall(f"c{n}", "bash_action", {"script": "sleep 0.6"}) for n in range(40))
-    started = time.monotonic()
     (step,) = play([Message("assistant", "", tool_calls=calls)], sandbox=QUICK)
-    assert time.monotonic() - started < 6.0
     assert len(seen(step)) == 40
-    assert seen(step)[-1] == "[not run: the scripts before it took too long]"
+    assert set(seen(step)[2:]) == {"[not run: the scripts before it took too long]"}, "two take a second"
     steps = play([Message("assistant", "", tool_calls=calls), bash("echo next")], sandbox=QUICK)
     assert seen(steps[1]) == ["next"], "each reply has its own time"
 
@@ -284,11 +288,11 @@ def test_an_agent_cannot_forge_a_check(script: str, language: str) -> None:
 def test_a_system_that_ended_fails_its_checks() -> None:
     passes = checked({"language": "bash", "code": "true"})
     assert solved([FINISH], passes)
-    small = Sandbox(minimum="namespaces", wall_seconds=4.0, memory_mb=96)
+    small = Sandbox(minimum="namespaces", wall_seconds=20.0, memory_mb=96)
     hog = (
-        "python3 -c 'x=bytearray(60<<20)\nimport time; time.sleep(3)' & python3 -c 'x=bytearray(60<<20)\nimport time\n"
+        "python3 -c 'x=bytearray(60<<20)\nimport time; time.sleep(19)' & python3 -c 'x=bytearray(60<<20)\nimport time\n"
     )
-    steps = play([bash(hog + "time.sleep(3)'"), bash("echo x"), FINISH], passes, sandbox=small)
+    steps = play([bash(hog + "time.sleep(19)'"), bash("echo x"), FINISH], passes, sandbox=small)
     assert seen(steps[0]) == ["[ended: it used too much memory. The system is gone.]"]
     assert seen(steps[1]) == ["[the system was ended]"]
     assert steps[-1].success is False
@@ -315,33 +319,37 @@ def test_match_by_text_and_by_pattern() -> None:
 
 def test_a_pattern_that_takes_for_ever_is_no_match() -> None:
     row = {"description": "Which?", "evaluation": {"match": {"regex": r"(a+)+b"}}}
-    started = time.monotonic()
     assert not solved([answer("a" * 5000)], row, sandbox=QUICK)
-    assert time.monotonic() - started < 10
-    assert solved([answer("aab")], row, sandbox=QUICK)
+    assert solved([answer("aab")], row, sandbox=PATIENT)
 
 
 def test_programs_in_the_background() -> None:
+    until_up = "for try in {1..400}; do grep -q up ~/live && break; sleep .01; done"
     row = {
         "description": "Which word does ~/live hold?",
         "create": {"init": {"code": "echo none > ~/live"}},
-        "start": "(while :; do echo up > ~/live; sleep 0.05; done) &",
-        "evaluation": {"check": [None, {"file": "check/string-match.py"}], "example": "sleep 0.3; cat ~/live"},
+        "start": "(while :; do echo up > ~/new; mv ~/new ~/live; sleep 0.05; done) &",
+        "evaluation": {"check": [None, {"file": "check/string-match.py"}], "example": f"{until_up}; cat ~/live"},
     }
-    steps = play([bash("sleep 0.3; cat ~/live"), bash("sleep 0.3; cat ~/live"), answer("up")], row)
+    look = f"{until_up}; cat ~/live"
+    steps = play([bash(look), bash(f"echo none > ~/live; {look}"), answer("up")], row, sandbox=PATIENT)
     assert [seen(step) for step in steps[:2]] == [["up"], ["up"]]
     assert steps[-1].success
 
 
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 def test_a_system_that_cannot_be_set_up_is_an_error() -> None:
-    brief = Sandbox(minimum="namespaces", wall_seconds=0.4)
+    brief = Sandbox(minimum="namespaces", wall_seconds=1.2)
     for field in ({"create": {"init": "sleep 60"}}, {"start": "sleep 60"}):
         environment = ShellEnvironment(sandbox=brief)
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         with pytest.raises(SandboxError, match="sleep 60") as caught:  # held, so that nothing is collected as garbage
             environment.reset(task_of({**COUNT, **field}))
         assert caught.value.__traceback__ is not None
-        assert len(os.listdir("/proc/self/fd")) <= before
+        eventually(lambda before=before: open_files() <= before)
     slow = {**COUNT, "evaluation": {"check": [None, {"file": "in"}], "example": "sleep 60"}}
     with pytest.raises(SandboxError, match="How many files"):
         ShellEnvironment(sandbox=brief).reset(task_of(slow))
@@ -407,7 +415,7 @@ def test_episodes_side_by_side_do_not_meet() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert results == {number: (f"{number}\n2", 1.0) for number in range(8)}
 
 
@@ -432,17 +440,18 @@ def test_an_environment_that_nobody_closes_ends_its_system() -> None:
     environment.step({"agent": Message("assistant", bash("(while :; do :; done) &"))})
     del environment
     gc.collect()
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 def test_one_system_at_a_time() -> None:
     environment = ShellEnvironment()
-    before = len(os.listdir("/proc/self/fd"))
+    cells = []
     for _ in range(5):
         environment.reset(task_of(COUNT))
-    assert len(os.listdir("/proc/self/fd")) <= before + 3, "others of this process may be closed meanwhile"
+        cells.append(environment._cell)
+    assert [cell._ended.is_set() for cell in cells] == [True] * 4 + [False]  # type: ignore[union-attr]
     environment.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert cells[-1]._ended.is_set()  # type: ignore[union-attr]
     environment.close()
 
 

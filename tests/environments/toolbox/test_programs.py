@@ -46,7 +46,7 @@ def test_a_session_remembers_and_prints_its_last_value() -> None:
 
 
 def test_errors_and_exits_of_a_session() -> None:
-    tool = opened(PythonRepl(Sandbox(wall_seconds=1.0)))
+    tool = opened(PythonRepl(Sandbox(wall_seconds=3.0)))
     assert tool.call({"code": "print('before'); 1 / 0"}) == "before\nZeroDivisionError: division by zero"
     assert "SyntaxError" in tool.call({"code": "1 +"})
     assert "SystemExit" in tool.call({"code": "kept = 5; raise SystemExit(3)"})
@@ -96,7 +96,7 @@ def test_a_shell_at_a_weaker_level_forgets(level: Isolation) -> None:
 
 def test_scripts_that_take_too_long_cannot_start_or_end_all() -> None:
     needs(Isolation.NAMESPACES)
-    tool = opened(Shell(Sandbox(wall_seconds=0.7)))
+    tool = opened(Shell(Sandbox(wall_seconds=3.0)))
     tool.call({"script": "echo 42 > kept"})
     assert tool.call({"script": "echo soon; sleep 60"}) == "soon\n[ended: it took too long.]"
     assert tool.call({"script": "cat kept"}) == "42", "the files outlive a script that is ended"
@@ -121,12 +121,14 @@ def test_what_goes_on_printing_does_not_break_the_next_call() -> None:
 def test_too_much_output_between_requests_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "MAX_PRINTED", 1000)
     needs(Isolation.NAMESPACES)
-    sandbox = Sandbox(wall_seconds=5.0)
+    sandbox = Sandbox(wall_seconds=30.0)
     with sandbox.open(shell=True) as cell:
         assert sandbox.script(cell, "(sleep 0.2; head -c 5000 /dev/zero) &").status == 0
-        time.sleep(0.6)
-        text, cut = cell.output()
-        assert len(text) == 5000 or cut
+        printed = 0
+        while printed < 5000:
+            text, cut = cell.output()
+            printed += 5000 if cut else len(text)
+            time.sleep(0.05)
 
 
 def test_levels_that_the_machine_lacks_are_refused() -> None:
@@ -160,7 +162,7 @@ def test_what_an_agent_is_told() -> None:
 @pytest.mark.parametrize("kind", [PythonRepl, Shell])
 def test_copies_have_sessions_of_their_own(kind: type[PythonRepl | Shell]) -> None:
     needs(Isolation.NAMESPACES)
-    tool = opened(kind(Sandbox(wall_seconds=3.0)))
+    tool = opened(kind(Sandbox(wall_seconds=20.0)))
     name = "code" if kind is PythonRepl else "script"
     tool.call({name: "x=42"})
     for other in (copy.deepcopy(tool), pickle.loads(pickle.dumps(tool))):
@@ -195,7 +197,7 @@ def test_a_tool_that_nobody_closes_ends_its_session(in_cycle: bool) -> None:
         tool.itself = tool  # type: ignore[union-attr]
     del tool
     gc.collect()
-    assert ended.wait(5), "its process is gone"
+    assert ended.wait(60), "its process is gone"
     assert not own & opened_pipes()
 
 
@@ -206,7 +208,7 @@ def test_a_session_that_nobody_closes_is_ended_while_it_computes() -> None:
         cell.request({"operation": "run", "source": "while True: pass"}, time.monotonic() + 0.3)
     del cell
     gc.collect()
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 def test_both_in_a_tool_environment() -> None:

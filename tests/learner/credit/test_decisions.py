@@ -28,6 +28,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.packing import RowPlan
 from mrlm_pl.rollout.tree_player import Branching
+from tests.support.logs import logged_here
 
 FAMILY = [MAREINFORCE, MAGRPO, MARLOO, MAREMAX, COMA, ATGRPO]
 AGENTS = "abc"
@@ -337,11 +338,11 @@ def test_counterfactual_credit_of_trees_without_counterfactuals_is_warned_of(
     algorithm = made(COMA, model_folder, quiet_trainer())
     caplog.clear()
     credited(algorithm, grid(SQUARE))
-    assert not caplog.records
+    assert not logged_here(caplog)
     found, _ = credited(algorithm, grid({(0, 0): 1.0, (1, 1): 4.0}))
     assert set(found.values()) == {0.0}
     credited(algorithm, grid({(0, 0): 1.0, (1, 1): 4.0}))
-    (warning,) = caplog.records
+    (warning,) = logged_here(caplog)
     assert "differs from another in the decision of one agent alone" in warning.getMessage()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.play import EpisodeSpec
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Metrics
+from tests.support.environment_servers import eventually
 
 
 class Flaky(EchoEnvironment):
@@ -80,6 +80,12 @@ def none_open() -> None:
     Flaky.open = Flaky.most = 0
 
 
+def none_left_open() -> None:
+    """Wait until each environment is closed: a thread may be closing one."""
+    eventually(lambda: Flaky.open == 0)
+    assert Flaky.most > 0
+
+
 def run(
     model_folder: Path, trainer: Any, environment: Environment, algorithm: type = GRPO, **options: Any
 ) -> tuple[RolloutDataModule, list[Episode]]:
@@ -126,7 +132,7 @@ def test_what_is_left_of_a_group_is_learnt_from(
         assert seen["rollout/dropped_groups"] == sum(len(found) < 2 for found in here.values())
         assert seen["rollout/failed_episodes"] == sum(4 - len(found) for found in here.values())
     assert Flaky.most <= 16 * (1 + (mode == "async")), "environments of finished episodes are used again"
-    assert Flaky.open == 0 < Flaky.most
+    none_left_open()
 
 
 def test_a_group_with_a_failed_episode_can_be_left_out(
@@ -163,7 +169,7 @@ def test_failed_episodes_are_played_again_with_other_seeds(
     # Members that failed several times were played again several times.
     assert sum(seen["rollout/resampled_members"] for seen in metrics.seen) == len(again)
     assert metrics.seen[-1]["rollout/dropped_groups"] == 0
-    assert Flaky.open == 0 < Flaky.most
+    none_left_open()
 
 
 def test_playing_again_has_a_bound(model_folder: Path, quiet_trainer: Any) -> None:
@@ -182,7 +188,7 @@ def test_playing_again_has_a_bound(model_folder: Path, quiet_trainer: Any) -> No
     assert len(failed) == 4 * 4 * (1 + 3), "each of the 4 episodes of 4 tasks, and 3 times again"
     assert len(played) - len(failed) == 16
     assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == 4
-    assert Flaky.open == 0
+    none_left_open()
 
 
 def test_a_run_in_which_all_that_is_played_again_fails_ends_with_the_reason(
@@ -190,7 +196,7 @@ def test_a_run_in_which_all_that_is_played_again_fails_ends_with_the_reason(
 ) -> None:
     with pytest.raises(RolloutError, match=r"all 32 episodes of iteration 0 failed.*the back end is away"):
         run(model_folder, quiet_trainer(), Flaky(1), failed_members="resample", member_rounds=1)
-    assert Flaky.open == 0
+    none_left_open()
 
 
 def test_an_iteration_without_a_whole_group_changes_nothing(model_folder: Path, quiet_trainer: Any) -> None:
@@ -263,7 +269,7 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
         assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == len(broken)
     # Four trees of at most nine paths are played at a time, and those of two iterations with a lag of one.
     assert Flaky.most <= 36 * (1 + (mode == "async")), "environments of finished episodes are used again"
-    assert Flaky.open == 0 < Flaky.most
+    none_left_open()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -278,10 +284,7 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
 
     with pytest.raises(NonFiniteError):
         run(model_folder, quiet_trainer(), Poisoned(3, turns=4), mode=mode, iterations=9, failed_members="resample")
-    deadline = time.monotonic() + 10
-    while Flaky.open and time.monotonic() < deadline:
-        time.sleep(0.01)  # a thread may be closing one
-    assert Flaky.open == 0 < Flaky.most
+    none_left_open()
 
 
 # The draft by itself.
@@ -365,7 +368,7 @@ def test_a_validation_loop_of_failures_alone_returns(
     assert Down.begun == 12, "each was begun again once"
     assert "6 of 6 validation episodes failed" in caplog.text
     assert "the back end is away" in caplog.text
-    assert Flaky.open == 0 < Flaky.most
+    none_left_open()
 
 
 def test_training_goes_on_when_validation_fails(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
