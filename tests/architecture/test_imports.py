@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,15 @@ def imported(tree: ast.AST, modules: set[str] | dict[str, Path] = MODULES) -> It
             yield from ((alias.name, "") for alias in node.names if alias.name in modules)
 
 
-IMPORTS = {name: list(imported(ast.parse(path.read_text()))) for name, path in MODULES.items()}
+@cache
+def trees() -> dict[str, ast.AST]:
+    """Return the syntax tree of each module."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def imports() -> dict[str, list[tuple[str, str]]]:
+    """Return the imports of each module."""
+    return {name: list(imported(tree)) for name, tree in trees().items()}
 
 
 def floor(module: str) -> int:
@@ -142,9 +151,9 @@ def private_imports(imports: dict[str, list[tuple[str, str]]]) -> list[str]:
     ]
 
 
-def names_read(text: str) -> set[str]:
+def names_read(tree: ast.AST) -> set[str]:
     """Return the names of the attributes that a module reads, also by ``getattr`` and similar functions."""
-    nodes = list(ast.walk(ast.parse(text)))
+    nodes = list(ast.walk(tree))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return attributes | {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
@@ -162,10 +171,10 @@ def stored(method: ast.FunctionDef) -> Iterator[tuple[str, str]]:
                     yield value.id, to.attr
 
 
-def unread_arguments(text: str, read_anywhere: set[str]) -> list[str]:
+def unread_arguments(tree: ast.AST, read_anywhere: set[str]) -> list[str]:
     """Return constructor arguments that their class does not read, or stores in an unread attribute."""
     found = []
-    for cls in ast.walk(ast.parse(text)):
+    for cls in ast.walk(tree):
         if not isinstance(cls, ast.ClassDef):
             continue
         for method in cls.body:
@@ -197,25 +206,24 @@ def missing(tree: ast.AST) -> list[str]:
 
 
 def test_what_is_imported_exists() -> None:
-    assert [(name, found) for name, path in MODULES.items() if (found := missing(ast.parse(path.read_text())))] == []
+    assert [(name, found) for name, tree in trees().items() if (found := missing(tree))] == []
 
 
 def test_imports_point_down() -> None:
-    assert upward(IMPORTS) == []
+    assert upward(imports()) == []
 
 
 def test_no_modules_import_each_other() -> None:
-    assert circles(IMPORTS) == []
+    assert circles(imports()) == []
 
 
 def test_private_names_stay_in_their_module() -> None:
-    assert private_imports(IMPORTS) == []
+    assert private_imports(imports()) == []
 
 
 def test_every_argument_of_a_constructor_is_read() -> None:
-    texts = {name: path.read_text() for name, path in MODULES.items()}
-    read = set().union(*map(names_read, texts.values()))
-    assert [(name, found) for name, text in texts.items() if (found := unread_arguments(text, read))] == []
+    read = set().union(*map(names_read, trees().values()))
+    assert [(name, found) for name, tree in trees().items() if (found := unread_arguments(tree, read))] == []
 
 
 def test_the_checks_find_planted_faults() -> None:
@@ -231,10 +239,10 @@ def test_the_checks_find_planted_faults() -> None:
     ]
     assert circles(planted) == [["mrlm_pl.engines.one", "mrlm_pl.engines.two"]]
     assert private_imports(planted) == ["mrlm_pl.engines.one imports _hidden from mrlm_pl.engines.two"]
-    text = (
+    tree = ast.parse(
         "class A:\n    def __init__(self, a, b, c):\n        self.a, self.b = a, b\n    def read(self):\n        self.a"
     )
-    assert unread_arguments(text, names_read(text)) == ["A(b)", "A(c)"]
+    assert unread_arguments(tree, names_read(tree)) == ["A(b)", "A(c)"]
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=str)

@@ -172,7 +172,7 @@ class Bait:
         for number in self.survivors():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        end = time.monotonic() + 3
+        end = time.monotonic() + 60
         while self.survivors() and time.monotonic() < end:  # a killed process takes a moment to end
             time.sleep(0.02)
         for place in (*SHARED_FOLDERS, str(REPOSITORY)):
