@@ -20,9 +20,9 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.packing import RowPlan
 from tests.algorithms.test_turn_credit import advantages, episode
-from tests.data.rollout.collectors.test_asynchronous import Metrics
 from tests.data.rollout.test_module import fingerprint
 from tests.support.distributed_run import Duet
+from tests.support.watching import Watch
 
 
 @pytest.fixture
@@ -108,11 +108,11 @@ def test_a_fit_trains_and_resumes_bit_for_bit(
         return fingerprint(made)
 
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    metrics = Metrics()
+    metrics = Watch()
     whole = run(trainer={"callbacks": [keep, metrics], "enable_checkpointing": True})
-    assert metrics.seen[-1]["rollout/branch_episodes"] == branches
-    assert 0 < metrics.seen[-1]["rollout/branch_tokens"] < metrics.seen[-1]["progress/generated_tokens"]
-    assert metrics.seen[-1]["train/grad_norm"] > 0
+    assert metrics.steps[-1]["rollout/branch_episodes"] == branches
+    assert 0 < metrics.steps[-1]["rollout/branch_tokens"] < metrics.steps[-1]["progress/generated_tokens"]
+    assert metrics.steps[-1]["train/grad_norm"] > 0
     assert run(ckpt_path=tmp_path / "step=1.ckpt") == whole
 
 

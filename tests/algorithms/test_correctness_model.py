@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import SFT, CorrectnessModel
 from mrlm_pl.algorithms.correctness_model import AnswerMeasures
@@ -18,6 +18,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
+from tests.support.watching import Watch
 
 
 def write(folder: Path, rows: list[dict[str, Any]], name: str = "answers.jsonl") -> str:
@@ -33,21 +34,12 @@ def row(question: str, answer: str, correct: Any) -> dict[str, Any]:
 ROWS = [row(f"{n}+{n}?", f"{n + n + wrong}", not wrong) for n in range(8) for wrong in (0, 1)]
 
 
-class Watch(Callback):
-    """The metrics of each step and each validation, and the gradients of the first update."""
+class Validations(Watch):
+    """Keeps the metrics of each validation as well."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
+        super().__init__()
         self.validations: list[dict[str, float]] = []
-        self.gradients: dict[str, torch.Tensor] = {}
-
-    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
-        if not self.gradients:
-            named = algorithm.named_parameters()
-            self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
     def on_validation_end(self, trainer: Any, algorithm: Any) -> None:
         self.validations.append({name: float(value) for name, value in trainer.callback_metrics.items()})
@@ -88,7 +80,7 @@ def test_loss_and_gradient_are_those_of_the_values_at_the_answer(
 ) -> None:
     rows = [row("2+2?", "4", True), row("2+2?", "about 5", False), row("3+3?", "no idea", 0.25), row("1?", "", 0)]
     algorithm = with_a_head(model(model_folder, learning_rate=0.0, score_tokens=score_tokens))  # type: ignore[arg-type]
-    seen = Watch()
+    seen = Validations()
     quiet_trainer(callbacks=[seen]).fit(algorithm, AnswerDataModule(write(tmp_path, rows), batch_size=4))
     algorithm.zero_grad()
     losses = []
@@ -115,7 +107,7 @@ def test_the_probe_learns_from_the_state_before_the_answer(
 ) -> None:
     rows = [row("2+2?", "4", True), row("9-3?", "about 5", False)]
     algorithm = with_a_head(model(model_folder, learning_rate=0.0))
-    seen = Watch()
+    seen = Validations()
     quiet_trainer(callbacks=[seen]).fit(algorithm, AnswerDataModule(write(tmp_path, rows), batch_size=4))
     policy, probe = algorithm.policy("main"), algorithm.question_probe
     assert probe is not None
@@ -131,7 +123,7 @@ def test_the_probe_learns_from_the_state_before_the_answer(
 
 
 def test_it_learns_and_begins_at_chance(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
-    seen = Watch()
+    seen = Validations()
     data = AnswerDataModule(write(tmp_path, ROWS), batch_size=16)
     quiet_trainer(max_epochs=60, callbacks=[seen]).fit(model(model_folder, learning_rate=1e-2), data)
     assert seen.steps[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-5)
@@ -161,7 +153,7 @@ def test_the_probe_stays_at_chance_on_balanced_and_rises_on_unbalanced_answers(
         for place in range(4)
     ]
     for train, held_out in ((balanced[:64], balanced[64:]), (unbalanced(0, 8), unbalanced(8, 4))):
-        seen = Watch()
+        seen = Validations()
         files = [write(tmp_path, rows, f"{n}.jsonl") for n, rows in enumerate((train, held_out))]
         data = AnswerDataModule(*files, batch_size=32)
         trainer = quiet_trainer(max_epochs=12, limit_val_batches=1.0, check_val_every_n_epoch=12, callbacks=[seen])
@@ -224,7 +216,7 @@ def test_validation_logs_what_the_scores_say(model_folder: Path, quiet_trainer: 
 
 def test_a_batch_of_one_kind_has_no_curve(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     rows = sorted(ROWS, key=lambda given: given["correct"])
-    source, seen = write(tmp_path, rows), Watch()
+    source, seen = write(tmp_path, rows), Validations()
     data = AnswerDataModule(source, source, batch_size=4)
     quiet_trainer(limit_val_batches=1, callbacks=[seen]).fit(model(model_folder), data)
     assert math.isnan(seen.validations[-1]["val/auc"])
@@ -271,7 +263,7 @@ def test_a_run_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_p
 def test_accumulation_does_not_change_the_gradient(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     found = []
     for size, pieces in ((16, 1), (4, 4)):
-        seen = Watch()
+        seen = Validations()
         algorithm = with_a_head(model(model_folder))
         trainer = quiet_trainer(accumulate_grad_batches=pieces, callbacks=[seen])
         trainer.fit(algorithm, AnswerDataModule(write(tmp_path, ROWS), batch_size=size))

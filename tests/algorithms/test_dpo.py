@@ -18,6 +18,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
+from tests.support.watching import Watch
 
 
 def pairs_file(folder: Path, count: int = 8) -> str:
@@ -28,14 +29,6 @@ def pairs_file(folder: Path, count: int = 8) -> str:
     path = folder / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-class Watch(Callback):
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
 def fit(model_folder: Path, data: PreferenceDataModule, trainer: Any, ckpt: Any = None, **options: Any) -> DPO:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import DPO, KTO, ORPO, CorrectnessModel, SimPO
 from mrlm_pl.answers.records import Answer
@@ -20,6 +20,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import Policy
+from tests.support.watching import Watch
 
 PAIRS = [{"prompt": f"Add {n}+{n}:", "chosen": f"{2 * n} it is", "rejected": f"{3 * n + 1} or so"} for n in range(8)]
 ANSWERS = [
@@ -33,14 +34,6 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> str:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-class Watch(Callback):
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
 def compared(algorithm: Any, sums: list[list[float]], **tensors: Any) -> tuple[float, dict[str, float]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_environments.games.coordination import CoordinationGame
 
 from mrlm_pl.algorithms import IPPO, PPO
@@ -19,6 +19,7 @@ from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.team import paid_as_a_team
 from mrlm_pl.policy import Policy
+from tests.support.watching import Watch
 
 AGENTS = ("left", "right")
 
@@ -123,19 +124,6 @@ def test_with_one_policy_for_each_agent_it_is_ppo(model_folder: Path, quiet_trai
 # Critics by agent.
 
 
-class Watch(Callback):
-    def __init__(self) -> None:
-        self.first: dict[str, torch.Tensor] = {}
-        self.metrics: list[dict[str, float]] = []
-
-    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
-        if not self.first:
-            self.first = {name: w.grad.clone() for name, w in algorithm.named_parameters() if w.grad is not None}
-
-    def on_train_batch_end(self, trainer: Any, algorithm: Any, *args: Any) -> None:
-        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-
 def run(model_folder: Path, trainer: Any, resumed: Path | None = None, **data: Any) -> IPPO:
     critics = {"left": Policy(str(model_folder), 1e-3), "right": Policy(str(model_folder), 2e-3)}
     algorithm = IPPO(
@@ -162,7 +150,7 @@ def test_agents_of_one_policy_have_critics_of_their_own(model_folder: Path, quie
         "right/critic": 2e-3,
         "right/critic/value": 0.05,
     }
-    first, last = watch.metrics[0], watch.metrics[-1]
+    first, last = watch.steps[0], watch.steps[-1]
     # Left's values are about its 10 and more, right's about its few digits.
     assert first["train/left/critic/value_loss"] > 20 > first["train/right/critic/value_loss"]
     assert last["train/left/critic/value_loss"] < first["train/left/critic/value_loss"]
@@ -182,7 +170,7 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, quiet_tr
     for pieces in (1, 4):
         watch = Watch()
         run(model_folder, quiet_trainer(callbacks=[watch], accumulate_grad_batches=pieces), iterations=1)
-        found.append(watch.first)
+        found.append(watch.gradients)
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
         torch.testing.assert_close(
@@ -208,8 +196,8 @@ def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
         CoordinationGame(), groups=4, group_size=16, iterations=8, passes=2, sampling=Sampling(max_tokens=4)
     )
     quiet_trainer(callbacks=[watch], gradient_clip_val=1.0).fit(algorithm, data)
-    assert watch.metrics[0]["rollout/success"] < 0.5
-    assert watch.metrics[-1]["rollout/success"] > 0.9
+    assert watch.steps[0]["rollout/success"] < 0.5
+    assert watch.steps[-1]["rollout/success"] > 0.9
 
 
 @pytest.mark.parametrize(

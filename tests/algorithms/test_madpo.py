@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import DPO, MADPO
 from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule
@@ -21,6 +21,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.policy import Policy
+from tests.support.watching import Watch
 
 SEATS = {"solver": "left", "critic": "right"}
 
@@ -47,22 +48,6 @@ def policies(model_folder: Path, **right: Any) -> dict[str, Policy]:
         "left": Policy(str(model_folder), learning_rate=3e-3),
         "right": Policy(str(model_folder), learning_rate=3e-3, random_init_seed=5, **right),
     }
-
-
-class Watch(Callback):
-    """The numbers of each step, and the gradient of the first update."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self.gradients: dict[str, torch.Tensor] = {}
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
-        if not self.gradients:
-            named = algorithm.named_parameters()
-            self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 
 
 def fit(algorithm: MADPO, data: Any, trainer: Any, ckpt: Any = None) -> MADPO:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_environments.collaborative_reasoning.environment import CollaborativeReasoningEnvironment
 
 from mrlm_pl.algorithms import MAPoRL
@@ -22,6 +22,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.credit.influence import InfluencePay, learned_in, scores_of
 from mrlm_pl.policy import LoRA, Policy
 from tests.support.discussion import PERSONS, Discussion
+from tests.support.watching import Watch
 
 # The reference's example: two persons, three turns, gamma .3.
 SCORES = {"ann": (0.2, 0.8, 1.0), "bob": (0.9, 0.6, 0.5)}
@@ -364,21 +365,18 @@ def test_the_schedule_goes_round_and_its_denominators_are_what_is_trained(
     assert caplog.text.count("turn_schedule names the turns [4], but no episode went beyond turn 3") == 2
 
 
-class Watch(Callback):
+class Weights(Watch):
+    """Keeps the weights before the first update and after each as well."""
+
     def __init__(self) -> None:
-        self.first: dict[str, torch.Tensor] = {}
+        super().__init__()
         self.weights: list[dict[str, torch.Tensor]] = []
-        self.metrics: list[dict[str, float]] = []
 
     def on_train_start(self, trainer: Any, algorithm: Any) -> None:
         self._keep(algorithm)
 
-    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
-        if not self.first:
-            self.first = {name: w.grad.clone() for name, w in algorithm.named_parameters() if w.grad is not None}
-
     def on_train_batch_end(self, trainer: Any, algorithm: Any, *args: Any) -> None:
-        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        super().on_train_batch_end(trainer, algorithm, *args)
         self._keep(algorithm)
 
     def _keep(self, algorithm: Any) -> None:
@@ -412,21 +410,21 @@ def policies_by_turn(model_folder: Path, lora: bool = False) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_policies_of_other_turns_rest_to_the_bit(lora: bool, model_folder: Path, quiet_trainer: Any) -> None:
-    watch = Watch()
+    watch = Weights()
     algorithm = MAPoRL(**policies_by_turn(model_folder, lora), turn_schedule=[[1], [3, 2]])
     data = rollouts(Discussion(by_turn=True), passes=2)
     quiet_trainer(callbacks=[watch]).fit(algorithm, data)
     one, others = {"policies.turn_1"}, {"policies.turn_2", "policies.turn_3"}
     assert watch.moved() == [one, one, others, others] * 2
-    assert [told["train/trained/turn_1"] for told in watch.metrics] == [1, 1, 0, 0, 1, 1, 0, 0]
-    assert "train/turn_2/approx_kl" in watch.metrics[2]
+    assert [told["train/trained/turn_1"] for told in watch.steps] == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert "train/turn_2/approx_kl" in watch.steps[2]
     if lora:
         bases = [algorithm.policy(name).network.get_input_embeddings().weight for name in algorithm.policies]
         assert len({weight.data_ptr() for weight in bases}) == 1, "one base for all turns"
 
 
 def test_critics_of_other_turns_rest_too(model_folder: Path, quiet_trainer: Any) -> None:
-    watch = Watch()
+    watch = Weights()
     critics = {agent: Policy(str(model_folder), 1e-3, weight_decay=0.1) for agent in BY_TURN}
     algorithm = MAPoRL(
         {"main": Policy(str(model_folder), 1e-3)},
@@ -466,7 +464,7 @@ def test_a_run_resumed_within_the_schedule_equals_an_uninterrupted_one(
 def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_folder: Path, quiet_trainer: Any) -> None:
     found = []
     for pieces in (1, 4):
-        watch = Watch()
+        watch = Weights()
         critics = {person: Policy(str(model_folder), 1e-3) for person in PERSONS}
         algorithm = MAPoRL(
             {"main": Policy(str(model_folder), 1e-3)},
@@ -479,7 +477,7 @@ def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_fol
             torch.nn.init.constant_(critic.value_head.linear.weight, 0.01)
         trainer = quiet_trainer(callbacks=[watch], accumulate_grad_batches=pieces)
         trainer.fit(algorithm, rollouts(Discussion(), iterations=1))
-        found.append(watch.first)
+        found.append(watch.gradients)
     assert found[0].keys() == found[1].keys()
     assert {name.split(".")[0] for name in found[0]} == {"policies", "critic"}
     for name, gradient in found[0].items():
@@ -489,19 +487,19 @@ def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_fol
 
 
 def test_a_frozen_partner_is_scored_but_not_trained(model_folder: Path, quiet_trainer: Any) -> None:
-    watch = Watch()
+    watch = Weights()
     policies = {"ann": Policy(str(model_folder), 1e-3), "bob": Policy(str(model_folder), trained=False)}
     quiet_trainer(callbacks=[watch]).fit(MAPoRL(policies), rollouts(Discussion(labels=True), iterations=2))
     assert watch.moved() == [{"policies.ann"}] * 2
 
 
 def test_two_different_models_learn_to_answer_together(model_folder: Path, quiet_trainer: Any) -> None:
-    watch = Watch()
+    watch = Weights()
     policies = {"ann": Policy(learning_rate=6e-3), "bob": Policy(str(model_folder), learning_rate=1e-2)}
     algorithm = MAPoRL(policies, value_learning_rate=1e-2, alpha1=0.1, beta1=0.1)
     data = rollouts(Discussion(), group_size=6, iterations=5, passes=2, sampling=Sampling(max_tokens=3))
     quiet_trainer(callbacks=[watch], gradient_clip_val=1.0).fit(algorithm, data)
-    first, last = watch.metrics[0], watch.metrics[-1]
+    first, last = watch.steps[0], watch.steps[-1]
     for name in policies:
         assert first[f"train/{name}/ratio_deviation"] < 1e-4
     assert first["train/influence/turn_1"] < 0.15
@@ -511,7 +509,7 @@ def test_two_different_models_learn_to_answer_together(model_folder: Path, quiet
 
 @pytest.mark.parametrize("policies_by", ["agent", "turn"])
 def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_trainer: Any) -> None:
-    watch = Watch()
+    watch = Weights()
     environment = CollaborativeReasoningEnvironment(role="leader", policies_by=policies_by)
     critics = {agent: Policy(learning_rate=1e-3) for agent in environment.agents}
     algorithm = MAPoRL({"main": Policy(learning_rate=1e-3)}, agent_critics=critics, critic_reads="answer")
@@ -535,7 +533,7 @@ def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_t
     labels = [score for table in tables for turn in table for score in turn.values()]
     assert set(labels) == {0.0, 1.0}
     last = [score for table in tables for score in table[1].values()]
-    assert watch.metrics[0]["train/influence/turn_2"] == pytest.approx(sum(last) / len(last))
+    assert watch.steps[0]["train/influence/turn_2"] == pytest.approx(sum(last) / len(last))
     assert len(set(reads.values())) == 1, "all of them, the leader too, read the question alone"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_environments.games.coordination import CoordinationGame
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -23,6 +23,7 @@ from mrlm_pl.learner.credit.joint_states import JointReader, JointStates, acting
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_config
+from tests.support.watching import Watch
 
 
 @pytest.fixture(scope="module")
@@ -229,21 +230,6 @@ def test_a_state_that_does_not_fit_is_read_from_its_end(bytes_folder: Path) -> N
 # Runs.
 
 
-class Gradients(Callback):
-    """Keeps the first update's gradients."""
-
-    def __init__(self) -> None:
-        self.first: dict[str, torch.Tensor] = {}
-        self.metrics: list[dict[str, float]] = []
-
-    def on_before_optimizer_step(self, trainer: Any, algorithm: Any, optimizer: Any) -> None:
-        if not self.first:
-            self.first = {name: w.grad.clone() for name, w in algorithm.named_parameters() if w.grad is not None}
-
-    def on_train_batch_end(self, trainer: Any, algorithm: Any, *args: Any) -> None:
-        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-
 def two_policies(model_folder: Path, bytes_folder: Path) -> dict[str, Policy]:
     return {
         "left": Policy(str(model_folder), learning_rate=1e-3),
@@ -259,7 +245,7 @@ def relay(**data: Any) -> RolloutDataModule:
 def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_folder: Path, quiet_trainer: Any) -> None:
     found = []
     for pieces in (1, 4):
-        watch = Gradients()
+        watch = Watch()
         algorithm = MAPPO(two_policies(model_folder, bytes_folder), critic=Policy(str(bytes_folder), 1e-3))
         # A head that is not 0: at the first update the model below it has a gradient, too.
         algorithm.configure_model()
@@ -267,7 +253,7 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_fo
         torch.nn.init.constant_(algorithm.critic.reader.value_head.linear.weight, 0.1)
         trainer = quiet_trainer(callbacks=[watch], accumulate_grad_batches=pieces)
         trainer.fit(algorithm, relay(iterations=1, max_turns=2))
-        found.append(watch.first)
+        found.append(watch.gradients)
     assert found[0].keys() == found[1].keys()
     assert {name.split(".")[0] for name in found[0]} == {"policies", "critic"}
     for name, gradient in found[0].items():
@@ -278,7 +264,7 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_fo
 def test_two_tokenizers_learn_with_a_critic_that_is_exported(
     model_folder: Path, bytes_folder: Path, quiet_trainer: Any
 ) -> None:
-    watch = Gradients()
+    watch = Watch()
     trainer = quiet_trainer(callbacks=[watch], gradient_clip_val=1.0)
     critic = Policy(str(bytes_folder), learning_rate=2e-3)
     algorithm = MAPPO(
@@ -287,7 +273,7 @@ def test_two_tokenizers_learn_with_a_critic_that_is_exported(
     trainer.fit(algorithm, relay(passes=4))
     rates = {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups}
     assert rates == {"left": 1e-3, "right": 1e-3, "critic": 2e-3, "critic/value": 0.02}
-    first, last = watch.metrics[0], watch.metrics[-1]
+    first, last = watch.steps[0], watch.steps[-1]
     for name in ("left", "right"):
         assert first[f"train/{name}/ratio_deviation"] < 1e-4
         assert first[f"train/{name}/approx_kl"] < 1e-6
@@ -336,13 +322,13 @@ def test_a_frozen_partner_is_read_but_not_trained(model_folder: Path, quiet_trai
 def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
     policies = {"row": Policy(learning_rate=2e-3), "column": Policy(learning_rate=2e-3)}
     algorithm = MAPPO(policies, critic=Policy(learning_rate=1e-3), value_learning_rate=1e-2)
-    watch = Gradients()
+    watch = Watch()
     data = RolloutDataModule(
         CoordinationGame(), groups=4, group_size=16, iterations=8, passes=2, sampling=Sampling(max_tokens=4)
     )
     quiet_trainer(callbacks=[watch], gradient_clip_val=1.0).fit(algorithm, data)
-    assert watch.metrics[0]["rollout/success"] < 0.5
-    assert watch.metrics[-1]["rollout/success"] > 0.9
+    assert watch.steps[0]["rollout/success"] < 0.5
+    assert watch.steps[-1]["rollout/success"] > 0.9
 
 
 @pytest.mark.parametrize(

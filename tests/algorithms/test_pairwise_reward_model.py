@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule
@@ -19,6 +19,7 @@ from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.reward_models import RewardModel
+from tests.support.watching import Watch
 
 
 def pairs_file(folder: Path, count: int = 8) -> str:
@@ -33,14 +34,6 @@ def pairs_file(folder: Path, count: int = 8) -> str:
     path = folder / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-class Watch(Callback):
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
 def model(folder: Path, lora: LoRA | None = None, **options: Any) -> PairwiseRewardModel:

@@ -6,26 +6,9 @@ import pytest
 
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch
 from mrlm_pl.data.rollout.metrics import CollectionSums
-from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.episode import Episode, Task
 from mrlm_pl.evaluation.agents import Components, components_by_agent, stop_reasons
-
-
-def trajectory(agent: str, policy: str, *turns: tuple[int, int, dict[str, float], str]) -> Trajectory:
-    """A trajectory with turns (step, tokens, components, finish reason)."""
-    found, position = [], 1
-    for index, tokens, components, finish in turns:
-        reward = sum(components.values())
-        found.append(Turn(agent, index, position, position + tokens, reward, components, finish, policy, 0, "e"))
-        position += tokens
-    mask = (False, *[True] * (position - 1))
-    return Trajectory(agent, policy, (1,) * position, mask, (0.0,) * position, tuple(found))
-
-
-def episode(number: int, stop: str, truncated: bool, *rows: Trajectory) -> Episode:
-    trajectories = {row.agent: (row,) for row in rows}
-    task = Task("duel", "train", number)
-    return Episode(str(number), task, str(number), 0, 0, trajectories, stop, truncated, agents=("pro", "con"))
-
+from tests.support.counted_turns import episode, trajectory
 
 FIRST = episode(
     0,

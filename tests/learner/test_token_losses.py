@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import Callback
 
 from mrlm_pl.algorithms import CISPO, GRPO, GSPO, REINFORCE
 from mrlm_pl.data import RolloutDataModule
@@ -14,16 +13,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import LOSSES, Clip, LossName
 from mrlm_pl.policy import Policy
-
-
-class Steps(Callback):
-    """The metrics of each update."""
-
-    def __init__(self) -> None:
-        self.metrics: list[dict[str, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+from tests.support.watching import Watch
 
 
 def rollouts(echo: Any, iterations: int, **options: Any) -> RolloutDataModule:
@@ -38,17 +28,17 @@ def test_a_run_with_each_loss(loss: LossName, model_folder: Path, echo: Any, qui
     algorithm = GRPO({"main": policy}, loss=loss)
     algorithm.read_weights()
     before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
-    steps = Steps()
+    watch = Watch()
     passes = 2 if algorithm.uses_importance_ratio else 1
-    quiet_trainer(callbacks=[steps]).fit(algorithm, rollouts(echo, 2, passes=passes))
+    quiet_trainer(callbacks=[watch]).fit(algorithm, rollouts(echo, 2, passes=passes))
     assert not all(weight.equal(before[name]) for name, weight in policy.named_parameters())
-    assert len(steps.metrics) == 2 * passes
+    assert len(watch.steps) == 2 * passes
     if loss == "reinforce":
-        assert "train/loss_weight" not in steps.metrics[0]
+        assert "train/loss_weight" not in watch.steps[0]
         return
-    assert steps.metrics[0]["train/loss_weight"] == pytest.approx(1, abs=1e-5), "on-policy"
-    assert any(abs(step["train/loss_weight"] - 1) > 1e-4 for step in steps.metrics), "off-policy"
-    assert all(0 <= step["train/clip_fraction"] <= 1 for step in steps.metrics)
+    assert watch.steps[0]["train/loss_weight"] == pytest.approx(1, abs=1e-5), "on-policy"
+    assert any(abs(step["train/loss_weight"] - 1) > 1e-4 for step in watch.steps), "off-policy"
+    assert all(0 <= step["train/clip_fraction"] <= 1 for step in watch.steps)
 
 
 def test_an_algorithm_has_the_loss_of_its_paper_unless_another_is_named(model_folder: Path) -> None:

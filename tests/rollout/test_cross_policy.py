@@ -31,6 +31,7 @@ from mrlm_pl.trainer.fsdp import FSDP
 from tests.data.rollout.test_module import fingerprint
 from tests.rollout.test_player import CHAT, Relay, ScriptedEngine
 from tests.rollout.test_turn_tree import Sums
+from tests.support.watching import Watch
 
 STALE = CrossPolicy(share=0.5, refresh=2)
 
@@ -92,14 +93,6 @@ class Weights(Callback):
     def on_train_batch_start(self, trainer: Any, algorithm: Any, batch: Any, batch_idx: int) -> None:
         network = algorithm.policy("main").model
         self.of[trainer.global_step] = {name: weight.clone() for name, weight in network.state_dict().items()}
-
-
-class Metrics(Callback):
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
 @torch.no_grad()
@@ -186,7 +179,7 @@ def test_snapshots_are_replaced_at_the_stated_iterations(
     cross: CrossPolicy, versions: list[set[int]], model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
     """Each iteration makes two updates, so iteration k begins with the weights of version 2k."""
-    metrics = Metrics()
+    metrics = Watch()
     algorithm, data = make(model_folder, echo(turns=3), cross_policy=cross, minibatches=2)
     episodes = fitted(quiet_trainer(callbacks=[metrics]), algorithm, data)
     found: list[set[int]] = [set() for _ in range(5)]
@@ -201,7 +194,7 @@ def test_snapshots_are_replaced_at_the_stated_iterations(
             ages[episode.iteration].append(2 * episode.iteration - turn.version)
     assert found == versions
     for iteration, aged in enumerate(ages):
-        seen = metrics.seen[2 * iteration]
+        seen = metrics.steps[2 * iteration]
         assert seen["rollout/stale_turns"] == pytest.approx(len(aged) / 24)
         assert seen["rollout/stale_age"] == pytest.approx(sum(aged) / len(aged))
 
@@ -305,10 +298,10 @@ def test_the_ratio_is_to_the_snapshot_that_sampled(
 
 
 def test_the_ratio_of_an_older_snapshot_is_not_one(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
-    metrics = Metrics()
+    metrics = Watch()
     algorithm, data = make(model_folder, echo(turns=3))
     quiet_trainer(callbacks=[metrics]).fit(algorithm, data)
-    deviations = [seen["train/ratio_deviation"] for seen in metrics.seen]
+    deviations = [seen["train/ratio_deviation"] for seen in metrics.steps]
     # Iterations 2 and 4 begin with a new snapshot.
     assert max(deviations[k] for k in (0, 2, 4)) < 1e-4
     assert min(deviations[k] for k in (1, 3)) > 1e-2
@@ -349,12 +342,12 @@ def test_an_actor_with_a_critic_and_a_turn_tree_learn_from_stale_turns(
 
 def test_a_frozen_policy_has_no_snapshots(model_folder: Path, quiet_trainer: Any) -> None:
     policies = {"a": Policy(str(model_folder), learning_rate=1e-2), "b": Policy(str(model_folder), trained=False)}
-    metrics = Metrics()
+    metrics = Watch()
     cross = CrossPolicy(share=1.0, refresh=2)
     data = RolloutDataModule(Relay(), groups=2, group_size=4, iterations=1, cross_policy=cross)
     episodes = fitted(quiet_trainer(callbacks=[metrics]), GRPO(policies), data)
     assert {(row.agent, turn.policy) for _, row, turn in turns_of(episodes)} == {("a", "a@0"), ("b", "b")}
-    assert metrics.seen[0]["rollout/stale_turns"] == 1.0, "of the turns of policies that have snapshots"
+    assert metrics.steps[0]["rollout/stale_turns"] == 1.0, "of the turns of policies that have snapshots"
 
 
 # Beside them nothing changes.
@@ -467,16 +460,16 @@ def test_snapshots_of_another_model_are_refused(model_folder: Path, echo: Any, q
 
 
 def test_stale_turns_are_apart_from_the_lag(model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path) -> None:
-    metrics = Metrics()
+    metrics = Watch()
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
     options = {"cross_policy": CrossPolicy(0.5, refresh=4), "mode": "async", "max_lag": 1, "iterations": 8}
     trainer = quiet_trainer(callbacks=[metrics, keep], enable_checkpointing=True)
     episodes = fitted(trainer, *make(model_folder, echo(turns=2), **options))
     ages = [e.iteration - t.version for e, _, t in turns_of(episodes) if t.policy != "main"]
     assert max(ages) >= 3, "iteration 3 is begun with the snapshot of version 0"
-    assert all(seen["async/over_age_tokens"] == 0 for seen in metrics.seen)
+    assert all(seen["async/over_age_tokens"] == 0 for seen in metrics.steps)
     assert all(e.iteration - t.version <= 1 for e, _, t in turns_of(episodes) if t.policy == "main")
-    stale = sum(seen["rollout/stale_turns"] for seen in metrics.seen) / len(metrics.seen)
+    stale = sum(seen["rollout/stale_turns"] for seen in metrics.steps) / len(metrics.steps)
     assert stale == pytest.approx(len(ages) / len(turns_of(episodes)))
     trainer = quiet_trainer()
     again = fitted(trainer, *make(model_folder, echo(turns=2), **options), ckpt_path=tmp_path / "step=3.ckpt")

@@ -19,8 +19,8 @@ from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.collectors.test_asynchronous import Metrics
 from tests.data.rollout.test_module import fingerprint
+from tests.support.watching import Watch
 
 
 class Hundredfold(EchoEnvironment):
@@ -63,7 +63,7 @@ def collected(model_folder: Path, trainer: Any, flat: bool = False, **model: Any
 
 
 def test_each_type_has_the_same_spread(model_folder: Path, quiet_trainer: Any) -> None:
-    found, metrics = {}, Metrics()
+    found, metrics = {}, Watch()
     for word in ("none", "paper", None):
         found[word] = collected(model_folder, quiet_trainer(callbacks=[metrics]), task_normalization=word)
     plain = found["none"]
@@ -73,7 +73,7 @@ def test_each_type_has_the_same_spread(model_folder: Path, quiet_trainer: Any) -
         assert torch.allclose(scaled, raw / raw.std(), rtol=1e-4), "a sign never changes"
     for standard, raw in zip(found["paper"], plain, strict=True):
         assert torch.allclose(standard, (raw - raw.mean()) / raw.std(), rtol=1e-4, atol=1e-5)
-    for seen in metrics.seen:  # told before it is divided by
+    for seen in metrics.steps:  # told before it is divided by
         assert seen["rollout/echo/advantage_std"] == pytest.approx(float(plain[0].std()), rel=1e-4)
         assert seen["rollout/rich/advantage_std"] == pytest.approx(float(plain[1].std()), rel=1e-4)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 
@@ -130,7 +129,7 @@ def killer(process: Any) -> Iterator[Callable[..., Killer]]:
 
 
 @pytest.fixture
-def train(model_folder: Path, tmp_path: Path) -> Callable[..., Run]:
+def train(model_folder: Path, tmp_path: Path, quiet_trainer: Any) -> Callable[..., Run]:
     """Train with a client of some servers; call ``trouble`` before each score."""
 
     def run(name: str, target: str, trouble: Callable[[int], None], patience: float = 60.0, **options: Any) -> Run:
@@ -139,18 +138,7 @@ def train(model_folder: Path, tmp_path: Path) -> Callable[..., Run]:
         sizes = {"groups": GROUPS, "group_size": GROUP_SIZE, "iterations": ITERATIONS, "step_timeout": 90.0, **options}
         data = RolloutDataModule(Verified(scorer), sampling=Sampling(max_tokens=6), **sizes)
         algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            default_root_dir=tmp_path / name,
-        )
-        trainer.fit(algorithm, data)
+        quiet_trainer(default_root_dir=tmp_path / name).fit(algorithm, data)
         found = episodes(tmp_path / name)
         rows = [row for episode in found for rows in episode["trajectories"].values() for row in rows]
         return Run(

@@ -30,6 +30,7 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.test_module import fingerprint, make
+from tests.support.watching import Watch
 
 
 class Slow(EchoEnvironment):
@@ -56,14 +57,6 @@ class WaitForAll(Callback):
             time.sleep(0.01)
 
 
-class Metrics(Callback):
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-
 def lags_of(episodes: list[Episode], updates: int = 1) -> dict[int, int]:
     """The largest lag by iteration, for a number of updates in each iteration."""
     found: dict[int, int] = {}
@@ -79,7 +72,7 @@ def lags_of(episodes: list[Episode], updates: int = 1) -> dict[int, int]:
 def test_the_lag_never_exceeds_its_bound_and_reaches_it(model_folder: Path, quiet_trainer: Any) -> None:
     for bound in (1, 3):
         algorithm, data = make(model_folder, Slow(0.01), mode="async", max_lag=bound, iterations=8, minibatches=2)
-        metrics = Metrics()
+        metrics = Watch()
         trainer = quiet_trainer(callbacks=[WaitForAll(), metrics])
         trainer.fit(algorithm, data)
         assert trainer.global_step == 16
@@ -89,7 +82,7 @@ def test_the_lag_never_exceeds_its_bound_and_reaches_it(model_folder: Path, quie
         lags = lags_of(episodes, updates=2)
         assert max(lags.values()) == bound
         assert all(lag <= min(bound, iteration) for iteration, lag in lags.items())
-        last = metrics.seen[-1]
+        last = metrics.steps[-1]
         shares = [last[f"async/lag_{lag}"] for lag in range(bound + 1)]
         assert sum(shares) == pytest.approx(1.0)
         assert last["async/lag"] == pytest.approx(sum(lag * share for lag, share in enumerate(shares)), abs=1e-6)
@@ -193,13 +186,13 @@ def test_groups_of_a_checkpoint_that_are_too_old_now(
         iterations=6,
         async_options=AsyncOptions(over_age=rule),
     )
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
     # Complete are iterations 2, 3 and 4 (begun with the weights of 0, 0 and 1): lags 2, 3 and 3, four groups each.
-    assert metrics.seen[0]["async/dropped_groups"] == (12 if rule == "drop" else 0)
-    assert metrics.seen[0]["async/reweighted_groups"] == (12 if rule == "reweight" else 0)
-    over = [seen["async/over_age_tokens"] for seen in metrics.seen]
+    assert metrics.steps[0]["async/dropped_groups"] == (12 if rule == "drop" else 0)
+    assert metrics.steps[0]["async/reweighted_groups"] == (12 if rule == "reweight" else 0)
+    over = [seen["async/over_age_tokens"] for seen in metrics.steps]
     assert (max(over) == 0) == (rule == "drop")
 
 
@@ -280,7 +273,7 @@ def test_a_policy_gradient_learns_from_what_is_old(model_folder: Path, quiet_tra
     """The first ratio is one with fresh weights, and is not with old ones."""
     deviations = []
     for lag in (0, 2):
-        metrics = Metrics()
+        metrics = Watch()
         algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=3e-3)})
         data = RolloutDataModule(
             Slow(0.0),
@@ -292,7 +285,7 @@ def test_a_policy_gradient_learns_from_what_is_old(model_folder: Path, quiet_tra
             max_lag=lag,
         )
         quiet_trainer(callbacks=[metrics]).fit(algorithm, data)
-        deviations.append(max(seen["train/ratio_deviation"] for seen in metrics.seen))
+        deviations.append(max(seen["train/ratio_deviation"] for seen in metrics.steps))
     assert deviations[0] < 1e-4 < 1e-2 < deviations[1]
 
 
@@ -334,18 +327,18 @@ def test_groups_that_teach_nothing_are_replaced_meanwhile(model_folder: Path, qu
     algorithm, data = make(
         model_folder, Slow(0.0, reward=0.5), mode="async", resample_rounds=2, iterations=2, groups=2, group_size=2
     )
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     # All rewards are equal, so each group is played three times, and the last is kept.
     groups = {episode.group for episode in episodes_of(trainer)}
     assert len(groups) == 2 * 2 * 3
-    assert metrics.seen[-1]["rollout/resampled_groups"] == 4
+    assert metrics.steps[-1]["rollout/resampled_groups"] == 4
 
 
 def test_failed_episodes_are_records(model_folder: Path, quiet_trainer: Any) -> None:
     algorithm, data = make(model_folder, Slow(0.0, fail_every=4), mode="async", iterations=4, retries=1)
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     failed = [episode for episode in episodes_of(trainer) if episode.failed]
@@ -365,11 +358,11 @@ def test_adapters_and_two_policies_learn_meanwhile(model_folder: Path, quiet_tra
         mode="async",
         max_lag=1,
     )
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     assert {row.policy for episode in episodes_of(trainer) for row in episode.rows()} == {"first", "second"}
-    assert metrics.seen[-1]["async/over_age_tokens"] == 0
+    assert metrics.steps[-1]["async/over_age_tokens"] == 0
 
 
 def test_environments_that_block_take_the_threads_there_are(model_folder: Path, quiet_trainer: Any) -> None:
@@ -440,13 +433,13 @@ def test_groups_are_played_again_when_what_they_were_played_with_has_changed(
             path.unlink()
         caplog.clear()
         algorithm, data = make(model_folder, Slow(0.0), iterations=3, **options)
-        metrics = Metrics()
+        metrics = Watch()
         quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
         assert "4 groups of the checkpoint" in caplog.text
         assert "played again" in caplog.text
         if options["mode"] == "async":
             assert "data.group_size, data.sampling changed" in caplog.text
-            assert metrics.seen[0]["async/dropped_groups"] == 4
+            assert metrics.steps[0]["async/dropped_groups"] == 4
             again = list(read_episodes(folder))
             assert len(again) == 2 * 4 * 2, "none of the larger groups of the checkpoint"
 
@@ -590,11 +583,11 @@ def test_the_rate_of_a_resumed_run_leaves_out_what_was_sampled_before(
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
     quiet_trainer(enable_checkpointing=True, callbacks=[WaitForAll(), saver]).fit(algorithm, data)
-    metrics = Metrics()
+    metrics = Watch()
     algorithm, data = make(model_folder, Slow(0.0), mode="async", iterations=3)
     quiet_trainer(callbacks=[metrics]).fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
-    assert metrics.seen[0]["rollout/tokens_per_second"] == 0.0, "the whole iteration was in the checkpoint"
-    assert metrics.seen[1]["rollout/tokens_per_second"] > 0.0
+    assert metrics.steps[0]["rollout/tokens_per_second"] == 0.0, "the whole iteration was in the checkpoint"
+    assert metrics.steps[1]["rollout/tokens_per_second"] > 0.0
 
 
 @pytest.mark.parametrize(

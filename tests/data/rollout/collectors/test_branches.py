@@ -22,10 +22,11 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import EnvironmentServer
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.collectors.test_asynchronous import Metrics, Slow, WaitForAll
+from tests.data.rollout.collectors.test_asynchronous import Slow, WaitForAll
 from tests.data.rollout.collectors.test_failed_members import plan, played
 from tests.data.rollout.test_module import fingerprint, make
 from tests.support.environment_servers import Served, eventually, offer
+from tests.support.watching import Watch
 
 
 class Copies(FurtherEpisodes):
@@ -91,7 +92,7 @@ def test_further_episodes_train_and_are_counted_apart(
     trained: list[list[Episode]] = []
     prepare = algorithm.prepare
     algorithm.prepare = lambda episodes, *rest: trained.append(episodes) or prepare(episodes, *rest)
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     episodes = list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
@@ -99,7 +100,7 @@ def test_further_episodes_train_and_are_counted_apart(
     ordinary = [episode for episode in last if episode.origin is None]
     branches = [episode for episode in last if episode.origin is not None]
     assert (len(ordinary), len(branches)) == (4, 8)
-    logged = metrics.seen[-1]
+    logged = metrics.steps[-1]
     assert logged["rollout/branch_episodes"] == 8
     own = sum(turn.stop - turn.start for e in branches for r in e.rows() for turn in r.turns if not turn.scripted)
     assert logged["rollout/branch_tokens"] == own
@@ -154,13 +155,13 @@ class FailsSometimes(EchoEnvironment):
 
 def test_a_branch_that_fails_is_a_record(model_folder: Path, quiet_trainer: Any) -> None:
     algorithm, data = expanding(model_folder, FailsSometimes(turns=2), retries=0)
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     failed = [e for e in read_episodes(Path(trainer.default_root_dir) / "episodes") if e.failed and e.iteration == 2]
     assert any(episode.origin is not None for episode in failed)
     assert any(episode.origin is None for episode in failed)
-    assert metrics.seen[-1]["rollout/failed_episodes"] == len(failed)
+    assert metrics.steps[-1]["rollout/failed_episodes"] == len(failed)
     assert trainer.global_step == 3
 
 

@@ -21,14 +21,14 @@ from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
 from mrlm_pl.data.rollout.tasks.stream import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step
-from mrlm_pl.episode import Episode, Message, Task
+from mrlm_pl.episode import Episode, Message, Task, by_group
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.play import EpisodeSpec
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.collectors.test_asynchronous import Metrics
 from tests.support.environment_servers import eventually
+from tests.support.watching import Watch
 
 
 class Flaky(EchoEnvironment):
@@ -95,13 +95,6 @@ def run(
     return data, list(read_episodes(Path(trainer.default_root_dir) / "episodes"))
 
 
-def by_group(episodes: list[Episode]) -> dict[str, list[Episode]]:
-    found: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        found.setdefault(episode.group, []).append(episode)
-    return found
-
-
 def learnt_from(monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
     """The episodes that the algorithm is given, in the list that is returned."""
     seen: list[Episode] = []
@@ -119,7 +112,7 @@ def learnt_from(monkeypatch: pytest.MonkeyPatch) -> list[Episode]:
 def test_what_is_left_of_a_group_is_learnt_from(
     mode: str, model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, metrics = learnt_from(monkeypatch), Metrics()
+    given, metrics = learnt_from(monkeypatch), Watch()
     _, played = run(model_folder, quiet_trainer(callbacks=[metrics]), Flaky(2), mode=mode, iterations=4)
     groups = by_group(played)
     good = {name: [episode.id for episode in found if not episode.failed] for name, found in groups.items()}
@@ -127,7 +120,7 @@ def test_what_is_left_of_a_group_is_learnt_from(
     assert {len(found) for found in good.values()} > {1, 2, 3}, "the seed gives groups of several sizes"
     kept = Counter(episode.group for episode in given if not episode.failed)
     assert kept == {name: len(found) for name, found in good.items() if len(found) >= 2}
-    for iteration, seen in enumerate(metrics.seen):
+    for iteration, seen in enumerate(metrics.steps):
         here = {name: found for name, found in good.items() if name.startswith(f"{iteration}-")}
         assert seen["rollout/dropped_groups"] == sum(len(found) < 2 for found in here.values())
         assert seen["rollout/failed_episodes"] == sum(4 - len(found) for found in here.values())
@@ -138,19 +131,19 @@ def test_what_is_left_of_a_group_is_learnt_from(
 def test_a_group_with_a_failed_episode_can_be_left_out(
     model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, metrics = learnt_from(monkeypatch), Metrics()
+    given, metrics = learnt_from(monkeypatch), Watch()
     _, played = run(model_folder, quiet_trainer(callbacks=[metrics]), Flaky(5), iterations=4, failed_members="drop")
     groups = by_group(played)
     whole = {name for name, found in groups.items() if not any(episode.failed for episode in found)}
     assert 0 < len(whole) < len(groups) == 16
     assert {episode.group for episode in given} == whole
-    assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == len(groups) - len(whole)
+    assert sum(seen["rollout/dropped_groups"] for seen in metrics.steps) == len(groups) - len(whole)
 
 
 def test_failed_episodes_are_played_again_with_other_seeds(
     model_folder: Path, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, metrics = learnt_from(monkeypatch), Metrics()
+    given, metrics = learnt_from(monkeypatch), Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     _, played = run(
         model_folder, trainer, FlakyLater(3), mode="async", iterations=3, failed_members="resample", member_rounds=8
@@ -167,14 +160,14 @@ def test_failed_episodes_are_played_again_with_other_seeds(
     assert len(kept) == 12
     assert all(len(found) == 4 and not any(episode.failed for episode in found) for found in kept.values())
     # Members that failed several times were played again several times.
-    assert sum(seen["rollout/resampled_members"] for seen in metrics.seen) == len(again)
-    assert metrics.seen[-1]["rollout/dropped_groups"] == 0
+    assert sum(seen["rollout/resampled_members"] for seen in metrics.steps) == len(again)
+    assert metrics.steps[-1]["rollout/dropped_groups"] == 0
     none_left_open()
 
 
 def test_playing_again_has_a_bound(model_folder: Path, quiet_trainer: Any) -> None:
     """Half of the tasks can never be played; the others are."""
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     _, played = run(
         model_folder,
@@ -187,7 +180,7 @@ def test_playing_again_has_a_bound(model_folder: Path, quiet_trainer: Any) -> No
     failed = [episode for episode in played if episode.failed]
     assert len(failed) == 4 * 4 * (1 + 3), "each of the 4 episodes of 4 tasks, and 3 times again"
     assert len(played) - len(failed) == 16
-    assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == 4
+    assert sum(seen["rollout/dropped_groups"] for seen in metrics.steps) == 4
     none_left_open()
 
 
@@ -225,7 +218,7 @@ def test_an_iteration_without_a_whole_group_changes_nothing(model_folder: Path, 
         workers=1,
     )
     before: list[torch.Tensor] = []
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     configure = algorithm.configure_model
 
@@ -235,7 +228,7 @@ def test_an_iteration_without_a_whole_group_changes_nothing(model_folder: Path, 
 
     algorithm.configure_model = noting  # type: ignore[method-assign]
     trainer.fit(algorithm, data)
-    assert [seen["rollout/dropped_groups"] for seen in metrics.seen] == [2, 2]
+    assert [seen["rollout/dropped_groups"] for seen in metrics.steps] == [2, 2]
     assert all(torch.equal(*pair) for pair in zip(before, policy.model.parameters(), strict=True))
 
 
@@ -245,7 +238,7 @@ def test_an_iteration_without_a_whole_group_changes_nothing(model_folder: Path, 
 def test_turn_trees_with_failing_paths_keep_nothing_open(
     rule: str, mode: str, model_folder: Path, quiet_trainer: Any
 ) -> None:
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     _, played = run(
         model_folder,
@@ -266,7 +259,7 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
     again = {episode.group for episode in played if "+" in episode.id}
     assert again == (broken if rule == "resample" else set()), "a tree is played again as a whole"
     if rule == "drop":
-        assert sum(seen["rollout/dropped_groups"] for seen in metrics.seen) == len(broken)
+        assert sum(seen["rollout/dropped_groups"] for seen in metrics.steps) == len(broken)
     # Four trees of at most nine paths are played at a time, and those of two iterations with a lag of one.
     assert Flaky.most <= 36 * (1 + (mode == "async")), "environments of finished episodes are used again"
     none_left_open()

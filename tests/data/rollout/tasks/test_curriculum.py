@@ -20,8 +20,9 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.collectors.test_asynchronous import Metrics, WaitForAll
+from tests.data.rollout.collectors.test_asynchronous import WaitForAll
 from tests.data.rollout.test_module import fingerprint
+from tests.support.watching import Watch
 
 
 class Level(EchoEnvironment):
@@ -61,7 +62,7 @@ def environments_of(trainer: Any) -> dict[int, Counter[str]]:
 
 def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Path, quiet_trainer: Any) -> None:
     algorithm, data = run(model_folder)
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     played = environments_of(trainer)
@@ -69,7 +70,7 @@ def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Pa
     assert played[3]["fitting"] > 3
     # By hand: from 0.5, four fifths of the way to 1 or to 0 in each iteration that the level was played in.
     p, q = 0.5, 0.5
-    for iteration, seen in enumerate(metrics.seen):
+    for iteration, seen in enumerate(metrics.steps):
         p += 0.8 * (1 - p) * (played[iteration]["easy"] > 0)
         q += 0.8 * (0 - q) * (played[iteration]["hard"] > 0)
         assert seen["rollout/easy/success_rate"] == pytest.approx(p)
@@ -83,7 +84,7 @@ def test_what_is_neither_always_nor_never_solved_is_played_more(model_folder: Pa
     for iteration in range(1, 4):
         counts.update(played[iteration])
         for name in owed:
-            owed[name] += 6 * metrics.seen[iteration - 1][f"rollout/{name}/weight"]
+            owed[name] += 6 * metrics.steps[iteration - 1][f"rollout/{name}/weight"]
             assert abs(counts[name] - owed[name]) <= 1
 
 

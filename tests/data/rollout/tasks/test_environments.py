@@ -12,14 +12,13 @@ from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.tasks.environments import RunTasks, TaskSettings
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Task, Trajectory, Turn
+from mrlm_pl.episode import Episode, Task, Trajectory, Turn, by_group
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.collectors.test_asynchronous import Metrics
-from tests.data.rollout.collectors.test_failed_members import by_group
 from tests.data.rollout.test_module import fingerprint
+from tests.support.watching import Watch
 
 SETTINGS = {"short": {"group_size": 2}, "long": TaskSettings(group_size=5, max_turns=2, reward_scale=10.0)}
 
@@ -40,7 +39,7 @@ def two(model_folder: Path, algorithm: type = GRPO, model: dict[str, Any] | None
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_each_environment_has_its_group_size_and_turn_limit(mode: str, model_folder: Path, quiet_trainer: Any) -> None:
     algorithm, data = two(model_folder, mode=mode, weights=[3.0, 1.0])
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     groups = by_group(list(read_episodes(Path(trainer.default_root_dir) / "episodes")))
@@ -51,7 +50,7 @@ def test_each_environment_has_its_group_size_and_turn_limit(mode: str, model_fol
         assert turns == ({2} if found[0].task.environment == "long" else {1})
         if found[0].task.environment == "long":
             assert {episode.stop_reason for episode in found} == {"turn_limit"}, "a third is beyond the limit"
-    for seen in metrics.seen:
+    for seen in metrics.steps:
         assert (seen["rollout/short/groups"], seen["rollout/long/groups"]) == (3, 1)
 
 
@@ -76,7 +75,7 @@ def test_the_reward_scale_is_in_what_is_learnt_and_not_in_what_is_told(
 
     monkeypatch.setattr(GRPO, "credit", noting)
     algorithm, data = two(model_folder, iterations=1)
-    metrics = Metrics()
+    metrics = Watch()
     trainer = quiet_trainer(callbacks=[metrics])
     trainer.fit(algorithm, data)
     recorded = {episode.id: episode for episode in read_episodes(Path(trainer.default_root_dir) / "episodes")}
@@ -87,10 +86,10 @@ def test_the_reward_scale_is_in_what_is_learnt_and_not_in_what_is_told(
     for name in ("short", "long"):
         rewards = [episode.reward for episode in recorded.values() if episode.task.environment == name]
         assert any(rewards)
-        assert metrics.seen[0][f"rollout/{name}/reward"] == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
+        assert metrics.steps[0][f"rollout/{name}/reward"] == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
         wins = [bool(e.success) for e in recorded.values() if e.task.environment == name and e.success is not None]
         if wins:
-            assert f"rollout/{name}/success" in metrics.seen[0]
+            assert f"rollout/{name}/success" in metrics.steps[0]
 
 
 @pytest.mark.parametrize(("algorithm", "changes"), [("group_centered", True), ("group_normalized", False)])
