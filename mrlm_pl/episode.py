@@ -300,6 +300,10 @@ class Episode:
         """Return all trajectories, agent by agent."""
         return [row for rows in self.trajectories.values() for row in rows]
 
+    def turns(self) -> Sequence[Turn]:
+        """Return all decisions, agent by agent."""
+        return [turn for row in self.rows() for turn in row.turns]
+
     def with_rows(self, change: Callable[[Trajectory], Trajectory]) -> Episode:
         """Return the episode with other trajectories, each of which ``change`` makes from the present one."""
         changed = {agent: tuple(map(change, rows)) for agent, rows in self.trajectories.items()}
@@ -326,10 +330,9 @@ class Episode:
     def components(self) -> dict[str, float]:
         """Return each reward component: summed over the turns, averaged over the agents."""
         sums: dict[str, float] = {}
-        for row in self.rows():
-            for turn in row.turns:
-                for name, value in turn.components.items():
-                    sums[name] = sums.get(name, 0.0) + value
+        for turn in self.turns():
+            for name, value in turn.components.items():
+                sums[name] = sums.get(name, 0.0) + value
         return {name: value / self.team_size for name, value in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -436,7 +439,7 @@ def question_to(episode: Episode, agent: str) -> str | None:
 
     So a leader that first sees the answers of others still has the question. None if the record lacks messages.
     """
-    begins = min(turn.index for row in episode.rows() for turn in row.turns)
+    begins = min(turn.index for turn in episode.turns())
     first = [row for row in episode.rows() if row.turns and row.turns[0].index == begins]
     shown = next((row for row in first if person_of(row.agent) == person_of(agent)), first[0])
     return next((message.content for message in shown.messages if message.role == "user"), None)

@@ -156,4 +156,4 @@ def turn_trees(episodes: Sequence[Episode]) -> dict[str, TurnTree]:
 
 def branches(episode: Episode) -> bool:
     """Return True if an episode is a path of a turn tree."""
-    return any(turn.node for row in episode.rows() for turn in row.turns)
+    return any(turn.node for turn in episode.turns())

@@ -221,9 +221,7 @@ def _part(played: Sequence[tuple[str, Episode, _Played]]) -> Part:
     components = Components()
     for _, _, own in played:
         components.add(own.components, 1.0)
-    opens = sum(
-        own.first_turn == min(turn.index for row in episode.rows() for turn in row.turns) for episode, own in acted
-    )
+    opens = sum(own.first_turn == min(turn.index for turn in episode.turns()) for episode, own in acted)
     return Part(
         reward=_mean([own.reward for _, _, own in played]),
         ci95=mean_interval(list(clusters.values())),

@@ -9,8 +9,8 @@ from .evaluation import arena as arena
 from .evaluation import evaluate as evaluate
 from .metrics_file import MetricsFile as MetricsFile
 from .publication import push_to_hub as push_to_hub
-from .records.credit import RecreditReport as RecreditReport
 from .records.credit import recredit as recredit
+from .records.credit_report import RecreditReport as RecreditReport
 from .records.replay import ReplayReport as ReplayReport
 from .records.replay import RescoreReport as RescoreReport
 from .records.replay import replay as replay

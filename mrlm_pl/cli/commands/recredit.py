@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.records.run import recorded_model
 
 if TYPE_CHECKING:
-    from mrlm_pl.runs.records.credit import AgentChange
+    from mrlm_pl.runs.records.credit_report import AgentChange
 
 SHOWN = 10
 """Changes that are listed."""

@@ -102,7 +102,7 @@ def scores_of(episode: Episode) -> list[dict[str, float]]:
 
 
 def _scored(episode: Episode) -> list[Turn]:
-    return [turn for row in episode.rows() for turn in row.turns if SCORE in turn.components]
+    return [turn for turn in episode.turns() if SCORE in turn.components]
 
 
 def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 def decision_steps(episode: Episode) -> int:
     """Return the number of steps of the environment in which agents decided."""
-    return 1 + max((turn.index for row in episode.rows() for turn in row.turns), default=-1)
+    return 1 + max((turn.index for turn in episode.turns()), default=-1)
 
 
 def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = None) -> list[float]:
@@ -28,11 +28,10 @@ def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = 
         episode: one that did not fail.
         turn_bonus: added to the agent's reward at the step of each of its turns; None adds nothing.
     """
-    turns = [turn for row in episode.rows() for turn in row.turns]
     paid: list[list[float]] = [[] for _ in range(decision_steps(episode))]
     for step, rewards in enumerate(episode.step_rewards[: len(paid)]):
         paid[step] += rewards.values()
-    for turn in turns:
+    for turn in episode.turns():
         if not episode.step_rewards:
             paid[turn.index].append(turn.reward)
         if turn_bonus is not None:

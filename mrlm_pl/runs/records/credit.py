@@ -5,21 +5,20 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import math
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode, Turn, person_of
+from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import sampling_from
+from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
 from mrlm_pl.runs.records.run import (
     latest_configuration,
     read_run,
@@ -39,60 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LARGEST = 20
-"""Changes in a report."""
-
 MARKS = 2
 """``SCHEMA`` from which on records say which episodes are excluded."""
-
-
-@dataclass(frozen=True)
-class AdvantageChange:
-    """A turn with its recorded and its new advantage."""
-
-    episode: str
-    agent: str
-    turn: int
-    recorded: float
-    new: float
-
-
-@dataclass(frozen=True)
-class AgentChange:
-    """The advantages of an agent's turns, or of one of them in all episodes, under two credits.
-
-    Args:
-        turns: turns with both advantages; a decision that paths of a turn tree share counts once.
-        one_sided: turns with one of them alone.
-        correlation: Pearson's; None where one side is constant.
-        sign_changes: turns whose advantages have opposite signs.
-        zero_groups: share of the groups in which all advantages are 0, as recorded and new.
-    """
-
-    turns: int
-    one_sided: int
-    correlation: float | None
-    sign_changes: int
-    zero_groups: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class RecreditReport:
-    """Recorded episodes under another credit.
-
-    Args:
-        algorithm: name of its class.
-        episodes: number of episodes that were credited.
-        agents: the change of each agent; calls of one sub-agent count together.
-        turns: the change of each agent's turns by the number of environment steps before them.
-        largest: the largest changes.
-    """
-
-    algorithm: str
-    episodes: int
-    agents: dict[str, AgentChange]
-    turns: dict[str, dict[int, AgentChange]]
-    largest: tuple[AdvantageChange, ...]
 
 
 def recredit(
@@ -156,7 +103,7 @@ def _compared(crediting: _Crediting, draft: Path | None) -> RecreditReport:
     Raises:
         ConfigurationError: no episode has new credit.
     """
-    comparison = _Comparison()
+    comparison = Comparison()
     for number, recorded, new in crediting.iterations():
         comparison.add(recorded, new)
         if draft is not None:
@@ -287,7 +234,7 @@ class _Crediting:
         """
         if marked:
             return set()
-        trained = {item.id for item in recorded if any(turn.advantage is not None for turn in _turns(item))}
+        trained = {item.id for item in recorded if any(turn.advantage is not None for turn in item.turns())}
         groups = {item.group for item in recorded if item.id in trained}
         if not trained:
             raise ConfigurationError(
@@ -368,73 +315,3 @@ class _Crediting:
                 f"model: {self.name} compares with earlier iterations, and {fault}, or choose another algorithm"
             )
         self.done += 1
-
-
-_Part = tuple[str, int | None]
-"""An agent, and one of its turns or None for all."""
-
-
-class _Comparison:
-    """Pairs of advantages, recorded and new, by agent, and by agent and turn."""
-
-    def __init__(self) -> None:
-        self._episodes = 0
-        self._pairs: dict[_Part, list[AdvantageChange]] = defaultdict(list)
-        self._one_sided: Counter[_Part] = Counter()
-        self._zero: dict[_Part, list[tuple[bool, bool]]] = defaultdict(list)
-
-    def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
-        """Add the episodes of an iteration, in equal order."""
-        seen: set[tuple[str, str, str, int]] = set()
-        groups: dict[tuple[_Part, str], tuple[bool, bool]] = {}
-        for old, now in zip(recorded, new, strict=True):
-            turns = list(zip(_turns(old), _turns(now), strict=True))
-            self._episodes += any(turn.advantage is not None for _, turn in turns)
-            for before, after in turns:
-                decision = (old.group, before.node, before.agent, before.sample)
-                if before.node and decision in seen:
-                    continue
-                seen.add(decision)
-                agent = person_of(before.agent)
-                parts: tuple[_Part, ...] = ((agent, None), (agent, before.index))
-                for part in parts:
-                    if before.advantage is None or after.advantage is None:
-                        self._one_sided[part] += (before.advantage is None) != (after.advantage is None)
-                        continue
-                    change = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
-                    self._pairs[part].append(change)
-                    zero = groups.get((part, old.group), (True, True))
-                    groups[part, old.group] = zero[0] and change.recorded == 0, zero[1] and change.new == 0
-        for (part, _), both in groups.items():
-            self._zero[part].append(both)
-
-    def report(self, algorithm: str) -> RecreditReport:
-        """Return the report."""
-        agents: dict[str, AgentChange] = {}
-        turns: dict[str, dict[int, AgentChange]] = {}
-        for agent, turn in sorted({*self._pairs, *self._one_sided}, key=lambda part: (part[0], part[1] or 0)):
-            change = self._change((agent, turn))
-            if turn is None:
-                agents[agent] = change
-            else:
-                turns.setdefault(agent, {})[turn] = change
-        changes = (change for (_, turn), found in self._pairs.items() if turn is None for change in found)
-        every = (change for change in changes if change.new != change.recorded)
-        largest = sorted(every, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
-        return RecreditReport(algorithm, self._episodes, agents, turns, tuple(largest))
-
-    def _change(self, part: _Part) -> AgentChange:
-        changes, zero = self._pairs[part], self._zero[part] or [(False, False)]
-        sides = [change.recorded for change in changes], [change.new for change in changes]
-        varied = all(len(set(side)) > 1 for side in sides)
-        return AgentChange(
-            len(changes),
-            self._one_sided[part],
-            statistics.correlation(*sides) if varied else None,
-            sum(change.recorded * change.new < 0 for change in changes),
-            (math.fsum(pair[0] for pair in zero) / len(zero), math.fsum(pair[1] for pair in zero) / len(zero)),
-        )
-
-
-def _turns(episode: Episode) -> list[Turn]:
-    return [turn for row in episode.rows() for turn in row.turns]
