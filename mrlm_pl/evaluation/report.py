@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -16,6 +16,7 @@ from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.agents import Components, Part, parts_by_agent, parts_by_policy, seats_of
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
+from mrlm_pl.grouping import grouped
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.seeding import derive_seed, keyed_random
 
@@ -184,25 +185,16 @@ def summarize(
     """
     played = [episode for episode in episodes if not episode.failed]
     requested = len(episodes) if requested is None else requested
-    if len(played) < len(episodes):
-        first = next(episode.error for episode in episodes if episode.failed)
-        logger.warning(
-            "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`",
-            len(episodes) - len(played),
-            len(episodes),
-            environment,
-            first,
-            environment,
-        )
+    failures = [episode.error for episode in episodes if episode.failed]
+    if failures:
+        text = "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`"
+        logger.warning(text, len(failures), len(episodes), environment, failures[0], environment)
     if not played:
         transcripts = [_transcript(episode) for episode in episodes]
         return EvaluationReport(environment, model, split, seed, requested, 0, len(episodes), transcripts=transcripts)
     rewards = [episode.reward for episode in played]
-    by_task: dict[str, list[Episode]] = defaultdict(list)
-    by_problem: dict[str, list[Episode]] = defaultdict(list)
-    for episode in played:
-        by_task[episode.task.key].append(episode)
-        by_problem[problem_of(episode.task)].append(episode)
+    by_task = grouped((episode.task.key, episode) for episode in played)
+    by_problem = grouped((problem_of(episode.task), episode) for episode in played)
     judged = any(episode.success is not None for episode in played)
     # A task whose other samples failed is still voted on: its one reply is the majority.
     voting = max(map(len, by_task.values())) > 1
@@ -217,7 +209,7 @@ def summarize(
         seed=seed,
         requested=requested,
         episodes=len(played),
-        failed=len(episodes) - len(played),
+        failed=len(failures),
         mean_reward=math.fsum(rewards) / len(rewards),
         ci95=mean_interval([[episode.reward for episode in group] for group in by_problem.values()]),
         accuracy=wins / len(played) if judged else None,
@@ -235,7 +227,7 @@ def summarize(
         seats=seats_of(played),
         agents=parts_by_agent(by_problem),
         policies=parts_by_policy(by_problem),
-        decisions_per_task=sum(len(row.turns) for episode in played for row in episode.rows()) / len(by_task),
+        decisions_per_task=sum(len(episode.turns()) for episode in played) / len(by_task),
         tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
         transcripts=[_transcript(episode) for episode in episodes],
     )
