@@ -19,9 +19,9 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.packing import RowPlan
-from tests.algorithms.test_turn_credit import advantages, episode
-from tests.data.rollout.test_module import fingerprint
 from tests.support.distributed_run import Duet
+from tests.support.short_fits import fingerprint
+from tests.support.turn_episodes import advantages, episode
 from tests.support.watching import Watch
 
 

@@ -28,9 +28,9 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from mrlm_pl.trainer.fsdp import FSDP
-from tests.data.rollout.test_module import fingerprint
 from tests.rollout.test_player import CHAT, Relay, ScriptedEngine
 from tests.rollout.test_turn_tree import Sums
+from tests.support.short_fits import fingerprint
 from tests.support.watching import Watch
 
 STALE = CrossPolicy(share=0.5, refresh=2)

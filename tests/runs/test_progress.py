@@ -17,7 +17,7 @@ import pytest
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
 from mrlm_pl.runs.console import RunProgress
-from tests.data.rollout.test_module import make
+from tests.support.short_fits import make
 
 TERMINALS = """
 import fcntl, json, struct, termios

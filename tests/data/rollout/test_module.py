@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,19 +19,8 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
-from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.policy import LoRA, Policy
-
-
-def make(model_folder: Path, environment: Any, grpo: dict[str, Any] | None = None, **options: Any):
-    settings: dict[str, Any] = {"groups": 4, "group_size": 4, "iterations": 3, "sampling": Sampling(max_tokens=6)}
-    algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}, **(grpo or {}))
-    return algorithm, RolloutDataModule(environment, **{**settings, **options})
-
-
-def fingerprint(algorithm: Algorithm) -> str:
-    weights = [weight.detach().numpy().tobytes() for weight in algorithm.policies.parameters()]
-    return hashlib.sha256(b"".join(weights)).hexdigest()
+from tests.support.short_fits import fingerprint, make
 
 
 def test_an_iteration_is_one_collection_and_its_updates(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

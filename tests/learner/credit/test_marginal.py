@@ -25,8 +25,8 @@ from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from tests.data.rollout.test_module import fingerprint
 from tests.rollout.test_replay import CHAT, Digits
+from tests.support.short_fits import fingerprint
 
 
 class Terms(Environment):

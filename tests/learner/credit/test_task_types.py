@@ -19,7 +19,7 @@ from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.test_module import fingerprint
+from tests.support.short_fits import fingerprint
 from tests.support.watching import Watch
 
 

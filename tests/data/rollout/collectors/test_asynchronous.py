@@ -29,7 +29,7 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
 from tests.conftest import EchoEnvironment
-from tests.data.rollout.test_module import fingerprint, make
+from tests.support.short_fits import fingerprint, make
 from tests.support.watching import Watch
 
 

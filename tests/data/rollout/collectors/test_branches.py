@@ -24,8 +24,8 @@ from mrlm_pl.serving.server import EnvironmentServer
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import Slow, WaitForAll
 from tests.data.rollout.collectors.test_failed_members import plan, played
-from tests.data.rollout.test_module import fingerprint, make
 from tests.support.environment_servers import Served, eventually, offer
+from tests.support.short_fits import fingerprint, make
 from tests.support.watching import Watch
 
 

@@ -21,7 +21,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from tests.conftest import EchoEnvironment
 from tests.data.rollout.collectors.test_asynchronous import WaitForAll
-from tests.data.rollout.test_module import fingerprint
+from tests.support.short_fits import fingerprint
 from tests.support.watching import Watch
 
 
