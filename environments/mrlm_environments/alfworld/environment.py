@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -134,8 +133,8 @@ class AlfWorldEnvironment(Environment):
         """
         if self.data is not None:
             return GameTasks(self.name, split, self.data)
-        options = {"split": split, "kinds": self.kinds, "rooms": self.rooms, "steps": self.steps}
-        return SeededTasks(self.name, split, functools.partial(generated_game, **options), identity)
+        options = (split, self.kinds, self.rooms, self.steps)
+        return SeededTasks(self.name, split, lambda rng: generated_game(rng, *options), identity)
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return ``take_action``, but for the planner."""
@@ -159,7 +158,7 @@ class AlfWorldEnvironment(Environment):
         self._game: Game = _game(task.data)
         self._state = self._game.start
         self._turns, self._planned, self._faults = 0, 0, 0
-        posed = f"{self._game.look(self._state)}\n\nYour task is to: {self._game.instruction}."
+        posed = self._game.opening()
         acting = [Message("system", self.instruction)] if self.instruction else []
         self._held: dict[str, list[Message]] = {
             PLANNER: [Message("system", PLANNING), Message("user", posed)],

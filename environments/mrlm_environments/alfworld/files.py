@@ -135,8 +135,8 @@ def file_game(data: Mapping[str, Any]) -> Game:
     )
     facts = frozenset((fact, name) for fact, name in start["facts"])
     state = State(**{**start, "opened": frozenset(start["opened"]), "facts": facts})
-    fields = ("kind", "target", "destination", "instruction")
-    return Game(house, *(data[name] for name in fields), state, Wording(**data["wording"]))
+    fields = {name: data[name] for name in ("kind", "target", "destination", "instruction")}
+    return Game(house=house, start=state, wording=Wording(**data["wording"]), **fields)
 
 
 def _kind(type_name: str) -> str:
@@ -185,7 +185,7 @@ def _texts(grammar: str, file: str) -> dict[str, Any]:
         "move": found(r'action PutObject \{\s*template :: "([^"]*)"'),
         "moved": found(feedback.format("PutObject")),
         "arrived": found(feedback.format("GotoLocation")).removesuffix(" #examineReceptacle.feedback#"),
-        "help": found(feedback.format("help")) if "action help" in grammar else None,
+        "help": found(feedback.format("help")).lstrip() if "action help" in grammar else None,
     }
     return {"instruction": found(r'Your task is to: ([^"]*?)\.?"'), "wording": wording}
 

@@ -19,6 +19,7 @@ TREATMENTS = {
 
 KNIVES = ("knife", "butterknife")
 MIDDLE = "loc 0"
+MIDDLE_OF_ROOM = "You are in the middle of a room. Looking quickly around you, you see "
 NOTHING = "Nothing happens."
 Action = tuple[str, ...]
 """A verb and the names that it takes."""
@@ -103,8 +104,6 @@ class Game:
                 found[f"{verb} {receptacle}"] = (verb, receptacle)
             visible = self.visible(state, receptacle)
             for name in self.contents(state, receptacle):
-                if visible:
-                    found[f"examine {name}"] = ("examine", name)
                 if visible and held is None and house.has("pickupable", name):
                     found[f"take {name} from {receptacle}"] = ("take", name, receptacle)
                 if house.has("toggleable", name):
@@ -191,14 +190,16 @@ class Game:
         """Return whether a receptacle is open or needs no opening."""
         return receptacle in state.opened or not self.house.receptacles[receptacle].openable
 
+    def opening(self) -> str:
+        """Return the text at the beginning: the receptacles of the house and the goal."""
+        seen = _series(listed(self.house.receptacles))
+        return f"{MIDDLE_OF_ROOM}{seen}.\n\nYour task is to: {self.instruction}."
+
     def look(self, state: State) -> str:
-        """Return the text of ``look``: the receptacles of the house, or of the agent's place."""
+        """Return the text of ``look``: the receptacles of the agent's place and objects on the floor."""
         here = self.house.at.get(state.place)
         if here is None:
-            return (
-                "You are in the middle of a room. Looking quickly around you, you see "
-                f"{_series(listed(self.house.receptacles))}."
-            )
+            return f"{MIDDLE_OF_ROOM}nothing."  # as in ALFWorld, which lists the receptacles only at the beginning
         floor = [
             name
             for name in listed(state.near)

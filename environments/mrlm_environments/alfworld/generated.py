@@ -64,7 +64,7 @@ def generated_game(
         if not goals:
             continue
         target, destination = rng.choice(goals)
-        data = {"plan": number, "kind": kind, "target": target, "destination": destination}
+        data: dict[str, Any] = {"plan": number, "kind": kind, "target": target, "destination": destination}
         if split_of(identity(data)) != split:
             continue
         data["instruction"] = rng.choice(GOALS[kind].texts).format(o=target, r=destination)

@@ -1,0 +1,22 @@
+"""Plays ALFWorld's games in TextWorld, in a process of its own: games and actions on the standard input, as JSON."""
+
+import json
+import sys
+
+import textworld
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+from textworld.envs import PddlEnv
+
+
+def shown(state):
+    return [state.feedback, list(state["admissible_commands"]), bool(state["won"])]
+
+
+def played(game, actions):
+    env = AlfredDemangler(PddlEnv(textworld.EnvInfos(admissible_commands=True, won=True)))
+    env.load(game)
+    found = [shown(env.reset())]
+    return found + [shown(env.step(action)[0]) for action in actions]
+
+
+print(json.dumps([played(**asked) for asked in json.load(sys.stdin)]))
