@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -167,15 +168,9 @@ class Game:
                 return False
             lamps = (name for fact, name in state.facts if fact == "istoggled" and kind_of(name) == self.destination)
             return any(self.house.receptacles[own].place == state.place for lamp in lamps for own in state.inside[lamp])
-        needed = 2 if self.kind == "pick_two" else 1
-        return any(
-            kind_of(receptacle) == self.destination and len(self.done(state, receptacle)) >= needed
-            for receptacle in self.house.receptacles
-        )
-
-    def done(self, state: State, receptacle: str) -> list[str]:
-        """Return the objects in a receptacle that count for the goal, wherever it is."""
-        return [name for name in self.contents(state, receptacle) if self.treated(state, name)]
+        places = [own for name, inside in state.inside.items() if self.treated(state, name) for own in inside]
+        counts = Counter(own for own in places if kind_of(own) == self.destination)
+        return max(counts.values(), default=0) >= (2 if self.kind == "pick_two" else 1)
 
     def treated(self, state: State, name: str) -> bool:
         """Return whether an object is of the goal's kind and clean, hot or cool as it asks."""
@@ -223,15 +218,12 @@ class Game:
         if self.house.has("isreceptacleobject", name):
             return f"This is a normal {name}. In it, you see {_series(self.house.contents.get(name, ()))}."
         facts = {fact for fact, own in state.facts if own == name}
-        sliced = "issliced" in facts
-        clean = "isclean" in facts
-        words = ["hot"] * ("ishot" in facts) or ["cool" if clean or sliced else "cold"] * ("iscool" in facts)
-        words = [" and ".join([*words, *["clean"] * clean]), *["sliced"] * sliced]
-        if words != [""] and (words[0] or not self.house.has("toggleable", name)):
+        clean, sliced = "isclean" in facts, "issliced" in facts
+        warmth = "hot" if "ishot" in facts else ("cool" if clean or sliced else "cold") if "iscool" in facts else ""
+        words = [" and ".join(filter(None, (warmth, "clean" * clean))), "sliced" * sliced]
+        if any(words):
             return f"This is a {' '.join(filter(None, words))} {name}."
-        if "istoggled" in facts:
-            return f"This {name} is on."
-        return f"There's nothing special about {name}."
+        return f"This {name} is on." if "istoggled" in facts else f"There's nothing special about {name}."
 
     def _taken(self, state: State, name: str, receptacle: str) -> State:
         inside = {**state.inside, name: [own for own in state.inside[name] if own != receptacle]}
