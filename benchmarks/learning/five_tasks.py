@@ -1,4 +1,4 @@
-"""Train one tiny policy on five tasks: counts against weights, rewards of each task over the run, and an ablation.
+"""Train one tiny policy on AgentBench's five tasks: rewards of each over the run, and AgentRL's ablation.
 
     python benchmarks/learning/five_tasks.py [--task-normalization none scale_only paper] [--cross-policy-share 0 0.25]
         [--seeds 0] [--json out.json] [OPTIONS]
@@ -30,7 +30,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.evaluation.intervals import mean_interval
 
 CONFIG = Path("configs/tasks/five_tasks.yaml")
-TASKS = ("math", "code", "tools", "sql", "shell")
+TASKS = ("shell", "sql", "knowledge_graph", "webshop", "alfworld")
 FLAGS = {
     "task_normalization": ("--model.task_normalization", "scale_only"),
     "cross_policy_share": ("--data.cross_policy.share", "0"),  # 0 is a run without snapshots
@@ -71,7 +71,8 @@ def recipe(folder: Path) -> Path:
 def measured(folder: Path) -> dict[str, Any]:
     """Return counts and reward curves of a run, by task."""
     data = yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]
-    shares = {name: weight / sum(data["weights"]) for name, weight in zip(TASKS, data["weights"], strict=True)}
+    weights = data["weights"] or [1] * len(TASKS)
+    shares = {name: weight / sum(weights) for name, weight in zip(TASKS, weights, strict=True)}
     groups: dict[str, dict[int, dict[str, list[Episode]]]] = {name: defaultdict(dict) for name in TASKS}
     failed = dict.fromkeys(TASKS, 0)
     for episode in read_episodes(folder / "episodes"):
@@ -129,7 +130,7 @@ def table(row: dict[str, Any]) -> str:
     for name, task in row["tasks"].items():
         first, last = task["first"], task["last"]
         lines.append(
-            f"  {name:<6} groups {task['groups']:>4} of {task['due']:>6}  failed {task['failed']:>3}  "
+            f"  {name:<15} groups {task['groups']:>4} of {task['due']:>6}  failed {task['failed']:>3}  "
             f"reward {first['mean']:.3f} [{first['ci95'][0]:.3f}, {first['ci95'][1]:.3f}] -> "
             f"{last['mean']:.3f} [{last['ci95'][0]:.3f}, {last['ci95'][1]:.3f}]  "
             f"success {first['success']:.2f} -> {last['success']:.2f}  {'rises' if task['rises'] else '-'}  "
