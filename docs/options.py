@@ -1,4 +1,4 @@
-"""Write the options of each page in ``docs/algorithms`` from the algorithm's class: ``python -m docs.options``."""
+"""Write the options in ``docs/algorithms.md`` and ``docs/algorithms`` from the classes: ``python -m docs.options``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrlm_pl import algorithms
+from mrlm_pl.learner.distillation import Distillation, Teacher
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 
-FOLDER = Path(__file__).parent / "algorithms"
+INDEX = Path(__file__).parent / "algorithms.md"
+FOLDER = INDEX.with_suffix("")
 MARKS = ("<!-- options: python -m docs.options -->\n", "<!-- end of options -->\n")
 
 SHARED = ("policies", "seats", "optimization", "distillation", "settings")
 """Documented options that the pages leave to docs/algorithms.md."""
+
+PARTS: dict[type, dict[str, type]] = {
+    algorithms.OnPolicyDistillation: {"setting of `distillation`": Distillation, "setting of a teacher": Teacher}
+}
+"""Classes of values that an algorithm alone needs, by the title of their table."""
 
 PLACES = {
     "TreeCredit": "[turn trees](../teams.md#turn-trees)",
@@ -35,19 +42,38 @@ def classes() -> dict[str, type]:
     return {cls.__module__.rpartition(".")[2]: cls for cls in found}
 
 
-def table(cls: type) -> str:
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield each page with its current options."""
+    yield INDEX, shared()
+    for stem, cls in classes().items():
+        yield FOLDER / f"{stem}.md", options(cls)
+
+
+def shared() -> str:
+    """Return the options of all policy gradients with their defaults, as a configuration."""
+    found = inspect.signature(PolicyGradient).parameters.items()
+    lines = [f"    {name}: {value(item.default, whole=True)}\n" for name, item in found if name not in SHARED[:2]]
+    return "".join(["```yaml\nmodel:\n  class_path: GRPO\n  init_args:\n", *lines, "```\n"])
+
+
+def options(cls: type) -> str:
     """Return the options that a class adds to the shared ones, and a link to those."""
+    tables = [table("option", cls), *(table(title, part) for title, part in PARTS.get(cls, {}).items())]
+    gradient = issubclass(cls, PolicyGradient)
+    link = "[Shared options](../algorithms.md#options)" if gradient else "Also `policies` and `optimization`"
+    return "\n".join([*filter(None, tables), f"{link} · [shared metrics](../algorithms.md#metrics)\n"])
+
+
+def table(title: str, cls: type) -> str:
+    """Return a table of the options in a class's docstring that the pages do not leave to the index."""
     bases = reversed([base for base in cls.__mro__ if "__init__" in vars(base)])
-    options = {name: item for base in bases for name, item in inspect.signature(base).parameters.items()}
+    found = {name: item for base in bases for name, item in inspect.signature(base).parameters.items()}
     rows = []
     for names, meaning in described(cls):
-        shown = [f"`{name}: {value(options[name].default)}`" for name in names if name not in SHARED]
+        shown = [f"`{name}: {value(found[name].default)}`" for name in names if name not in SHARED]
         if shown:
             rows.append(f"| {', '.join(shown)} | {meaning} |\n")
-    gradient = issubclass(cls, PolicyGradient)
-    shared = "[Shared options](../algorithms.md#options)" if gradient else "Also `policies` and `optimization`"
-    tail = f"{shared} · [shared metrics](../algorithms.md#metrics)\n"
-    return "".join(["| option | meaning |\n|---|---|\n", *rows, "\n", tail]) if rows else tail
+    return "".join([f"| {title} | meaning |\n|---|---|\n", *rows]) if rows else ""
 
 
 def described(cls: type) -> Iterator[tuple[list[str], str]]:
@@ -71,26 +97,32 @@ def markdown(text: str) -> str:
     return re.sub(r"\bNone\b", "null", linked).replace("``", "`").replace("|", "\\|")
 
 
-def value(default: object) -> str:
+def value(default: object, whole: bool = False) -> str:
     """Return a default as in a configuration.
 
-    >>> value(None), value(True), value(0.95), value("turn")
-    ('null', 'true', '0.95', 'turn')
+    Args:
+        default: a value of an option.
+        whole: show all fields of a data class, not those alone that differ from its own defaults.
+
+    >>> value(None), value(True), value(0.95), value("turn"), value((0.9, 0.999))
+    ('null', 'true', '0.95', 'turn', '[0.9, 0.999]')
     """
     if dataclasses.is_dataclass(default) and not isinstance(default, type):
-        fields = dataclasses.fields(default)
-        set_ones = [field.name for field in fields if getattr(default, field.name) != field.default]
-        return f"{{{', '.join(f'{name}: {value(getattr(default, name))}' for name in set_ones)}}}"
-    return {"None": "null", "True": "true", "False": "false", "()": "[]"}.get(str(default), str(default))
+        given = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
+        plain = {} if whole else {field.name: field.default for field in dataclasses.fields(default)}
+        shown = [f"{name}: {value(item)}" for name, item in given.items() if plain.get(name, given) != item]
+        return f"{{{', '.join(shown)}}}"
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(value, default))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(default), str(default))
 
 
-def with_options(page: str, cls: type) -> str:
-    """Return a page with the current table of its class."""
+def with_options(page: str, text: str) -> str:
+    """Return a page with these options."""
     begin, end = map(re.escape, MARKS)
-    return re.sub(f"(?<={begin}).*?(?={end})", lambda _: f"\n{table(cls)}\n", page, flags=re.DOTALL)
+    return re.sub(f"(?<={begin}).*?(?={end})", lambda _: f"\n{text}\n", page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    for stem, algorithm in classes().items():
-        path = FOLDER / f"{stem}.md"
-        path.write_text(with_options(path.read_text(encoding="utf-8"), algorithm), encoding="utf-8")
+    for path, found in pages():
+        path.write_text(with_options(path.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -36,10 +36,10 @@ class Teacher:
     Args:
         policy: name of a policy with `trained: false`; None is the student itself, or the policy of ``partner``.
         weight: factor of its divergence.
-        environments: names of those whose tasks it teaches; None: all.
-        agents: names of those that it teaches; None: all that a trained policy plays.
-        reprompt: the conversation in which it reads the student's answer. None: the student's own. ``sibling`` adds the
-            answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
+        environments: environments that it teaches; None is all.
+        agents: agents that it teaches; None is all that a trained policy plays.
+        reprompt: the conversation in which it reads the student's answer; None is the student's own. ``sibling`` adds
+            the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
             ``feedback`` the environment's later messages, ``team`` the last answers of the other agents, ``majority``
             their most frequent one in all episodes of the task; or a function, in a configuration its import path, from
             an :class:`~mrlm_pl.learner.reprompts.Attempt` to messages or None.
@@ -94,11 +94,11 @@ class Distillation:
     Each teacher's term has its ``weight``. Tokens are sampled and compared at the same temperature.
 
     Args:
-        teachers: one or more.
-        form: of the loss.
-        coefficient: weight of the loss.
-        beta: of ``full`` and ``top_k``.
-        top_k: of ``top_k``.
+        teachers: one or more; the terms of several teachers of a token are summed.
+        form: ``sampled``, ``full`` or ``top_k``.
+        coefficient: factor of the term.
+        beta: from the forward divergence (0) to the reverse one (1), in ``full`` and ``top_k``.
+        top_k: number of the teacher's tokens in ``top_k``.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
