@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import pkgutil
 import sys
 from importlib.metadata import version as version_of
@@ -16,6 +17,8 @@ from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]  # the working tree before any installed copy
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of this environment's `mrlm`
+os.environ["PYTHONPATH"] = str(ROOT)  # of notebooks
 
 project = "mrlm"
 author = "The mrlm authors"
@@ -23,7 +26,7 @@ copyright = author
 version = release = version_of("mrlm")
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -33,6 +36,12 @@ extensions = [
 exclude_patterns = ["**/*.py"]
 highlight_language = "none"  # indented blocks are equations
 nitpicky = True
+
+nb_execution_mode = "force"  # notebooks are short; a cache would show outputs of other code
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_output_stderr = "remove"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def status_of(block: str) -> int:
     evaluates = isinstance(yaml.safe_load(dedented(block)).get("model"), list)  # several models of `mrlm eval`
     Path("shown.yaml").write_text(dedented(block) if evaluates else yaml.safe_dump(as_configuration(block)))
     shutil.copy(ROOT / "examples/questions/rewards.py", "my_rewards.py")
+    sys.modules.pop("my_rewards", None)  # of another block's folder
     return parse(["mrlm", "eval" if evaluates else "fit", "--config", "shown.yaml"])
 
 
