@@ -1,0 +1,180 @@
+"""Train a small model on tasks of AgentBench: on a hurried expert, then with GRPO and GiGPO, and a team with IPPO.
+
+    python benchmarks/learning/agentbench.py [--environments webshop knowledge_graph] [--arms GRPO GiGPO ...]
+        [--seeds 0 1 2] [--tokens N] [--folder FOLDER] [--json FILE]
+
+For each environment, alone and as a team, the recipe runs once (configs/recipes/tiny_agentbench.yaml, seed 0). Every
+run starts from its policy and has the same budget of generated tokens of all agents. Held-out tasks are played before
+and after it: in the shop goals of the split test; in the graph later questions of the split train, because the
+relations of the split test are others, which a small model cannot know.
+
+Means over the seeds have 95 % intervals (Student's t); differences are paired by seed. ``--json`` keeps the runs of
+other environments and arms in the file, ``--folder`` keeps the recipes' policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning
+from branches import Budget, fit
+
+import mrlm_pl
+from mrlm_pl.algorithms import GRPO, IPPO, GiGPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Task, TaskSource
+from mrlm_pl.policy import Policy
+
+ROOT = Path(__file__).parents[2]
+for folder in (ROOT / "benchmarks", ROOT / "examples/tiny_model"):
+    sys.path.insert(0, str(folder))
+from few_values import mean_and_half  # noqa: E402
+from make_agentbench_demonstrations import make_environment  # noqa: E402
+from provenance import provenance  # noqa: E402
+
+ARMS: dict[str, tuple[type, bool]] = {
+    "GRPO": (GRPO, False),
+    "GiGPO": (GiGPO, False),
+    "IPPO": (IPPO, False),
+    "IPPO, team": (IPPO, True),
+}
+"""Algorithm, and whether a team plays."""
+HELD_OUT = {"webshop": ("test", 0), "knowledge_graph": ("train", 1_000_000)}
+"""Split and first index of the held-out tasks."""
+BUDGET = {"webshop": 40_000, "knowledge_graph": 40_000}
+"""Generated tokens of a run."""
+GROUPS, GROUP_SIZE, SAMPLING, LEARNING_RATE = 8, 8, Sampling(max_tokens=32), 5e-4
+EPISODES = 300
+"""Episodes of an evaluation."""
+MEASURES = ("reward", "success")
+
+
+def call(*command: str) -> None:
+    """Run a command, and print its output if it fails."""
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+
+
+def recipe(environment: str, team: bool, folder: Path) -> Path:
+    """Return the policy of the recipe, which runs unless the folder has it."""
+    policy = folder / "run/policies/main"
+    if not policy.is_dir():
+        made = ("--environment", environment, *(["--team"] if team else []), "--output", str(folder))
+        call(sys.executable, str(ROOT / "examples/tiny_model/make_agentbench_demonstrations.py"), *made)
+        config = str(ROOT / "configs/recipes/tiny_agentbench.yaml")
+        data = ("--model.policies.main.model", str(folder / "untrained"), "--data.train", str(folder / "rows.jsonl"))
+        mrlm = str(Path(sys.executable).with_name("mrlm"))
+        call(mrlm, "fit", "--config", config, "--output", str(folder / "run"), *data)
+    return policy
+
+
+class Later(TaskSource):
+    """The tasks of an endless source from an index on."""
+
+    def __init__(self, source: TaskSource, first: int) -> None:
+        self.source, self.first = source, first
+
+    def __getitem__(self, index: int) -> Task:
+        return self.source[self.first + index]
+
+
+def evaluated(policy: Policy, environment: str, team: bool, seed: int) -> dict[str, float]:
+    """Return the mean reward and the success rate on held-out tasks."""
+    split, first = HELD_OUT[environment]
+    played: Any = make_environment(environment, team=team)
+    source = Later(played.tasks(split), first)
+    played.tasks = lambda split: source
+    report = mrlm_pl.evaluate(policy, played, num_episodes=EPISODES, split=split, seed=seed, sampling=SAMPLING)
+    return {"reward": report.mean_reward, "success": report.accuracy or 0.0}
+
+
+class Spend(Budget):
+    """End the run with its budget; the script evaluates."""
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        pass
+
+
+def run(environment: str, arm: str, start: Path, seed: int, tokens: int) -> dict[str, Any]:
+    """Return the measures before and after a run, and its totals."""
+    lightning.seed_everything(seed, verbose=False)
+    cls, team = ARMS[arm]
+    policy = Policy(str(start), learning_rate=LEARNING_RATE)
+    row: dict[str, Any] = {"seed": seed, "before": evaluated(policy, environment, team, seed)}
+    used, spend = time.process_time(), Spend(tokens, environment)
+    data = RolloutDataModule(
+        make_environment(environment, team=team),
+        groups=GROUPS,
+        group_size=GROUP_SIZE,
+        iterations=1000,
+        sampling=SAMPLING,
+        save_episodes=False,
+        seed=seed,
+    )
+    fit(cls({"main": policy}), data, seed, spend)
+    row["cpu_s"] = round(time.process_time() - used, 1)
+    row["after"] = evaluated(policy, environment, team, seed)
+    return row | {name: spend.seen[f"progress/{name}"] for name in ("generated_tokens", "iteration", "episodes")}
+
+
+def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:
+    """Return mean and half width of each measure, by arm, and of paired differences: of the run, and to GRPO."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for arm, rows in runs.items():
+        values: dict[str, list[float]] = {}
+        for name in MEASURES:
+            for moment in ("before", "after"):
+                values[f"{name} {moment}"] = [row[moment][name] for row in rows]
+            values[f"{name} gained"] = [row["after"][name] - row["before"][name] for row in rows]
+            if arm != "GRPO" and len(runs.get("GRPO", ())) == len(rows):
+                pairs = zip(rows, runs["GRPO"], strict=True)
+                values[f"{name} minus GRPO"] = [row["after"][name] - other["after"][name] for row, other in pairs]
+        found[arm] = {key: [round(number, 3) for number in mean_and_half(numbers)] for key, numbers in values.items()}
+    return found
+
+
+def main() -> None:
+    """Run all arms and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", nargs="+", choices=list(HELD_OUT), default=list(HELD_OUT))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the environment's own")
+    parser.add_argument("--folder", type=Path, help="of the recipes; default: a temporary one")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    folder = options.folder or Path(tempfile.mkdtemp())
+    kept = json.loads(options.json.read_text())["environments"] if options.json and options.json.exists() else {}
+    written: dict[str, Any] = {**provenance(), "episodes": EPISODES, "environments": kept}
+    for environment in options.environments:
+        runs = {**kept.get(environment, {}).get("runs", {}), **{arm: [] for arm in options.arms}}
+        tokens = options.tokens or BUDGET[environment]
+        for seed in options.seeds:
+            for arm in options.arms:
+                team = ARMS[arm][1]
+                start = recipe(environment, team, folder / f"{environment}{'-team' if team else ''}")
+                runs[arm].append(run(environment, arm, start, seed, tokens))
+                print(json.dumps({"environment": environment, "arm": arm, **runs[arm][-1]}), flush=True)
+        written["environments"][environment] = {"tokens": tokens, "summary": summary(runs), "runs": runs}
+        if options.json:
+            options.json.write_text(json.dumps(written, indent=1) + "\n")
+        for arm, found in summary(runs).items():
+            print(f"{environment:<16} {arm:<12}", json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Write demonstrations of tasks of AgentBench, and an untrained model with a tokenizer made of their words.
+
+    python examples/tiny_model/make_agentbench_demonstrations.py --environment webshop --output runs/webshop-data
+    python examples/tiny_model/make_agentbench_demonstrations.py --environment knowledge_graph --output runs/graph-data
+
+The scripted expert (`Environment.gold`) plays small tasks of the training split, but is hurried: in the shop it often
+opens a random product or leaves out an option, in the graph it often follows a random relation. Half of the rows end
+after the first reply. With ``--team`` the environment's team plays, and a row is one agent's conversation.
+
+The fixed parts of a call, relations, entities and products are single tokens: copying one token takes a small model
+fewer rows than copying several in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mrlm_environments import KnowledgeGraphEnvironment, WebShopEnvironment
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from mrlm_pl.environment import Environment, Task
+from mrlm_pl.environment.tools import written_call
+from mrlm_pl.episode import Message
+from mrlm_pl.policy.tiny import CHARACTERS, END, PAD, ROLE_TOKENS, UNKNOWN, build_config
+from mrlm_pl.seeding import keyed_random
+
+ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], dict[str, Any]]] = {
+    "webshop": (WebShopEnvironment, {"products": 60, "page_size": 3, "list_actions": False}),
+    "knowledge_graph": (
+        KnowledgeGraphEnvironment,
+        {"kinds": ["join", "reverse", "count"], "hops": (1, 2), "entities": 120},
+    ),
+}
+ROWS = 5000
+HURRY = 0.5
+"""Probability of an error, at each choice."""
+VOCABULARY, CONTEXT_LENGTH = 800, 1024
+
+CALL = re.compile(r'<tool_call>\{"name": "\w+", "arguments": \{"\w+": "|", "\w+": "|"\}\}</tool_call>')
+"""The fixed parts of a call."""
+WORDS = r" \[[A-Z]+\] |[a-z_]+(?:[._][a-z_]+)+| ?(?![a-z_]+[._][a-z_])[A-Z]?[a-z]+|[\s\S]"
+"""Text that tokens do not cross: separators, names with dots, words, characters."""
+NAME = re.compile(r"B0[A-Z0-9]{8}|[A-Z][a-z]+ [A-Z][a-z]+(?=[],])")
+"""Numbers of products, and entities in a list."""
+CHAT_TEMPLATE = """\
+{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>{% endif %}
+{%- for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+"""Names of tools instead of schemas, which would be most of the context."""
+
+_PRODUCT = re.compile(r"B0[A-Z0-9]{8}")
+_LIST = re.compile(r"Observation: \[(.*)\]")
+
+
+def make_environment(name: str, **changes: Any) -> Environment:
+    """Return the environment of the demonstrations with these settings changed."""
+    cls, settings = ENVIRONMENTS[name]
+    return cls(**{"instruction": "", "max_turns": 8, **settings, **changes})
+
+
+def hurried_purchase(replies: list[str], page: str, rng: Random) -> list[str]:
+    """Return the replies still to give, with a random product of the page or without some options."""
+    parts = page.split(" [SEP] ")
+    products = [part for part in parts if _PRODUCT.fullmatch(part)]
+    if products and rng.random() < HURRY:
+        after = 1 + next(place for place, reply in enumerate(replies) if _PRODUCT.search(reply))
+        return [written_call("click_action", value=rng.choice(products)), *replies[after:]]
+    if "Buy Now" in parts[-1].partition("\n")[0]:
+        values = {part.lower() for part in parts}
+        while "Buy Now" not in replies[0] and (_argument(replies[0]) not in values or rng.random() < HURRY):
+            replies = replies[1:]
+    return replies
+
+
+def hurried_exploration(replies: list[str], observed: str, rng: Random) -> list[str]:
+    """Return the replies still to give, often with a random listed relation."""
+    listed = _LIST.search(observed)
+    if listed is None or '"get_neighbors"' not in replies[0] or rng.random() >= HURRY:
+        return replies
+    relation = rng.choice(listed[1].split(", "))
+    return [written_call("get_neighbors", variable=_argument(replies[0]), relation=relation), *replies[1:]]
+
+
+EXPERTS: dict[str, Callable[[list[str], str, Random], list[str]]] = {
+    "webshop": hurried_purchase,
+    "knowledge_graph": hurried_exploration,
+}
+
+
+def _argument(reply: str) -> str:
+    """Return the first argument of a call."""
+    text = reply.partition("<tool_call>")[2].partition("</tool_call>")[0]
+    return next(iter(json.loads(text)["arguments"].values()))  # type: ignore[no-any-return]
+
+
+def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterator[dict[str, Any]]:
+    """Yield the conversation of each agent in an episode of the hurried expert, rows for ``TrajectoryDataModule``."""
+    plan = {agent: list(replies) for agent, replies in (environment.gold(task) or {}).items()}
+    seen: dict[str, list[Message]] = {agent: [] for agent in plan}
+    observations = environment.reset(task) if plan else {}
+    while observations:
+        ((agent, messages),) = observations.items()
+        reply, *plan[agent] = EXPERTS[environment.name](plan[agent], messages[-1].content, rng)
+        seen[agent] += [*messages, Message("assistant", reply)]
+        observations = environment.step({agent: seen[agent][-1]}).observations
+    for agent, messages in seen.items():
+        if messages:
+            schemas = [schema.to_chat() for schema in environment.tools(agent)]
+            yield {"messages": [message.to_chat() for message in messages], "tools": schemas}
+
+
+def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of the texts' words, with the fixed parts of their calls as tokens."""
+    core = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, UNKNOWN, END, *ROLE_TOKENS.values()],
+        initial_alphabet=list(CHARACTERS),
+        show_progress=False,
+    )
+    core.train_from_iterator((NAME.sub("", CALL.sub("\n", text)) for text in texts), trainer)
+    core.add_tokens(sorted({part for text in texts for form in (CALL, NAME) for part in form.findall(text)}))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        additional_special_tokens=list(ROLE_TOKENS.values()),
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def main() -> None:
+    """Write ``rows.jsonl`` and ``untrained`` to the command line's folder."""
+    parser = argparse.ArgumentParser(description="Write demonstrations of tasks of AgentBench for a small model.")
+    parser.add_argument("--environment", choices=list(EXPERTS), required=True)
+    parser.add_argument("--team", action="store_true")
+    parser.add_argument("--output", type=Path, required=True, help="folder")
+    parser.add_argument("--episodes", type=int, default=ROWS)
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    environment = make_environment(options.environment, team=options.team)
+    tasks = environment.tasks("train")
+    rows = [
+        row
+        for index in range(options.episodes)
+        for row in demonstrations(environment, tasks[index], keyed_random("demonstration", index))
+    ]
+    rows += [{**row, "messages": row["messages"][:2]} for row in rows]  # short rows, which copy a name each
+    environment.close()
+    (options.output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {tool["function"]["name"] for row in rows for tool in row["tools"]}
+    tokenizer = build_tokenizer(
+        [message["content"] for row in rows for message in row["messages"]] + 1000 * sorted(names)
+    )
+    tokenizer.save_pretrained(options.output / "untrained")
+    config = build_config(vocab_size=len(tokenizer), max_position_embeddings=CONTEXT_LENGTH, num_hidden_layers=2)
+    config.save_pretrained(options.output / "untrained")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The benchmark of AgentBench's tasks, small and with an untrained model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mrlm_pl.policy import Policy
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/learning"))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script appends to it
+    module = importlib.import_module("agentbench")
+    for name, value in {"GROUPS": 1, "GROUP_SIZE": 2, "EPISODES": 3}.items():
+        monkeypatch.setattr(module, name, value)
+    yield module
+    for name in set(sys.modules) - before:
+        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("arm", ["GiGPO", "IPPO, team"])
+def test_a_run_spends_its_budget_and_is_evaluated_before_and_after(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arm: str
+) -> None:
+    script = sys.modules["make_agentbench_demonstrations"]
+    given = ["script", "--environment", "knowledge_graph", "--output", str(tmp_path), "--episodes", "20"]
+    monkeypatch.setattr("sys.argv", given)
+    script.main()
+    policy = Policy(str(tmp_path / "untrained"), random_init_seed=0)
+    policy.load()
+    policy.model.save_pretrained(tmp_path / "untrained")
+
+    row = benchmark.run("knowledge_graph", arm, tmp_path / "untrained", 0, 900)
+    assert 0 < row["generated_tokens"] <= 900
+    assert row["episodes"] == 2 * row["iteration"] > 0
+    assert row["before"] == row["after"] == {"reward": 0.0, "success": 0.0}, "random weights answer nothing"
+    json.dumps(row)
+
+
+def test_held_out_tasks_of_the_graph_are_later_ones(benchmark: ModuleType) -> None:
+    source = benchmark.make_environment("knowledge_graph").tasks("train")
+    assert benchmark.Later(source, 7)[2] == source[9]
+
+
+def test_differences_are_paired_by_seed(benchmark: ModuleType) -> None:
+    def runs(*after: float) -> list[dict[str, dict[str, float]]]:
+        zero = {"reward": 0.0, "success": 0.0}
+        return [{"before": zero, "after": {"reward": value, "success": value}} for value in after]
+
+    found = benchmark.summary({"GRPO": runs(0.5, 0.6, 0.7), "GiGPO": runs(0.6, 0.7, 0.8)})
+    # 0.1 for every seed; the standard error of .5, .6, .7 is .1 / sqrt(3), and 4.303 its quantile
+    assert found["GiGPO"]["success minus GRPO"] == [0.1, 0.0]
+    assert found["GRPO"]["success after"] == [0.6, 0.248]
+    assert "success minus GRPO" not in found["GRPO"]
