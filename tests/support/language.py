@@ -32,7 +32,7 @@ PHRASES = {
     "afresh, anew (again)": r"\b(?:afresh|anew)\b",
     "spelt (spelled, written)": r"\bspelt\b",
     "rests (is not updated, is idle)": r"\brests\b",
-    "what a ... has not (use the noun)": r"\b[Ww]hat (?:a|an|the|it|they|is|was|has|are|no) ",
+    "what a ... has not (use the noun)": r"\b(?:[Ww]hat (?:a|an|the|it|they|was|has|are|no)|what is) ",
     "nobody (name the actor)": r"\b[Nn]obody\b",
     "each with each (all pairs)": r"\beach with each\b",
     "that which ... (use the noun)": r"\b[Tt]hat which\b|\bthe like\b",
