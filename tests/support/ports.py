@@ -11,7 +11,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens, and which the system gives to nobody who does not ask for it."""
+    """Return a port on which no server listens; the system gives it only to those that ask for it."""
     lowest = int(RANGE.read_text().split()[0]) if RANGE.exists() else 49_152
     while True:
         port = _random.randrange(10_000, lowest if lowest > 12_000 else 65_000)

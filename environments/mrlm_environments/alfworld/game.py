@@ -39,7 +39,7 @@ NEWEST = Wording()
 
 
 class State(NamedTuple):
-    """What actions change. Copies share it, since nothing in it is changed in place.
+    """The parts of a game that actions change. Copies share it, since nothing in it is changed in place.
 
     Args:
         place: of the agent.

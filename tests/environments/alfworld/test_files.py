@@ -94,7 +94,7 @@ def test_long_walks_are_textworlds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_game_is_read_as_it_was_generated(kind: Any, tmp_path: Path) -> None:
-    """Through the file's PDDL; places are numbered anew."""
+    """Through the file's PDDL; places get new numbers."""
     game = generated(AlfWorldEnvironment(kinds=[kind]).tasks("train")[0].data)
     content = game_file(game, recorded()[0]["file"]["grammar"])
     read = file_game(read_game(str(written(tmp_path, content))))
