@@ -55,7 +55,7 @@ HOW_TO_ACT = (
 AGENT, PLANNER, ACTOR = "agent", "planner", "actor"
 PLAN_CHARACTERS = 1000
 ANY_STEPS = (1, 50)
-_WRITTEN = re.compile(r"^\W*action:(.*)", re.IGNORECASE | re.MULTILINE)
+_WRITTEN = re.compile(r"^[ \t*>#-]{0,8}action:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
 class AlfWorldEnvironment(Environment):
@@ -160,10 +160,9 @@ class AlfWorldEnvironment(Environment):
         self._turns, self._planned, self._faults = 0, 0, 0
         posed = self._game.opening()
         acting = [Message("system", self.instruction)] if self.instruction else []
-        self._held: dict[str, list[Message]] = {
-            PLANNER: [Message("system", PLANNING), Message("user", posed)],
-            self.agents[-1]: [*acting, Message("user", posed + self._listed())],
-        }
+        self._held = {self.agents[-1]: [*acting, Message("user", posed + self._listed())]}
+        if self.agents[0] == PLANNER:
+            self._held[PLANNER] = [Message("system", PLANNING), Message("user", posed)]
         return self._observed(self.agents[0])
 
     def step(self, actions: Mapping[str, Message]) -> Step:

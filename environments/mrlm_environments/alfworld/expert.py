@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from mrlm_environments.alfworld.game import TREATMENTS, Game
+from mrlm_environments.alfworld.game import TREATMENTS, Game, filled
 from mrlm_environments.alfworld.house import kind_of, listed
 
 Actions = Generator[str, None, None]
@@ -51,7 +51,7 @@ class _Expert:
                 yield f"{game.kind} {name} with {helper}"
             yield from self.go(self.destination)
             yield from self.open(self.destination)
-            yield game.wording.move.format(o=name, r=self.destination)
+            yield filled(game.wording.move, o=name, r=self.destination)
 
     def find(self, kind: str) -> Generator[str, None, tuple[str, str]]:
         """Go where an object of a kind is, and return its name and its receptacle; empty texts if there is none.

@@ -112,7 +112,7 @@ class Game:
             if held is None:
                 continue
             if visible and house.may_hold(receptacle, held):
-                found[self.wording.move.format(o=held, r=receptacle)] = ("move", held, receptacle)
+                found[filled(self.wording.move, o=held, r=receptacle)] = ("move", held, receptacle)
             for verb, (kind, trait, _) in TREATMENTS.items():
                 if kind == kind_of(receptacle) and house.has(trait, held):
                     found[f"{verb} {held} with {receptacle}"] = (verb, held, receptacle)
@@ -142,7 +142,7 @@ class Game:
         if verb == "go":
             place = self.house.receptacles[first].place
             state = state._replace(place=place)
-            return state, f"{self.wording.arrived.format(r=first, lend=place)} {self.view(state, first)}"
+            return state, f"{filled(self.wording.arrived, r=first, lend=place)} {self.view(state, first)}"
         if verb == "open":
             state = state._replace(opened=state.opened | {first})
             return state, f"You open the {first}. {self.view(state, first)}"
@@ -151,7 +151,7 @@ class Game:
         if verb == "take":
             return self._taken(state, first, last), f"You pick up the {first} from the {last}."
         if verb == "move":
-            return self._put(state, first, last), self.wording.moved.format(o=first, r=last)
+            return self._put(state, first, last), filled(self.wording.moved, o=first, r=last)
         if verb == "use":
             return _with_fact(state, "istoggled", first), f"You turn on the {first}."
         if verb == "slice":
@@ -234,6 +234,17 @@ class Game:
         inside = {**state.inside, name: [*state.inside[name], receptacle]}
         near = {**state.near, name: [*state.near[name], state.place]}
         return state._replace(inside=inside, near=near, held=None, left=state.left - {(name, receptacle)})
+
+
+def filled(text: str, **names: str) -> str:
+    """Return a text with names in place of ``{o}`` and others; a file's text may hold anything else.
+
+    >>> filled("put {o} in/on {r}", o="cup 1", r="shelf 2")
+    'put cup 1 in/on shelf 2'
+    """
+    for key, name in names.items():
+        text = text.replace(f"{{{key}}}", name)
+    return text
 
 
 def _with_fact(state: State, fact: str, name: str) -> State:

@@ -144,7 +144,12 @@ def test_an_action_comes_as_a_call_of_either_form_or_as_a_line() -> None:
     environment = AlfWorldEnvironment(**BARE)
     task = environment.tasks("train")[0]
     calls = (ToolCall("x", "take_action", {"action": "inventory"}), ToolCall("y", "take_action", {"action": "LOOK "}))
-    replies = [Message("assistant", "", tool_calls=calls), act("inventory"), "I wonder.\nAction: inventory", "hm"]
+    replies = [
+        Message("assistant", "", tool_calls=calls),
+        act("inventory"),
+        "I wonder.\n**Action: inventory",
+        "\n " * 100_000,
+    ]
     steps = played(environment, task, [*replies, "<tool_call>{oops</tool_call>", written_call("fly", action="up")])
     first, *others = map(read, steps)
     assert [message.tool_call_id for message in steps[0].observations["agent"]] == ["x", "y"]
