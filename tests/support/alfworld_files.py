@@ -52,7 +52,7 @@ def problem(game: Game, contents: Mapping[str, str]) -> str:
     types |= {identifier(name): "receptacle" for name in house.receptacles}
     types |= {identifier(name): "location" for name in places}
     types |= {f"{kind}Type": "otype" for kind in kinds} | {f"{kind}Type": "rtype" for kind in receptacle_kinds}
-    facts = [("atLocation", "agent1", start.place)]
+    facts: list[tuple[str, ...]] = [("atLocation", "agent1", start.place)]
     for name, own in house.receptacles.items():
         facts += [("receptacleAtLocation", name, own.place), ("receptacleType", name, f"{kind_of(name)}Type")]
         facts += [("openable", name)] * own.openable
