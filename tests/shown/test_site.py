@@ -142,3 +142,14 @@ def test_each_row_of_resumes_and_failures_names_a_test_that_exists() -> None:
         named = re.fullmatch(r".* \| `(tests/[\w/]+\.py)::(test_\w+)` \|", row)
         assert named, row
         source_of(*named.groups())
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    places = {
+        "pyproject.toml": r'^version = "(.+)"$',
+        "CITATION.cff": r"^version: (.+)$",
+        "CHANGELOG.md": r"^## ([\d.]+)",
+    }
+    found = [re.search(form, (ROOT / name).read_text(), re.MULTILINE) for name, form in places.items()]
+    assert len({match and match.group(1) for match in found}) == 1
+    assert None not in found
