@@ -16,7 +16,6 @@ from mrlm_pl.policy.chat import ChatFormat, with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from tests.support.logs import logged_here
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat(TOKENIZER)
@@ -153,7 +152,7 @@ def test_a_full_context_window_cuts_the_episode(echo: Any) -> None:
 def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplog: pytest.LogCaptureFixture) -> None:
     episodes, _ = play(echo(), specs=2, seat=seats("agent", window=4))
     assert [(episode.stop_reason, episode.trajectories) for episode in episodes] == [("context_window", {})] * 2
-    (record,) = logged_here(caplog)
+    (record,) = [record for record in caplog.records if record.name.startswith("mrlm_pl.rollout")]
     assert re.search("agent 'agent' on echo/.* tokens, the context window of its policy 4: ", record.getMessage())
 
 

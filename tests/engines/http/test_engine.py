@@ -252,8 +252,9 @@ def test_a_server_that_hangs_is_given_up_in_time(
     serve: Callable[..., Any], engine: Callable[..., OpenAICompatible]
 ) -> None:
     server = serve()
-    run(engine(server), request((5,)))
-    remote = engine(server, terms=Terms(timeout_seconds=0.5, patience_seconds=2.0, retries=50))
+    remote = engine(server)
+    run(remote, request((5,)))
+    remote._replicas.terms = Terms(timeout_seconds=0.5, patience_seconds=2.0, retries=50)
     server.delay = 300.0
     with pytest.raises(RemoteError, match=r"gave a sample in \d tries .*no answer within 0\.\d+ s"):
         run(remote, request((5,)))
