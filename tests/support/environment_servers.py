@@ -55,7 +55,7 @@ class Scripted(SingleAgentEnvironment):
 
     def __init__(self, greeting: str = "task", size: int = 200) -> None:
         self.greeting, self.size = greeting, size
-        self.of = Scripted.era  # what an earlier test left behind notes nothing in the lists of this one
+        self.of = Scripted.era  # instances of earlier tests leave the lists of this one alone
         type(self).made += 1
 
     def tasks(self, split: str) -> DatasetTasks:
