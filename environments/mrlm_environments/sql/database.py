@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mrlm_environments.sql import functions as sql_functions
@@ -115,17 +116,10 @@ class MemoryDatabase:
         Raises:
             SqlError: the statement is refused or fails.
         """
-
-        def run() -> str:
-            cursor = self._connection.execute(sqlite_statement(query))
-            if cursor.description is None:
-                return changed(cursor.rowcount)
-            shown = listed(cursor)
-            cursor.close()
-            return shown
-
         before = self._connection.total_changes
-        shown = self._guarded(run)
+        with self._guarded():
+            cursor = self._connection.execute(sqlite_statement(query))
+            shown = answer(cursor, cursor.description is not None)
         self.has_changed = shown.startswith("OK") or self._connection.total_changes != before
         return shown
 
@@ -135,13 +129,13 @@ class MemoryDatabase:
         Raises:
             SqlError: a table or a column is gone, or reading it takes too long.
         """
-        return self._guarded(
-            lambda: state_hash(state_rows(self._connection.execute(reading(table))) for table in tables)
-        )
+        with self._guarded():
+            return state_hash(state_rows(self._connection.execute(reading(table))) for table in tables)
 
-    def _guarded(self, run: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
-            return run()
+            yield
         except MemoryError:
             raise SqlError("the statement needs too much memory") from None
         except sqlite3.Error as error:
@@ -164,9 +158,14 @@ def reading(table: Table) -> str:
     return f"SELECT {', '.join(map(quoted, table['columns']))} FROM {quoted(table['name'])}"
 
 
-def changed(count: int) -> str:
-    """Return the answer to a statement without a result; a count below 0 is unknown."""
-    return f"OK, {count} row{'' if count == 1 else 's'} changed" if count >= 0 else "OK"
+def answer(result: Any, has_rows: bool) -> str:
+    """Return the answer to a statement: its rows, or the number of rows that it changed; below 0 it is unknown."""
+    if not has_rows:
+        count = result.rowcount
+        return f"OK, {count} row{'' if count == 1 else 's'} changed" if count >= 0 else "OK"
+    shown = listed(result)
+    result.close()
+    return shown
 
 
 def listed(rows: Iterable[Sequence[Any]]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from mrlm_environments.sql.database import Table, changed, listed, reading, state_rows
+from mrlm_environments.sql.database import Table, answer, reading, state_rows
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import state_hash
 from mrlm_pl.errors import ConfigurationError, MRLMError
@@ -95,24 +96,19 @@ class ServerDatabase:
 
     def execute(self, query: str) -> str:
         """See :meth:`MemoryDatabase.execute`."""
-
-        def run() -> str:
+        with self._guarded():
             result = self._run(query)
-            if not result.returns_rows:
-                return changed(result.rowcount)
-            shown = listed(result)
-            result.close()
-            return shown
-
-        return self._guarded(run)
+            return answer(result, result.returns_rows)
 
     def state(self, tables: Sequence[Table]) -> str:
         """See :meth:`MemoryDatabase.state`."""
-        return self._guarded(lambda: state_hash(state_rows(self._run(reading(table))) for table in tables))
+        with self._guarded():
+            return state_hash(state_rows(self._run(reading(table))) for table in tables)
 
-    def _guarded(self, run: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
-            return run()
+            yield
         except MemoryError:
             raise SqlError("the statement needs too much memory") from None
         except self._sqlalchemy.exc.SQLAlchemyError as error:
