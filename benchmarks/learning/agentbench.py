@@ -1,12 +1,12 @@
 """Train a small model on tasks of AgentBench: on a hurried expert, then with GRPO and GiGPO, and a team with IPPO.
 
-    python benchmarks/learning/agentbench.py [--environments webshop knowledge_graph] [--arms GRPO GiGPO ...]
-        [--seeds 0 1 2] [--tokens N] [--folder FOLDER] [--json FILE]
+    python benchmarks/learning/agentbench.py [--environments webshop knowledge_graph alfworld]
+        [--arms GRPO GiGPO ...] [--seeds 0 1 2] [--tokens N] [--folder FOLDER] [--json FILE]
 
 For each environment, alone and as a team, the recipe runs once (configs/recipes/tiny_agentbench.yaml, seed 0). Every
 run starts from its policy and has the same budget of generated tokens of all agents. Held-out tasks are played before
-and after it: in the shop goals of the split test; in the graph later questions of the split train, because the
-relations of the split test are others, which a small model cannot know.
+and after it: in the shop and the house those of the split test, in the graph later questions of the split train,
+because the relations of the split test are others, which a small model cannot know.
 
 Means over the seeds have 95 % intervals (Student's t); differences are paired by seed. ``--json`` keeps the runs of
 other environments and arms in the file, ``--folder`` keeps the recipes' policies.
@@ -50,11 +50,11 @@ ARMS: dict[str, tuple[type, bool]] = {
     "IPPO, team": (IPPO, True),
 }
 """Algorithm, and whether a team plays."""
-HELD_OUT = {"webshop": ("test", 0), "knowledge_graph": ("train", 1_000_000)}
+HELD_OUT = {"webshop": ("test", 0), "knowledge_graph": ("train", 1_000_000), "alfworld": ("test", 0)}
 """Split and first index of the held-out tasks."""
-BUDGET = {"webshop": 40_000, "knowledge_graph": 40_000}
+BUDGET = {"webshop": 40_000, "knowledge_graph": 40_000, "alfworld": 40_000}
 """Generated tokens of a run."""
-GROUPS, GROUP_SIZE, SAMPLING, LEARNING_RATE = 8, 8, Sampling(max_tokens=32), 5e-4
+GROUPS, GROUP_SIZE, SAMPLING, LEARNING_RATE = 8, 8, Sampling(max_tokens=64), 5e-4
 EPISODES = 300
 """Episodes of an evaluation."""
 MEASURES = ("reward", "success")

@@ -2,12 +2,14 @@
 
     python examples/tiny_model/make_agentbench_demonstrations.py --environment webshop --output runs/webshop-data
     python examples/tiny_model/make_agentbench_demonstrations.py --environment knowledge_graph --output runs/graph-data
+    python examples/tiny_model/make_agentbench_demonstrations.py --environment alfworld --team --output runs/house-data
 
 The scripted expert (`Environment.gold`) plays small tasks of the training split, but is hurried: in the shop it often
-opens a random product or leaves out an option, in the graph it often follows a random relation. Half of the rows end
-after the first reply. With ``--team`` the environment's team plays, and a row is one agent's conversation.
+opens a random product or leaves out an option, in the graph it often follows a random relation, in the house it often
+takes a random object. Half of the rows end after the first reply. With ``--team`` the environment's team plays, and a
+row is one agent's conversation.
 
-The fixed parts of a call, relations, entities and products are single tokens: copying one token takes a small model
+The fixed parts of a call and the names of things are single tokens: copying one token takes a small model
 fewer rows than copying several in order.
 """
 
@@ -21,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mrlm_environments import KnowledgeGraphEnvironment, WebShopEnvironment
+from mrlm_environments import AlfWorldEnvironment, KnowledgeGraphEnvironment, WebShopEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -37,6 +39,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], dict[str, Any]]] = {
         KnowledgeGraphEnvironment,
         {"kinds": ["join", "reverse", "count"], "hops": (1, 2), "entities": 120},
     ),
+    "alfworld": (AlfWorldEnvironment, {"kinds": ["pick"], "steps": (1, 6), "list_actions": False}),
 }
 ROWS = 5000
 HURRY = 0.5
@@ -47,8 +50,8 @@ CALL = re.compile(r'<tool_call>\{"name": "\w+", "arguments": \{"\w+": "|", "\w+"
 """The fixed parts of a call."""
 WORDS = r" \[[A-Z]+\] |[a-z_]+(?:[._][a-z_]+)+| ?(?![a-z_]+[._][a-z_])[A-Z]?[a-z]+|[\s\S]"
 """Text that tokens do not cross: separators, names with dots, words, characters."""
-NAME = re.compile(r"B0[A-Z0-9]{8}|[A-Z][a-z]+ [A-Z][a-z]+(?=[],])")
-"""Numbers of products, and entities in a list."""
+NAME = re.compile(r"B0[A-Z0-9]{8}|[A-Z][a-z]+ [A-Z][a-z]+(?=[],])|(?<=\ba )[a-z]+ \d+(?=[,.]| and)")
+"""Numbers of products, entities in a list, things in a house."""
 CHAT_TEMPLATE = """\
 {% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>{% endif %}
 {%- for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}
@@ -58,6 +61,7 @@ CHAT_TEMPLATE = """\
 """Names of tools instead of schemas, which would be most of the context."""
 
 _PRODUCT = re.compile(r"B0[A-Z0-9]{8}")
+_TAKE, _OBJECT = re.compile(r'"take (.+) from '), re.compile(r"\ban? ([a-z]+ \d+)")
 _LIST = re.compile(r"Observation: \[(.*)\]")
 
 
@@ -90,9 +94,19 @@ def hurried_exploration(replies: list[str], observed: str, rng: Random) -> list[
     return [written_call("get_neighbors", variable=_argument(replies[0]), relation=relation), *replies[1:]]
 
 
+def hurried_errand(replies: list[str], observed: str, rng: Random) -> list[str]:
+    """Return the replies still to give, often with a random object of those in sight."""
+    take = _TAKE.search(replies[0])
+    if take is None or rng.random() >= HURRY:
+        return replies
+    taken = rng.choice(_OBJECT.findall(observed.partition("you see")[2]))
+    return [reply.replace(f" {take[1]} ", f" {taken} ") for reply in replies]
+
+
 EXPERTS: dict[str, Callable[[list[str], str, Random], list[str]]] = {
     "webshop": hurried_purchase,
     "knowledge_graph": hurried_exploration,
+    "alfworld": hurried_errand,
 }
 
 
@@ -105,9 +119,9 @@ def _argument(reply: str) -> str:
 def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterator[dict[str, Any]]:
     """Yield the conversation of each agent in an episode of the hurried expert, rows for ``TrajectoryDataModule``."""
     plan = {agent: list(replies) for agent, replies in (environment.gold(task) or {}).items()}
-    seen: dict[str, list[Message]] = {agent: [] for agent in plan}
+    seen: dict[str, list[Message]] = {agent: [] for agent in environment.agents}
     observations = environment.reset(task) if plan else {}
-    while observations:
+    while any(plan[agent] for agent in observations):  # a house has no wrong answer that ends the episode
         ((agent, messages),) = observations.items()
         reply, *plan[agent] = EXPERTS[environment.name](plan[agent], messages[-1].content, rng)
         seen[agent] += [*messages, Message("assistant", reply)]

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from mrlm_pl.engines import Sampling
 from mrlm_pl.policy import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/learning"))
     monkeypatch.setattr(sys, "path", [*sys.path])  # the script appends to it
     module = importlib.import_module("agentbench")
-    for name, value in {"GROUPS": 1, "GROUP_SIZE": 2, "EPISODES": 3}.items():
+    small = {"GROUPS": 1, "GROUP_SIZE": 2, "EPISODES": 3, "SAMPLING": Sampling(max_tokens=16)}
+    for name, value in small.items():
         monkeypatch.setattr(module, name, value)
     yield module
     for name in set(sys.modules) - before:
@@ -42,8 +44,9 @@ def test_a_run_spends_its_budget_and_is_evaluated_before_and_after(
     policy.load()
     policy.model.save_pretrained(tmp_path / "untrained")
 
-    row = benchmark.run("knowledge_graph", arm, tmp_path / "untrained", 0, 900)
-    assert 0 < row["generated_tokens"] <= 900
+    row = benchmark.run("knowledge_graph", arm, tmp_path / "untrained", 0, 600)
+    most = 2 * 8 * 16  # tokens of a rollout
+    assert 600 - 2 * most < row["generated_tokens"] <= 600 + most
     assert row["episodes"] == 2 * row["iteration"] > 0
     assert row["before"] == row["after"] == {"reward": 0.0, "success": 0.0}, "random weights answer nothing"
     json.dumps(row)

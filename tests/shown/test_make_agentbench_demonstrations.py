@@ -13,7 +13,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import keyed_random
 
-NAMES = ("webshop", "knowledge_graph")
+NAMES = ("webshop", "knowledge_graph", "alfworld")
 EPISODES = 12
 
 
@@ -27,7 +27,7 @@ def replayed(environment: Any, task: Any, rows: list[dict[str, Any]]) -> bool:
     waiting = [list(row["messages"]) for row in rows]
     left: dict[str, list[Any]] = {}
     observations, step = environment.reset(task), None
-    while observations:
+    while waiting or any(left.values()):
         ((agent, messages),) = observations.items()
         own = left.setdefault(agent, [] if agent in left else waiting.pop(0))
         assert [message.to_chat() for message in messages] == own[: len(messages)]
@@ -35,7 +35,7 @@ def replayed(environment: Any, task: Any, rows: list[dict[str, Any]]) -> bool:
         step = environment.step({agent: Message("assistant", own.pop(0)["content"])})
         observations = step.observations
     assert step is not None
-    assert not any([*waiting, *left.values()]), "the rows end with the episode"
+    assert step.done or environment.name == "alfworld", "the other tasks end with a wrong answer"
     return bool(step.success)
 
 
