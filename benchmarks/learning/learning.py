@@ -1,11 +1,11 @@
-"""Measure held-out accuracy before and after every algorithm, for several seeds, in one table.
+"""Measure held-out accuracy before and after every algorithm of one policy, for several seeds, in one table.
 
-    python benchmarks/learning/learning.py [--configs quickstart algorithms/ppo ...] [--seeds 0 1 2] [--json out.json]
+    python -m benchmarks.learning.learning [--configs quickstart algorithms/ppo ...] [--seeds 0 1 2 3 4] [--json FILE]
 
 Every configuration starts from builtin:tiny on the generated problems of difficulty 1 and is evaluated on the same 500
-held-out problems before and after, with 95 % intervals that respect repeated problems. SFT and DPO train on 6,000
-episodes of the policy from `mrlm collect`: SFT on the right ones, DPO on the best against the worst of 8 for each
-problem. CPU seconds are those of all processes, collection and evaluations included.
+held-out problems before and after. SFT and the preference algorithms train on 6,000 episodes of the policy from `mrlm
+collect`: SFT on the right ones, the others on 8 of each problem, KTO on each by its success. CPU seconds are those of
+all processes, collection and evaluations included. Runs that ``--json`` holds already are not repeated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import provenance
 
 WITHOUT_KL = "--model.kl.coefficient 0"
 CONFIGS = (
@@ -30,7 +32,7 @@ CONFIGS = (
     "quickstart --model REINFORCEPlusPlus",
     "algorithms/ppo",
     "algorithms/sft",
-    "algorithms/dpo",
+    *(f"algorithms/preferences/{name}" for name in ("dpo", "simpo", "orpo", "kto")),
 )
 """Configurations below ``configs/``, without ``.yaml``, each with its options."""
 
@@ -46,7 +48,7 @@ def call(*arguments: str) -> None:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
 
 
-def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, object]]:
+def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, Any]]:
     """Return the reports before and after an online algorithm, whose callback evaluates."""
     options = ["--seed_everything", str(seed), "--trainer.default_root_dir", str(folder / "run"), *overrides]
     path, *own = config.split()
@@ -55,7 +57,7 @@ def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) ->
     return {moment: json.loads((folder / f"run/evaluation_{moment}.json").read_text())["math"] for moment in moments}
 
 
-def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, object]]:
+def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, Any]]:
     """Return the reports before and after training on the policy's own episodes."""
     kept = ["--filter-reward", "1"] if config == "algorithms/sft" else ["--samples-per-task", "8"]
     episodes = str(folder / "episodes.jsonl")
@@ -71,40 +73,38 @@ def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) ->
     return reports
 
 
-def run(config: str, seed: int, overrides: list[str]) -> dict[str, object]:
+def run(config: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     """Return one row of the table."""
-    used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    learn = from_episodes if config in ("algorithms/sft", "algorithms/dpo") else from_rollouts
-    reports = learn(config, seed, Path(tempfile.mkdtemp()), overrides)
-    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
-        "config": config,
-        "seed": seed,
-        "cpu_s": round(after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime, 1),
-        "wall_s": round(wall, 1),
-        **{
-            moment: {"accuracy": report["accuracy"], "ci95": [round(bound, 3) for bound in report["accuracy_ci95"]]}
-            for moment, report in reports.items()
-        },
-    }
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    learn = from_episodes if config.startswith(("algorithms/sft", "algorithms/preferences")) else from_rollouts
+    with tempfile.TemporaryDirectory() as folder:
+        reports = learn(config, seed, Path(folder), overrides)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    accuracy = {moment: report["accuracy"] for moment, report in reports.items()}
+    return {"config": config, "seed": seed, "cpu_s": round(seconds, 1), **accuracy}
 
 
 def main() -> None:
-    """Run every configuration with every seed and print a row each."""
+    """Run every configuration with every seed and print a row of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--configs", nargs="+", default=list(CONFIGS), help="paths below configs/, without .yaml, with options"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--json", type=Path)
     options, overrides = parser.parse_known_args()
-    rows = []
-    for config in options.configs:
-        for seed in options.seeds:
-            rows.append(run(config, seed, overrides))
-            print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    if options.json and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
+    done = {(row["config"], row["seed"]) for row in rows}
+    for seed in options.seeds:
+        for config in options.configs:
+            if (config, seed) not in done:
+                rows.append(run(config, seed, overrides))
+                print(json.dumps(rows[-1]), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
