@@ -114,7 +114,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    kept = json.loads(options.json.read_text())["runs"] if options.json and options.json.exists() else {}
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"runs": {}}
+    kept = before["runs"]
     rows: dict[str, list[dict[str, float]]] = {**kept, **{arm: [] for arm in options.arms}}
     for seed in options.seeds:
         for arm in options.arms:
@@ -122,7 +123,10 @@ def main() -> None:
             print(json.dumps({"arm": arm, **rows[arm][-1]}), flush=True)
     if options.json:
         found = {"iterations": options.iterations, "episodes": EPISODES, "summary": summary(rows), "runs": rows}
-        options.json.write_text(json.dumps({**provenance(), **found}, indent=1) + "\n")
+        made = provenance()
+        if "command" in before and kept.keys() - options.arms:
+            made["command"] = f"{before['command']} && {made['command']}"
+        options.json.write_text(json.dumps({**made, **found}, indent=1) + "\n")
     for arm, numbers in summary(rows).items():
         print(f"{arm:<22}", "  ".join(f"{name} {value:+.3f}" for name, value in numbers.items()))
 

@@ -1,14 +1,18 @@
-"""The peers' values on the vectors of `vectors.py`, by calling their own code: TRL and verl.
+"""The peers' values on the vectors of `vectors.py`, by calling their own code: TRL, verl and CoMLRL.
 
-.venv-peers/bin/python benchmarks/robustness/conformance/peers.py    # writes benchmarks/results/conformance_peers.json
+Each command adds the values of the peers in its environment to benchmarks/results/conformance_peers.json:
+
+.venv-peers/bin/python benchmarks/robustness/conformance/peers.py          # TRL, verl
+.venv-peers-multi/bin/python benchmarks/robustness/conformance/peers.py    # CoMLRL
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import types
 from collections import defaultdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +180,102 @@ def trl_divergence(beta: float) -> list[float]:
     return [float(x) for x in GKDTrainer.generalized_jsd_loss(*logits, beta=beta, reduction="none").sum(-1).flatten()]
 
 
+def verl_tokens(name: str, **options: Any) -> list[float]:
+    """The advantages of the first row's tokens."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    return [float(x) for x in get_adv_estimator_fn(name)(response_mask=MASK.double(), **options)[0][0]]
+
+
+def verl_remax() -> list[float]:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    tokens = torch.zeros(4, 5, dtype=torch.float64)
+    tokens[:, 0] = table(v.REWARDS)
+    found, _ = get_adv_estimator_fn("remax")(tokens, table(v.GREEDY), MASK.double())
+    return [float(x) for x in found[:, 0]]
+
+
+def verl_gae() -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns."""
+    from verl.trainer.ppo.core_algos import compute_gae_advantage_return
+
+    given = table(v.TOKEN_REWARDS), table(v.VALUES), MASK.double()
+    found: tuple[torch.Tensor, torch.Tensor] = compute_gae_advantage_return(*given, gamma=0.9, lam=0.8)
+    return found
+
+
+def verl_value_loss() -> float:
+    from verl.trainer.ppo.core_algos import compute_value_loss
+
+    loss, _ = compute_value_loss(
+        table(v.NEW_VALUES), table(v.TOKEN_REWARDS), table(v.VALUES), MASK.double(), cliprange_value=0.2
+    )
+    return float(loss)
+
+
+def verl_divergence(name: str) -> float:
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    return float(kl_penalty(table(v.LOGP), table(v.REF), name)[MASK].mean())
+
+
+def verl_gradient(name: str) -> list[float]:
+    from verl.trainer.ppo.core_algos import kl_penalty
+
+    logp = table(v.LOGP).requires_grad_()
+    (found,) = torch.autograd.grad(kl_penalty(logp, table(v.REF), name).sum(), logp)
+    return [float(x) for x in found[0]]
+
+
+def trl_dpo(loss_type: str) -> list[float]:
+    """The loss of each pair alone, as answers of one token."""
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    trainer: Any = object.__new__(DPOTrainer)
+    switches = {"precompute_ref_logps": True, "aux_loss_enabled": False, "use_weighting": False, "ld_alpha": None}
+    loss = {"loss_types": [loss_type], "loss_weights": [1.0], "beta": 0.1, "f_divergence_type": "reverse_kl"}
+    vars(trainer).update(switches | loss, model=types.SimpleNamespace(training=True), _total_train_tokens=0, _tp_size=1)
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer.accelerator = types.SimpleNamespace(
+        device="cpu", gather_for_metrics=lambda value: value, gather=lambda value: value
+    )
+
+    def model(input_ids: torch.Tensor, **_: Any) -> Any:
+        """Log-probabilities are the ids."""
+        numbers = input_ids[:, 1:]
+        return types.SimpleNamespace(log_probs=numbers, entropy=numbers, mean_logits=numbers, is_top1=numbers > 0)
+
+    found, mask = [], torch.tensor([[0, 1], [0, 1]])
+    for pair in zip(v.CHOSEN, v.REJECTED, v.REF_CHOSEN, v.REF_REJECTED, strict=True):
+        ids, references = table([[0.0, pair[0]], [0.0, pair[1]]]), table(pair[2:])
+        rows = {"input_ids": ids, "attention_mask": torch.ones_like(mask), "completion_mask": mask}
+        batch = rows | {"ref_chosen_logps": references[:1], "ref_rejected_logps": references[1:]}
+        found.append(float(trainer._compute_loss(model, batch, False)))
+    return found
+
+
+def trl_top_entropy() -> list[float]:
+    """The least entropy that is kept and the highest other one."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    trainer: Any = object.__new__(GRPOTrainer)
+    trainer.accelerator = types.SimpleNamespace(
+        pad_across_processes=lambda value, **_: value, gather=lambda value: value
+    )
+    entropies = table(v.ENTROPIES)
+    kept = trainer.get_high_entropy_mask(entropies, MASK, 0.8)
+    return [float(entropies[kept].min()), float(entropies[MASK & ~kept].max())]
+
+
+def comlrl_advantages(mode: str) -> list[float]:
+    from comlrl.trainers.reinforce.magrpo import MAGRPOTrainer
+
+    trainer: Any = object.__new__(MAGRPOTrainer)
+    trainer.advantage_mode = mode
+    return [float(x) for x in trainer._compute_advantages(table(v.REWARDS))]
+
+
 SEQUENCE = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.15}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -222,6 +322,33 @@ CASES: dict[str, dict[str, Any]] = {
     "group_centered": {"verl": lambda: verl_advantages("grpo", norm_adv_by_std_in_grpo=False)},
     "leave_one_out": {"verl": lambda: verl_advantages("rloo")},
     "gdpo": {"verl": verl_gdpo},
+    "gae": {"verl": lambda: [float(x) for x in verl_gae()[0][0]]},
+    "gae returns": {"verl": lambda: [float(x) for x in verl_gae()[1][0]]},
+    "reinforce++": {
+        "verl": lambda: verl_tokens(
+            "reinforce_plus_plus", token_level_rewards=table(v.TOKEN_REWARDS), config=Options(gamma=0.9)
+        )
+    },
+    "reinforce++ baseline": {
+        "verl": lambda: verl_tokens(
+            "reinforce_plus_plus_baseline",
+            token_level_rewards=table([[reward, 0, 0, 0, 0] for reward in v.REWARDS]),
+            index=v.GROUPS,
+        )
+    },
+    "remax": {"verl": verl_remax},
+    "reinforce": {"verl": lambda: verl_policy_loss("gpg", "token-mean")},
+    "kl k1": {"verl": lambda: verl_divergence("k1")},
+    "kl k2": {"verl": lambda: verl_divergence("k2")},
+    "kl k3 straight through, gradient": {"verl": lambda: verl_gradient("k3+")},
+    "value clip": {"verl": verl_value_loss},
+    "top entropy": {"TRL": trl_top_entropy},
+    "dpo": {"TRL": lambda: trl_dpo("sigmoid")},
+    "hinge": {"TRL": lambda: trl_dpo("hinge")},
+    "ipo": {"TRL": lambda: trl_dpo("ipo")},
+    "joint mean": {"CoMLRL": lambda: comlrl_advantages("mean")},
+    "joint leave one out": {"CoMLRL": lambda: comlrl_advantages("rloo")},
+    "joint maximum": {"CoMLRL": lambda: comlrl_advantages("max")},
     "simpo": {"TRL": trl_simpo},
     "orpo": {"TRL": trl_orpo},
     "kto": {"TRL": trl_kto},
@@ -231,8 +358,20 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of the peers that are installed here."""
+    found = {}
+    for peer, package in (("TRL", "trl"), ("verl", "verl"), ("CoMLRL", "comlrl")):
+        with contextlib.suppress(PackageNotFoundError):
+            found[peer] = version(package)
+    return found
+
+
 if __name__ == "__main__":
-    found = {name: {peer: value() for peer, value in peers.items()} for name, peers in CASES.items()}
-    versions = {"TRL": version("trl"), "verl": version("verl")}
-    RESULTS.write_text(json.dumps({"versions": versions, "values": found}, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    here, record = versions(), json.loads(RESULTS.read_text())
+    for name, peers in CASES.items():
+        values = record["values"].setdefault(name, {})
+        values.update({peer: value() for peer, value in peers.items() if peer in here})
+        print(name, values)
+    record["versions"] |= here
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")

@@ -26,6 +26,27 @@ COMPONENTS = [[1.0, 10.0], [0.0, 30.0], [0.25, 5.0], [3.0, 0.0]]
 COMMON = [[9, 0, 1, 0], [0, 9, 0, 0], [1, 0, 9, 0], [0, 0, 0, 9]]
 """Steps that leaves of one task share: the third leaf leaves the first after a step."""
 MAX_LENGTH = 8
+GREEDY = [0.5, 0.5, 1.0, 1.0]
+"""Reward of the greedy episode of each row's task."""
+STEPS = [3, 1, 2, 2]
+"""Turns of an agent in each episode."""
+TOKEN_REWARDS = [
+    [0.1, 0.0, -0.2, 0.0, 1.0],
+    [0.0, 0.3, 0.0, -1.0, 0.0],
+    [0.0, 0.25, 0.0, 0.0, 0.0],
+    [0.5, 0.0, 2.0, 0, 0],
+]
+VALUES = [[0.4, 0.5, 0.1, 0.3, 0.8], [0.2, -0.1, 0.0, -0.6, 0.0], [0.3, 0.3, 0.0, 0.0, 0.0], [1.0, 1.2, 1.9, 0.0, 0.0]]
+NEW_VALUES = [[0.9, 0.4, 0.1, 0.6, 1.5], [-0.2, 0.3, 0.1, -0.5, 0.0], [0.3, 0.0, 0.0, 0.0, 0.0], [1.6, 1.1, 2.4, 0, 0]]
+ENTROPIES = [[0.7, 1.3, 0.1, 0.2, 2.1], [0.4, 0.9, 1.1, 0.3, 0.0], [1.7, 0.6, 0.0, 0.0, 0.0], [0.8, 0.5, 1.9, 0.0, 0.0]]
+
+TURN_REWARDS = [1.0, 0.5, -2.0, 0.25, 3.0, 0.0]
+"""Of one agent in three episodes of a task, of three, one and two turns."""
+TURN_EPISODES, TURNS = [0, 0, 0, 1, 2, 2], [0, 1, 2, 0, 0, 1]
+STATES = [7, 8, 7, 7, 7, 8]
+"""The agent's state before each turn: the first episode returns to one."""
+SCORES = [{"a": 0.2, "b": 0.9}, {"a": 0.8, "b": 0.6}, {"a": 1.0, "b": 0.3}]
+"""Of the answers of two agents in three turns of a discussion."""
 
 CHOSEN, REJECTED = [-3.0, -5.5, -0.7, -12.0], [-4.0, -5.0, -2.5, -11.0]
 REF_CHOSEN, REF_REJECTED = [-3.5, -5.0, -1.0, -13.0], [-3.6, -5.2, -2.0, -12.5]
