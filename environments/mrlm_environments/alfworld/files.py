@@ -27,6 +27,7 @@ LEFT_OUT = ("movable", "Sliced")
 TRAITS = ("pickupable", "cleanable", "heatable", "coolable", "sliceable", "toggleable", "isreceptacleobject")
 FACTS = ("isclean", "ishot", "iscool", "issliced", "istoggled")
 _OTHER_GOALS = ("issliced", "inreceptacleobject", "forall")
+_COMMENT = re.compile(r";.*")
 _FACT = re.compile(r"\((\w+)((?:\s+\w+)*)\s*\)")
 _OBJECT_TYPE = re.compile(r"\(objecttype \?(\w+) (\w+)type\)")
 _RECEPTACLE_TYPE = re.compile(r"\(receptacletype \?\w+ (\w+)type\)")
@@ -59,7 +60,7 @@ class GameTasks(TaskSource):
         self.environment, self.split = environment, split
         folder = Path(folders[split])
         found = [folder] if folder.is_file() else sorted(folder.rglob("game.tw-pddl"))
-        usual = [str(file) for file in found if not any(part in str(file.parent) for part in LEFT_OUT)]
+        usual = [str(file) for file in found if not any(part in str(file.relative_to(folder)) for part in LEFT_OUT)]
         self.files = [file for file in usual if _decoded(file).solvable is not False]
         if not self.files:
             raise DataError(f"{folder} holds no game of ALFWorld; name a folder with files game.tw-pddl")
@@ -79,11 +80,19 @@ def read_game(file: str) -> Mapping[str, Any]:
         DataError: the file is of another form, or its goal is not one of the six kinds.
     """
     decoded = _decoded(file)
-    _, declared, init, goal = (*re.split(r"\(:(?:objects|init|goal)\b", decoded.pddl_problem.lower()), "", "", "")[:4]
-    types = dict(re.findall(r"(\w+)\s+-\s+(\w+)", declared))
+    try:
+        return {**_texts(decoded.grammar, file), **_problem(_COMMENT.sub("", decoded.pddl_problem.lower()), file)}
+    except (IndexError, KeyError, ValueError) as error:
+        raise DataError(f"{file}: the problem lacks a fact or an object ({type(error).__name__}: {error})") from error
+
+
+def _problem(text: str, file: str) -> dict[str, Any]:
+    """Return the goal, the house and the state at the beginning of a problem in PDDL."""
+    _, declared, init, goal = (*re.split(r"\(:(?:objects|init|goal)\b", text), "", "", "")[:4]
+    types = dict(re.findall(r"\b(\w+)\s+-\s+(\w+)", declared))
     stated = [(name, arguments.split()) for name, arguments in _FACT.findall(init)]
     facts = [(name, own) for name, own in stated if all(part in types for part in own)]
-    names = _names({part for _, own in facts for part in own})
+    names = _names(dict.fromkeys(part for _, own in facts for part in own))
 
     def having(predicate: str) -> list[str]:
         return [names[own[-1]] for name, own in facts if name == predicate]
@@ -106,7 +115,6 @@ def read_game(file: str) -> Mapping[str, Any]:
     objects = [names[own] for own in names if types[own] == "object"]
     return {
         **_goal(goal, file),
-        **_texts(decoded.grammar, file),
         "house": {
             "receptacles": {name: [own[0], name in openable] for name, own in places.items()},
             "holds": {_kind(own): list(map(_kind, kinds)) for own, kinds in grouped("cancontain").items()},

@@ -105,14 +105,15 @@ def test_a_game_is_read_as_it_was_generated(kind: Any, tmp_path: Path) -> None:
 
 
 def test_the_archive_is_played_by_split_without_games_that_alfworld_leaves_out(tmp_path: Path) -> None:
+    folder = tmp_path / "removable_disk"
     first, second = (own["file"] for own in recorded()[:2])
-    written(tmp_path, first, "train/pick-A/trial_1/game.tw-pddl")
-    written(tmp_path, {**second, "solvable": False}, "train/pick-B/trial_2/game.tw-pddl")
-    written(tmp_path, second, "train/pick_Sliced-C/trial_3/game.tw-pddl")
-    written(tmp_path, second, "train/pick_movable-D/trial_4/game.tw-pddl")
-    written(tmp_path, second, "valid_seen/pick-E/trial_5/game.tw-pddl")
-    written(tmp_path, recorded()[2]["file"], "valid_unseen/pick-F/trial_6/game.tw-pddl")
-    environment = AlfWorldEnvironment(data=str(tmp_path))
+    written(folder, first, "train/pick-A/trial_1/game.tw-pddl")
+    written(folder, {**second, "solvable": False}, "train/pick-B/trial_2/game.tw-pddl")
+    written(folder, second, "train/pick_Sliced-C/trial_3/game.tw-pddl")
+    written(folder, second, "train/pick_movable-D/trial_4/game.tw-pddl")
+    written(folder, second, "valid_seen/pick-E/trial_5/game.tw-pddl")
+    written(folder, recorded()[2]["file"], "valid_unseen/pick-F/trial_6/game.tw-pddl")
+    environment = AlfWorldEnvironment(data=str(folder))
     assert [environment.tasks(split).size for split in ("train", "validation", "test")] == [1, 1, 1]
     check_environment(environment).raise_on_failure()
     task = environment.tasks("validation")[0]
@@ -129,12 +130,22 @@ def test_the_archive_is_played_by_split_without_games_that_alfworld_leaves_out(t
         ("(inReceptacle ?o ?r)", "(inReceptacleObject ?o ?r)", "the goal is not one of pick, look"),
         ("(objectType ?o", "(kind ?o", "the goal is not one of pick, look"),
         ("PutObject.feedback", "Put.feedback", "the grammar has no"),
+        ("(atLocation agent1", "(at agent1", "the problem lacks a fact or an object"),
     ],
 )
 def test_a_file_of_another_form_is_named(old: str, new: str, fault: str, tmp_path: Path) -> None:
     content = {name: str(text).replace(old, new) for name, text in recorded()[0]["file"].items() if name != "solvable"}
     with pytest.raises(DataError, match=f"{tmp_path}.*{fault}"):
         read_game(str(written(tmp_path, content)))
+
+
+def test_comments_of_a_problem_are_left_out(tmp_path: Path) -> None:
+    content = dict(recorded()[0]["file"])
+    plain = read_game(str(written(tmp_path, content, "plain/game.tw-pddl")))
+    problem = content["pddl_problem"]
+    problem = problem.replace("(:goal", "(:goal ; (forall (?re - receptacle) (not (opened ?re)))\n")
+    content["pddl_problem"] = problem.replace("(:init", "(:init ; (atLocation agent1 nowhere)\n")
+    assert read_game(str(written(tmp_path, content))) == plain
 
 
 def test_missing_games_are_named(tmp_path: Path) -> None:
