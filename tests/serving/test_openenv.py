@@ -188,7 +188,7 @@ def test_the_token_of_the_server_is_needed(export: Callable[..., Exported], tmp_
         conversation(refused, refused.tasks("train")[0])
 
 
-def test_a_ping_is_answered_while_the_agent_decides() -> None:
+def test_a_ping_is_answered_while_the_agent_decides_and_the_last_observation_may_be_empty() -> None:
     answered = threading.Event()
 
     async def serve(request: web.Request) -> web.WebSocketResponse:
@@ -196,7 +196,8 @@ def test_a_ping_is_answered_while_the_agent_decides() -> None:
         await socket.prepare(request)
         for done in (False, True):
             await socket.receive()
-            await socket.send_json({"data": {"observation": {"text": "Q"}, "done": done}, "type": "observation"})
+            seen = {} if done else {"text": "Q"}
+            await socket.send_json({"data": {"observation": seen, "done": done}, "type": "observation"})
             if not done:
                 await socket.ping()
                 assert (await socket.receive()).type is WSMsgType.PONG
@@ -218,7 +219,7 @@ def test_a_ping_is_answered_while_the_agent_decides() -> None:
 
     loop = EventLoopThread()
     runner, port = loop.submit(start()).result(60)
-    environment = OpenEnvEnvironment(f"http://127.0.0.1:{port}", action="message")
+    environment = OpenEnvEnvironment(f"http://127.0.0.1:{port}", action="message", observation="{text}")
     try:
         assert asyncio.run(play()).done
     finally:

@@ -18,7 +18,6 @@ LARGEST = 4096
 """Numbers that an observation may have."""
 
 _NUMBER = re.compile(r"(?<![\d.])-?\d{1,15}(?:\.\d{1,20})?(?:[eE][-+]?\d\d?)?(?!\d)")
-_LINE = re.compile(r"^[ \t]*(.+?)[ \t]*:[ \t]*(.*)$", re.MULTILINE)
 _COLORED = re.compile(r"(?:\x1b\[[\d;]*m)+(.*?)\x1b\[0m", re.DOTALL)
 
 
@@ -104,7 +103,8 @@ class TextCodec:
         said = reply[-READ:].rpartition("<action>")[2].partition("</action>")[0].strip()
         value: Any = said
         if parts := _parts(space):
-            lines = dict(_LINE.findall(said))
+            split = (line.partition(":") for line in said.split("\n"))
+            lines = {name.strip(): action for name, colon, action in split if colon}
             if absent := [name for name in parts if name not in lines]:
                 raise IllegalActionError(f"Your reply has no line {absent[0]!r}. {self.instructions(space)}")
             found = {name: self.action(lines[name], part) for name, part in parts.items()}

@@ -127,11 +127,11 @@ class OpenEnvEnvironment(Environment):
             found, fault = {"observation": {}}, f"This is no valid action: {error}"
         seen, done = found["observation"], bool(found.get("done"))
         late = self.max_turns is not None and self._turn >= self.max_turns
-        shown = [Message("user", fault)] if fault else self._shown(found)
+        over = done or late  # its observation may lack the fields of the others
         return Step(
-            {} if done or late else {agent: shown},
+            {} if over else {agent: [Message("user", fault)] if fault else self._shown(found)},
             {agent: float(found.get("reward") or 0.0)},
-            done=done or late,
+            done=over,
             stop_reason="done" if done else "max_turns" if late else "",
             truncated=bool(seen.get("truncated")) if done else late,
             success=seen["success"] if done and isinstance(seen.get("success"), bool) else None,

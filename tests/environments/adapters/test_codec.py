@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ def test_a_masked_action_is_illegal_and_the_legal_ones_are_shown() -> None:
     assert codec.choices(space, None) == ""
     with pytest.raises(IllegalActionError, match=r"10 is not legal\. Legal actions: 11, 13"):
         codec.action("10", space, mask)
+
+
+def test_the_lines_of_a_reply_are_found_in_linear_time() -> None:
+    space, started = spaces.Dict({"move": spaces.Discrete(3)}), time.thread_time()
+    assert TextCodec().action(f"a\n{' ' * 1900}b\nmove: 1", space) == {"move": 1}
+    assert time.thread_time() - started < 1.0, "cubic time takes seconds"
 
 
 @pytest.mark.parametrize("space", VECTORS, ids=str)
