@@ -29,9 +29,6 @@ OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
 PRINTED_MB = 64
 """Largest output, and largest error output, of a program; one that prints more is stopped."""
 
-LAST_SECONDS = 2.0
-"""Longest wait for the end of an ended program's output, which a process that it left behind may hold open."""
-
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -99,17 +96,16 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-        reading = [asyncio.ensure_future(pipe.read(stop)) for pipe in (output, errors)]
+        for pipe in (output, errors):
+            pipe.follow(stop)
         try:
-            try:
-                status = await process.wait()
-            finally:
-                stop()
-            await asyncio.wait(reading, timeout=LAST_SECONDS)
+            status = await process.wait()
         finally:
-            for reader in reading:
-                reader.cancel()
-            await asyncio.shield(asyncio.gather(process.wait(), *reading, return_exceptions=True))
+            stop()
+            await asyncio.shield(process.wait())
+        for pipe in (output, errors):
+            while pipe.read():
+                pass
     if output.flooded or errors.flooded:
         raise ProgramError(f"the program {words[0]!r} printed more than {PRINTED_MB} MiB; print less, or into a file")
     if status:
@@ -126,41 +122,55 @@ class _Pipe:
 
     Attributes:
         end: the program's end.
-        flooded: whether the program printed more than :data:`PRINTED_MB`.
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.flooded, self._kept = most, False, bytearray()
-        source, end = os.pipe()
-        self._source, self.end = os.fdopen(source, "rb", 0), os.fdopen(end, "wb", 0)
+        self.most, self._size, self._kept = most, 0, bytearray()
+        self._source, end = os.pipe()
+        os.set_blocking(self._source, False)
+        self.end = os.fdopen(end, "wb", 0)
 
     def __enter__(self) -> _Pipe:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._source.close()
+        asyncio.get_running_loop().remove_reader(self._source)
+        os.close(self._source)
         self.end.close()
+
+    @property
+    def flooded(self) -> bool:
+        """Whether the program printed more than :data:`PRINTED_MB`."""
+        return self._size > PRINTED_MB << 20
 
     @property
     def text(self) -> str:
         """The last bytes as text."""
         return self._kept[-self.most :].decode(errors="replace")
 
-    async def read(self, stop: Callable[[], None]) -> None:
-        """Read to the end of the text; call ``stop`` where it does not end."""
-        stream, loop, size = asyncio.StreamReader(), asyncio.get_running_loop(), 0
-        transport, _ = await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, stream), self._source)
+    def follow(self, stop: Callable[[], None]) -> None:
+        """Read what is printed from now on; call ``stop`` where it does not end."""
+        loop = asyncio.get_running_loop()
+
+        def ready() -> None:
+            if not self.read():
+                loop.remove_reader(self._source)
+            if self.flooded:
+                stop()
+
+        loop.add_reader(self._source, ready)
+
+    def read(self) -> bool:
+        """Read a part of the text; return False if it has ended, no more of it is there, or it is too long."""
         try:
-            while not self.flooded and (text := await stream.read(1 << 16)):
-                size += len(text)
-                self._kept += text
-                if len(self._kept) > 2 * self.most:
-                    del self._kept[: -self.most]
-                self.flooded = size > PRINTED_MB << 20
-        finally:
-            transport.close()
-        if self.flooded:
-            stop()
+            text = os.read(self._source, 1 << 16)
+        except BlockingIOError:
+            return False
+        self._size += len(text)
+        self._kept += text
+        if len(self._kept) > 2 * self.most:
+            del self._kept[: -self.most]
+        return bool(text) and not self.flooded
 
 
 async def run_function(function: Callable[..., Any], row: Mapping[str, Any], endpoint: Endpoint) -> Any:
