@@ -86,6 +86,7 @@ def test_a_service_has_a_command_that_parses(
     monkeypatch.delenv("MRLM_RUN_FOLDER")
     Path("configs").symlink_to(ROOT / "configs")
     assert parse(["mrlm", *settings["command"]]) == 0
+    assert settings["init"] is True, "`mrlm` as the first process would leave ended processes of others in the list"
     if "healthcheck" in settings:
         assert parse(settings["healthcheck"]["test"][1:]) == 0
     for option in settings.get("security_opt", ()):
