@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mrlm_environments import Halves
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import DatasetTasks, Environment, Outcome, SingleAgentEnvironment
 from mrlm_pl.episode import Episode, Message, Origin, Task
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
 from mrlm_pl.rollout.replay import differences
 from mrlm_pl.runs import replay, rescore
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
@@ -27,6 +29,7 @@ from tests.support.recorded_episodes import recorded
 
 SHIPPED = [
     "alfworld",
+    "centralized",
     "class_completion",
     "code",
     "collaborative_coding",
@@ -39,6 +42,8 @@ SHIPPED = [
     "kuhn_poker",
     "length_ratio",
     "math",
+    "question",
+    "scored",
     "shell",
     "sql",
     "tic_tac_toe",
@@ -47,6 +52,27 @@ SHIPPED = [
     "word_emission",
     "writing",
 ]
+
+ROWS = [{"prompt": f"{n} + 1?", "answer": str(n + 1)} for n in range(80)]
+
+
+def equals(reply: str, row: dict[str, str]) -> float:
+    return float(reply == row["answer"])
+
+
+class Lengths(TextScorer):
+    """Scores the number of characters of the last reply."""
+
+    def score(self, messages: Conversation) -> TextScore:
+        return TextScore(float(len(messages[-1].content)) / 50)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "centralized": {"environment": Halves()},
+    "question": {"data": ROWS, "rewards": [equals], "gold": "{answer}"},
+    "scored": {"environment": Halves(), "scorer": Lengths()},
+}
+"""Of environments that play rows or another environment."""
 
 
 def written(folder: Path, episodes: Sequence[Episode]) -> Path:
@@ -62,10 +88,11 @@ def served() -> Iterator[Callable[..., RemoteEnvironment]]:
 
     def serve(cls: type[Environment], **settings: Any) -> RemoteEnvironment:
         loop = EventLoopThread()
-        server = EnvironmentServer(Offer({cls.name: lambda _: cls(**settings)}, processes=0, step_seconds=60.0))
+        name = cls(**settings).name  # of the environment within, where there is one
+        server = EnvironmentServer(Offer({name: lambda _: cls(**settings)}, processes=0, step_seconds=60.0))
         loop.submit(server.start()).result(60)
         servers.append(Served(server, loop))
-        clients.append(RemoteEnvironment(servers[-1].target, cls.name))
+        clients.append(RemoteEnvironment(servers[-1].target, name))
         return clients[-1]
 
     yield serve
@@ -87,8 +114,7 @@ def test_all_environments_are_here() -> None:
         for name, cls in environments_by_name().items()
         if "mrlm_environments" in cls.__module__ and ".adapters." not in cls.__module__
     }
-    others = {"centralized", "scored", "question", "harness"}
-    assert shipped == {*SHIPPED, *others}, "these play another environment, or rows or a program that are given"
+    assert shipped == {*SHIPPED, "harness"}, "tests/runs/test_harness_runs.py replays programs"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -96,12 +122,12 @@ def test_twenty_episodes_of_every_environment_are_equal_to_their_record_here_and
     name: str, served: Callable[..., RemoteEnvironment], tmp_path: Path
 ) -> None:
     import_environment(name)
-    cls = environments_by_name()[name]
-    here, there = recorded(cls(), 20), recorded(served(cls), 20, gold=cls().gold)
+    cls, settings = environments_by_name()[name], SETTINGS.get(name, {})
+    here, there = recorded(cls(**settings), 20), recorded(served(cls, **settings), 20, gold=cls(**settings).gold)
     assert not any(episode.failed for episode in (*here, *there))
     assert len({episode.to_json() for episode in here}) == 20
     assert [differences(one, other) for one, other in zip(here, there, strict=True)] == [[]] * 20
-    for played, again in ((here, cls()), (here, served(cls)), (there, cls())):
+    for played, again in ((here, cls(**settings)), (here, served(cls, **settings)), (there, cls(**settings))):
         report = replay("builtin:tiny", again, episodes=written(tmp_path, played))
         assert report.changed == {}
         assert report.equal == 20
