@@ -249,6 +249,8 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
     known = parameters(cls)
     if argument not in known:
         return False
+    if known[argument] is inspect.Parameter.empty:
+        return True  # the check of its settings asks for the type hint
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=set(known) - {argument}, fail_untyped=False)
     try:

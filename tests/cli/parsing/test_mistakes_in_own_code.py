@@ -130,6 +130,16 @@ def test_an_algorithm_without_type_hints_is_told_which_one_is_missing(mrlm, modu
     assert len(err.splitlines()) == 1
 
 
+def test_a_missing_type_hint_is_named_also_where_the_setting_was_made_for_another_algorithm(mrlm, module: str) -> None:
+    Path("run.yaml").write_text(
+        "model: {class_path: GRPO, init_args: {policies: {main: {model: 'builtin:tiny', learning_rate: 1.0e-3}}}}\n"
+    )
+    status, _, err = mrlm("fit", "--config", "run.yaml", "--model", f"{module}.Untyped", "--data", "RolloutDataModule")
+    assert status == 2
+    assert "the parameter 'policies' of Untyped has no type hint" in err
+    assert len(err.splitlines()) == 1
+
+
 FILE = ("--data", "TrajectoryDataModule", "--data.train", "x.jsonl")
 
 
