@@ -73,7 +73,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
     _print_whole(table, console)
     if iteration is None and len(rows) > ROWS:
-        console.print(f"the newest {ROWS} of {len(rows)}", highlight=False)
+        more = "`--iteration N` lists those of an iteration, `--episode ID` prints one"
+        console.print(f"the newest {ROWS} of {len(rows)}; {more}", highlight=False)
     for note in found["notes"]:
         console.print(visible(note), style="yellow")
 

@@ -50,8 +50,10 @@ def test_a_run_brings_its_environment_sampling_and_seats(model_folder: Path, tmp
 def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no environment 'mth'; did you mean 'math'"):
         mrlm_pl.evaluate(model_folder, "mth")
-    with pytest.raises(ConfigurationError, match="is no run with one; give it as"):
+    with pytest.raises(ConfigurationError, match="records none, as a model or a script's run; give it as"):
         mrlm_pl.evaluate(model_folder)
+    with pytest.raises(ConfigurationError, match="environment missing: 'nothing' is no run folder; give it as"):
+        mrlm_pl.replay("nothing")
     two = {"first": mrlm_pl.Policy(str(model_folder)), "second": mrlm_pl.Policy(str(model_folder))}
     with pytest.raises(ConfigurationError, match="agent 'row' has no seat among the policies"):
         mrlm_pl.evaluate(two, CoordinationGame())

@@ -64,7 +64,7 @@ def test_the_episodes_of_an_iteration(tmp_path: Path, mrlm, monkeypatch: pytest.
     assert status == 0
     ids = [line.split()[1] for line in out.splitlines() if "math/train" in line]
     assert ids == [f"1-{number}" for number in reversed(range(30))], "the newest first"
-    assert "the newest 50 of 90" in mrlm("view", "--text", run)[1]
+    assert "the newest 50 of 90; `--iteration N` lists" in mrlm("view", "--text", run)[1]
     status, _, error = mrlm("view", "--text", run, "--iteration", "7")
     assert (status, "no episode of iteration 7" in error) == (2, True)
     for words in (("--iteration", "1"), ("--text", "--iteration", "1", "--episode", "1-0")):

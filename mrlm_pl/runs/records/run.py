@@ -146,9 +146,8 @@ class RecordedRun:
         if found and named is None:
             found[0].check_unnamed(model)
         if not found and named is None:
-            raise ConfigurationError(
-                f"environment missing, and {model!r} is no run with one; give it as `--environment NAME`"
-            )
+            why = "records none, as a model or a script's run" if Path(model).is_dir() else "is no run folder"
+            raise ConfigurationError(f"environment missing: {model!r} {why}; give it as `--environment NAME`")
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
             print(
