@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run
 
@@ -44,8 +45,7 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
     table = Table("run", "state", "algorithm", "environment", "iterations", "episodes", "last reward [95 %]")
     for run in runs.values():
         head = run.head()
-        interval = f" [{', '.join(map(_number, head['ci95']))}]" if head["ci95"] else ""
-        shown = _number(head["reward"]) + interval
+        shown = with_interval(head["reward"], head["ci95"])
         values = (head["key"], head["state"], head["algorithm"], ", ".join(head["environments"]))
         table.add_row(*map(visible, values), _number(head["iterations"]), _number(head["episodes"]), Text(shown))
     _print_whole(table, console)

@@ -51,6 +51,10 @@ def test_the_runs_and_the_episodes_of_one(folder: Path, mrlm) -> None:
     write_run(folder.parent / "b", [])
     out = mrlm("view", "--text", str(folder.parent))[1]
     assert out.count("GRPO") == 2
+    write_run(folder.parent / "d", [[episode("0-0", rewards=(0.5, 0.5))]], rewards=[0.5])
+    out = mrlm("view", "--text", str(folder.parent))[1]
+    assert "0.500" in out
+    assert "inf" not in out.replace(str(folder.parent), ""), "one task has no interval"
     greedy = write_run(folder.parent / "c", [[episode("0-greedy", excluded="greedy")]])
     assert "greedy" in mrlm("view", "--text", str(greedy))[1].replace("0-greedy", "")
     assert "not trained on: greedy" in mrlm("view", "--text", str(greedy), "--episode", "0-greedy")[1]
