@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mrlm_pl.errors import ConfigurationError
 
@@ -56,7 +56,9 @@ def score_of(model: str, environment: str, report: Mapping[str, Any], file: str 
     kept = {item.name: report[item.name] for item in fields(Score) if item.name in report}
     error = None
     if not report["episodes"]:
-        error = f"all {report['failed']} episodes failed; the first: {report['transcripts'][0]['error']}"
+        error = f"the split {report['split']} has no tasks"
+        if report["transcripts"]:
+            error = f"all {report['failed']} episodes failed; the first: {report['transcripts'][0]['error']}"
     return Score(**{**kept, "model": model, "environment": environment, "report": file, "error": error})
 
 
@@ -76,7 +78,8 @@ def measures(scores: Sequence[Score]) -> dict[str, str]:
 def table(scores: Sequence[Score]) -> Table:
     """Return a row for each model and a column for each environment, with 95 % intervals."""
     columns = measures(scores)
-    shown = Table("model", *(f"{escape(name)}\n{measure.replace('_', ' ')}" for name, measure in columns.items()))
+    heads = ["model", *(f"{escape(name)}\n{measure.replace('_', ' ')}" for name, measure in columns.items())]
+    shown = Table(*(Column(head, overflow="fold") for head in heads))
     for model in dict.fromkeys(score.model for score in scores):
         own = {score.environment: score for score in scores if score.model == model}
         cells = (_cell(own[name], measure) if name in own else "-" for name, measure in columns.items())

@@ -138,6 +138,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
     options = columns[0].options
     check_samples(options.num_episodes, options.samples_per_task)
+    sampling_of(options, {})
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
     output = output_file(options.output)
@@ -145,15 +146,17 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
     cells = [(model, column) for model in models for column in columns if model in column.models]
     files = {(model, column.name): _file(output, model, column.name) for model, column in cells}
-    if output is not None and len(set(files.values())) < len(cells):
-        raise ConfigurationError("environment: two cells of the table have the same file; give the columns other names")
+    if output is not None:
+        _make_folder(output, set(files.values()), len(cells))
     held: dict[str, Policy] = {}
+    weights: Mapping[str, Any] = {}
     scores: list[Score] = []
     for number, (model, column) in enumerate(cells, start=1):
         if scores and scores[-1].model != model:
             held.clear()
             gc.collect()  # engines and models refer to each other, and two models may not fit side by side
-        scores.append(_score(model, runs[model], column, held, files[model, column.name]))
+        weights = weights if held else _weights(runs[model])  # those that are in memory, or are read next
+        scores.append(_score(model, runs[model], column, held, weights, files[model, column.name]))
         print(f"mrlm: {number} of {len(cells)}: {_told(scores[-1])}", flush=True)
     console = Console()
     console = console if console.is_terminal else Console(width=NARROWEST)
@@ -221,10 +224,17 @@ def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> 
     yield from (replace(column, models=(*column.models, *plain)) for column in found.values())
 
 
-def _score(model: str, run: RecordedRun, column: Column, held: dict[str, Policy], file: Path | None) -> Score:
+def _score(
+    model: str,
+    run: RecordedRun,
+    column: Column,
+    held: dict[str, Policy],
+    weights: Mapping[str, Any],
+    file: Path | None,
+) -> Score:
     """Return the score of a cell: of its file if it was finished with the same options, else of episodes played now."""
     try:
-        report = _report(model, run, column, held, file)
+        report = _report(model, run, column, held, weights, file)
     except Exception as error:  # an environment and a model may fail in any way; the other cells are kept
         if DEBUG_VARIABLE in os.environ:
             traceback.print_exception(error)
@@ -234,15 +244,21 @@ def _score(model: str, run: RecordedRun, column: Column, held: dict[str, Policy]
 
 
 def _report(
-    model: str, run: RecordedRun, column: Column, held: dict[str, Policy], file: Path | None
+    model: str,
+    run: RecordedRun,
+    column: Column,
+    held: dict[str, Policy],
+    weights: Mapping[str, Any],
+    file: Path | None,
 ) -> Mapping[str, Any]:
     options = column.options
     sampling = sampling_of(options, run.validation_sampling)
     chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
     limit = options.max_turns or run.turn_limit(column.known) or MAX_TURNS
-    asked = {**chosen, "max_turns": limit, "seats": options.seats, "environment": column.config}
-    asked = json.loads(json.dumps({**asked, "sampling": asdict(sampling)}, default=str))
-    if file is not None and (kept := _finished(file, asked, run)):
+    asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
+    asked |= {"sampling": asdict(sampling), "model": model, "policies": run.policies, "weights": weights}
+    asked = json.loads(json.dumps(asked, default=str))
+    if file is not None and (kept := _finished(file, asked)):
         print(f"mrlm: {file} is kept; remove it to play its episodes again")
         return kept
     with closing(column.environment()) as environment:
@@ -255,14 +271,45 @@ def _report(
     return written
 
 
-def _finished(file: Path, asked: Mapping[str, Any], run: RecordedRun) -> Mapping[str, Any] | None:
-    """Return the report in a file if it has episodes, was asked for alike and is newer than the weights, else None."""
+def _finished(file: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the report in a file if all of its episodes were played and asked for alike, else None."""
     if not file.is_file():
         return None
     report = read_report(file)
-    weights = [path for settings in run.policies.values() for path in Path(settings["model"]).rglob("*")]
-    older = all(path.stat().st_mtime < file.stat().st_mtime for path in weights)
-    return report if older and report.get("asked") == asked and report["episodes"] else None
+    return report if report.get("asked") == asked and report["episodes"] and not report["failed"] else None
+
+
+def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return size and time of each file of each policy's folder; no files of a model of the hub."""
+    folders = {name: Path(settings["model"]).expanduser() for name, settings in run.policies.items()}
+    return {
+        name: {
+            path.relative_to(folder).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        for name, folder in folders.items()
+    }
+
+
+def _make_folder(output: Path, files: set[Path | None], cells: int) -> None:
+    """Make the folder of the reports of the cells.
+
+    Raises:
+        ConfigurationError: it cannot be made, or two cells have the same file.
+    """
+    if len(files) < cells:
+        raise ConfigurationError(
+            "output: two cells of the table have the same file; give the columns other names, or each of the models a "
+            "table of its own"
+        )
+    folder = output.with_suffix("")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"output: the folder {str(folder)!r} of the reports cannot be made ({error.strerror}); name another file"
+        ) from error
 
 
 def _file(output: Path | None, model: str, environment: str) -> Path | None:

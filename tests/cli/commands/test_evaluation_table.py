@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
-from mrlm_pl.evaluation.score_table import Score, measures
+from mrlm_pl.evaluation.score_table import Score, measures, table
 from mrlm_pl.runs import evaluation
 
 SHORT = ("-n", "4", "--max-tokens", "2", "--device", "cpu")
@@ -30,6 +31,36 @@ class Flaky(MathEnvironment):
         if Path("away").exists():
             raise OSError("the back end is away")
         super().__init__()
+"""
+HALF = """
+from pathlib import Path
+
+from mrlm_environments import MathEnvironment
+
+from mrlm_pl.environment import TaskSource
+
+
+class Half(MathEnvironment):
+    name = "half"
+
+    def reset(self, task):
+        if task.index % 2 and Path("away").exists():
+            raise OSError("the back end is away")
+        return super().reset(task)
+
+
+class Nothing(TaskSource):
+    size = 0
+
+    def __getitem__(self, index):
+        raise IndexError(index)
+
+
+class Empty(MathEnvironment):
+    name = "empty"
+
+    def tasks(self, split):
+        return Nothing()
 """
 
 
@@ -118,10 +149,54 @@ def test_a_failed_cell_is_named_and_the_same_command_plays_what_is_missing(
     later = Path("out/table.json").stat().st_mtime + 60
     os.utime("run/policies/main/config.json", (later, later))
     assert mrlm(*words)[0] == 0
-    assert {seated.label for seated in played} == {"run"}, "its weights are newer than its reports"
+    assert {seated.label for seated in played} == {"run"}, "its weights are others"
     played.clear()
     assert mrlm(*words, "--seed", "4")[0] == 0
     assert len(played) == 4
+
+
+def test_a_report_is_kept_only_for_the_same_model_with_the_same_weights_and_settings(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("model", "a/b")
+    shutil.copytree("model", "a-b")
+    played = counted(monkeypatch, evaluation.SeatedModel, "evaluated")
+
+    def labels(*models: str) -> list[str]:
+        played.clear()
+        environments = ("--environment", "parrot", "math")
+        status, _, err = mrlm("eval", "--model", *models, *environments, *SHORT, "--output", "out/table.json")
+        assert status == 0, err
+        return [seated.label for seated in played]
+
+    assert labels("a/b") == ["a/b"] * 2
+    assert labels("a/b") == []
+    assert labels("a-b") == ["a-b"] * 2, "its reports have the same files"
+    os.utime("a-b/config.json", (1, 1))
+    assert labels("a-b") == ["a-b"] * 2, "a copy may keep the time of old weights"
+    assert labels("run") == ["run"] * 2
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    seated = {"init_args": {"seats": {"agent": "main"}}}
+    Path("run/config.yaml").write_text(yaml.safe_dump({**config, "model": seated}))
+    assert labels("run") == ["run"] * 2
+
+
+def test_a_cell_with_failed_episodes_is_played_again_and_one_without_tasks_is_named(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("half_back_end.py").write_text(HALF)
+    Path("away").touch()
+    played = counted(monkeypatch, evaluation.SeatedModel, "evaluated")
+    names = ("./half_back_end.py:Empty", "./half_back_end.py:Half")
+    words = ("eval", "--model", "model", "--environment", *names, *SHORT, "--output", "out/table.json")
+    status, _, err = mrlm(*words)
+    assert (status, "model on empty failed: the split test has no tasks" in err) == (1, True), err
+    assert [(score["episodes"], score["failed"]) for score in cells().values()] == [(0, 0), (2, 2)]
+    Path("away").unlink()
+    played.clear()
+    mrlm(*words)
+    assert [seated.name for seated in played] == ["empty", "half"]
+    assert cells()["model", "half"]["episodes"] == 4
 
 
 def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
@@ -151,6 +226,11 @@ def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
         (("model", "model/../model"), "environment missing, and model, model/../model have none"),
         (("model", "run", "--num-episode", "3"), "did you mean '--num_episodes'?"),
         (("model", "run", "--environment", "./none.py:A"), "none.py"),
+        (("model", "run", "--temperature", "-1"), "sampling.temperature is -1.0; it must be 0 or above"),
+        (
+            ("model", "run", "--output", "run/config.yaml/x.json"),
+            "the folder 'run/config.yaml/x' of the reports cannot",
+        ),
     ],
 )
 def test_mistakes_are_named_before_anything_is_played(
@@ -164,3 +244,18 @@ def test_mistakes_are_named_before_anything_is_played(
 def test_a_column_shows_rewards_where_a_score_has_no_accuracy() -> None:
     scores = [Score("a", "x", accuracy=0.5), Score("b", "x", mean_reward=1.0), Score("a", "y", accuracy=0.5)]
     assert measures([*scores, Score("b", "y", error="no room")]) == {"x": "mean_reward", "y": "accuracy"}
+
+
+def test_names_and_bounds_are_whole_in_a_narrow_table() -> None:
+    scores = [
+        Score("runs/long-name-of-seed-1", name * 9, accuracy=0.5, accuracy_ci95=(0.125, 0.875)) for name in "abcd"
+    ]
+    console = Console(width=50)
+    with console.capture() as captured:
+        console.print(table(scores))
+    cells = [line.replace("┃", "│").split("│")[1:-1] for line in captured.get().splitlines()]
+    joined = ["".join(row[column].strip() for row in cells if row) for column in range(5)]
+    assert "runs/long-name-of-seed-1" in joined[0]
+    for number, name in enumerate("abcd", start=1):
+        assert joined[number].startswith(name * 9)
+        assert joined[number].endswith("0.5000[0.1250,0.8750]")
