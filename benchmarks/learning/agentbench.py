@@ -5,8 +5,8 @@
 
 For each environment, alone and as a team, the recipe runs once (configs/recipes/tiny_agentbench.yaml, seed 0). Every
 run starts from its policy and has the same budget of generated tokens of all agents. Held-out tasks are played before
-and after it: in the shop and the house those of the split test, in the graph later questions of the split train,
-because the relations of the split test are others, which a small model cannot know.
+and after it: in the shop and the house those of the split test, in the graph later questions of the split train
+that are not in the recipe's rows, because the relations of the split test are others, which a small model cannot know.
 
 Means over the seeds have 95 % intervals (Student's t); differences are paired by seed. ``--json`` keeps the runs of
 other environments and arms in the file, ``--folder`` keeps the recipes' policies.
@@ -15,6 +15,8 @@ other environments and arms in the file, ``--folder`` keeps the recipes' policie
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import logging
 import subprocess
@@ -34,13 +36,14 @@ from mrlm_pl.algorithms import GRPO, IPPO, GiGPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Task, TaskSource
+from mrlm_pl.evaluation.report import problem_of
 from mrlm_pl.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 for folder in (ROOT / "benchmarks", ROOT / "examples/tiny_model"):
     sys.path.insert(0, str(folder))
 from few_values import mean_and_half  # noqa: E402
-from make_agentbench_demonstrations import make_environment  # noqa: E402
+from make_agentbench_demonstrations import ROWS, make_environment  # noqa: E402
 from provenance import provenance  # noqa: E402
 
 ARMS: dict[str, tuple[type, bool]] = {
@@ -80,23 +83,31 @@ def recipe(environment: str, team: bool, folder: Path) -> Path:
     return policy
 
 
-class Later(TaskSource):
-    """The tasks of an endless source from an index on."""
+class HeldOut(TaskSource):
+    """Tasks that were chosen before."""
 
-    def __init__(self, source: TaskSource, first: int) -> None:
-        self.source, self.first = source, first
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks, self.size = tasks, len(tasks)
 
     def __getitem__(self, index: int) -> Task:
-        return self.source[self.first + index]
+        return self.tasks[index]
+
+
+@functools.cache
+def held_out(environment: str) -> HeldOut:
+    """Return the tasks of an evaluation; those of the split train pose no problem of the recipe's rows."""
+    split, first = HELD_OUT[environment]
+    source = make_environment(environment).tasks(split)
+    known = {problem_of(source[index]) for index in range(ROWS)} if split == "train" else set()
+    later = (source[index] for index in itertools.count(first))
+    return HeldOut([*itertools.islice((task for task in later if problem_of(task) not in known), EPISODES)])
 
 
 def evaluated(policy: Policy, environment: str, team: bool, seed: int) -> dict[str, float]:
     """Return the mean reward and the success rate on held-out tasks."""
-    split, first = HELD_OUT[environment]
     played: Any = make_environment(environment, team=team)
-    source = Later(played.tasks(split), first)
-    played.tasks = lambda split: source
-    report = mrlm_pl.evaluate(policy, played, num_episodes=EPISODES, split=split, seed=seed, sampling=SAMPLING)
+    played.tasks = lambda split: held_out(environment)
+    report = mrlm_pl.evaluate(policy, played, num_episodes=EPISODES, seed=seed, sampling=SAMPLING)
     return {"reward": report.mean_reward, "success": report.accuracy or 0.0}
 
 
@@ -132,15 +143,16 @@ def run(environment: str, arm: str, start: Path, seed: int, tokens: int) -> dict
 def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:
     """Return mean and half width of each measure, by arm, and of paired differences: of the run, and to GRPO."""
     found: dict[str, dict[str, list[float]]] = {}
+    others = {row["seed"]: row for row in runs.get("GRPO", ())}
     for arm, rows in runs.items():
         values: dict[str, list[float]] = {}
         for name in MEASURES:
             for moment in ("before", "after"):
                 values[f"{name} {moment}"] = [row[moment][name] for row in rows]
             values[f"{name} gained"] = [row["after"][name] - row["before"][name] for row in rows]
-            if arm != "GRPO" and len(runs.get("GRPO", ())) == len(rows):
-                pairs = zip(rows, runs["GRPO"], strict=True)
-                values[f"{name} minus GRPO"] = [row["after"][name] - other["after"][name] for row, other in pairs]
+            if arm != "GRPO" and {row["seed"] for row in rows} == set(others):
+                pairs = [(row["after"], others[row["seed"]]["after"]) for row in rows]
+                values[f"{name} minus GRPO"] = [own[name] - other[name] for own, other in pairs]
         found[arm] = {key: [round(number, 3) for number in mean_and_half(numbers)] for key, numbers in values.items()}
     return found
 
@@ -163,6 +175,8 @@ def main() -> None:
     for environment in options.environments:
         runs = {**kept.get(environment, {}).get("runs", {}), **{arm: [] for arm in options.arms}}
         tokens = options.tokens or BUDGET[environment]
+        if (spent := kept.get(environment, {}).get("tokens", tokens)) != tokens:
+            raise SystemExit(f"{options.json} has {environment} with {spent} tokens; give --tokens {spent}")
         for seed in options.seeds:
             for arm in options.arms:
                 team = ARMS[arm][1]

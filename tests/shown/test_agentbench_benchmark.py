@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/learning"))
     monkeypatch.setattr(sys, "path", [*sys.path])  # the script appends to it
     module = importlib.import_module("agentbench")
-    small = {"GROUPS": 1, "GROUP_SIZE": 2, "EPISODES": 3, "SAMPLING": Sampling(max_tokens=16)}
+    small = {"GROUPS": 1, "GROUP_SIZE": 2, "EPISODES": 3, "ROWS": 60, "SAMPLING": Sampling(max_tokens=16)}
     for name, value in small.items():
         monkeypatch.setattr(module, name, value)
     yield module
@@ -52,18 +53,26 @@ def test_a_run_spends_its_budget_and_is_evaluated_before_and_after(
     json.dumps(row)
 
 
-def test_held_out_tasks_of_the_graph_are_later_ones(benchmark: ModuleType) -> None:
+def test_held_out_tasks_of_the_graph_are_later_ones_that_are_not_in_the_rows(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = benchmark.make_environment("knowledge_graph").tasks("train")
-    assert benchmark.Later(source, 7)[2] == source[9]
+    monkeypatch.setitem(benchmark.HELD_OUT, "knowledge_graph", ("train", 58))
+    assert list(benchmark.held_out("knowledge_graph")) == [source[index] for index in (60, 61, 62)]
 
 
 def test_differences_are_paired_by_seed(benchmark: ModuleType) -> None:
-    def runs(*after: float) -> list[dict[str, dict[str, float]]]:
+    def runs(*after: float) -> list[dict[str, Any]]:
         zero = {"reward": 0.0, "success": 0.0}
-        return [{"before": zero, "after": {"reward": value, "success": value}} for value in after]
+        return [
+            {"seed": seed, "before": zero, "after": {"reward": value, "success": value}}
+            for seed, value in enumerate(after)
+        ]
 
-    found = benchmark.summary({"GRPO": runs(0.5, 0.6, 0.7), "GiGPO": runs(0.6, 0.7, 0.8)})
+    later = runs(0, 0, 0, 0.6, 0.7, 0.8)[3:]
+    found = benchmark.summary({"GRPO": runs(0.5, 0.6, 0.7), "GiGPO": runs(0.6, 0.7, 0.8)[::-1], "IPPO": later})
     # 0.1 for every seed; the standard error of .5, .6, .7 is .1 / sqrt(3), and 4.303 its quantile
     assert found["GiGPO"]["success minus GRPO"] == [0.1, 0.0]
     assert found["GRPO"]["success after"] == [0.6, 0.248]
     assert "success minus GRPO" not in found["GRPO"]
+    assert "success minus GRPO" not in found["IPPO"], "its seeds are others"
