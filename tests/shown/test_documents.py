@@ -1,4 +1,4 @@
-"""Python blocks and notebooks of the documents run, YAML blocks are configurations, linked files exist."""
+"""Python blocks of the documents run, YAML blocks are configurations, linked files exist."""
 
 from __future__ import annotations
 
@@ -48,20 +48,6 @@ def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: p
     names: dict[str, Any] = {"__name__": "document"}
     exec(compile(short, place, "exec"), names)
     assert names.keys() - {"__name__", "__builtins__"}, "the block did something"
-
-
-@pytest.mark.parametrize("notebook", sorted((ROOT / "docs/tutorials").glob("*.md")), ids=lambda path: path.stem)
-def test_notebooks_run_in_small(notebook: Path, outside_the_repository: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The build of the site runs them in full."""
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setenv("MRLM_RUN_FOLDER", "")  # so that the test restores it
-    monkeypatch.delenv("MRLM_RUN_FOLDER")
-    file, names = notebook.relative_to(ROOT).as_posix(), {"__name__": "notebook"}
-    for place, code in blocks("{code-cell} ipython3"):
-        if place.partition(":")[0] == file:
-            few = re.sub(r"num_episodes=\d+", "num_episodes=4", code)
-            exec(compile(re.sub(r"\b(iterations|groups)=\d+", r"\1=1", few), place, "exec"), names)
-    assert "mrlm_pl" in names, "the notebook trains"
 
 
 def as_configuration(block: str) -> dict[str, Any]:
