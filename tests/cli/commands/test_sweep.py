@@ -163,7 +163,8 @@ def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], 
 def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, train: Callable[[str], None]) -> None:
     train("wait")
     program = (
-        "import sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
+        "import signal, sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
         f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *WORDS]!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
