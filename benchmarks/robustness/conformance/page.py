@@ -85,7 +85,7 @@ ALGORITHMS_HEAD = """
 ## By algorithm
 
 The formulas that each algorithm consists of, with its default loss; options such as `loss`, `kl` and `top_entropy` add
-others of the table. The tests of each algorithm have its plain sums, such as SHARP's reward, and what it compares.
+others of the table. The tests of each algorithm cover its plain sums, such as SHARP's reward, and its comparisons.
 
 | algorithm | formulas |
 |---|---|
