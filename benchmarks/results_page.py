@@ -59,6 +59,13 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             tables.quickstart,
             plot=True,
         ),
+        "learning": Section(
+            "Preferences",
+            "Held-out accuracy before and after training on 6,000 of the policy's own episodes: "
+            "[DPO](algorithms/dpo.md), [SimPO](algorithms/simpo.md), [ORPO](algorithms/orpo.md), "
+            "[KTO](algorithms/kto.md).",
+            tables.learning,
+        ),
         "token_losses": Section(
             "Token losses",
             "A shortened quick start with four updates per rollout: [algorithms](algorithms.md#token-losses).",

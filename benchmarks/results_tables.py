@@ -52,6 +52,22 @@ def quickstart(found: Any) -> str:
     return table(["seed", "before", "after"], [*rows, mean])
 
 
+def learning(found: Any) -> str:
+    """Return accuracies before and after by configuration."""
+    seeds: dict[str, list[Any]] = {}
+    for row in found["rows"]:
+        seeds.setdefault(row["config"], []).append(row)
+    rows = [
+        [
+            f"`{config}`",
+            len(runs),
+            *(plus_minus(*mean_and_half([run[key] for run in runs])) for key in ("before", "after")),
+        ]
+        for config, runs in seeds.items()
+    ]
+    return table(["configuration", "seeds", "before", "after"], rows)
+
+
 def token_losses(found: Any) -> str:
     """Return accuracies by token loss, and their differences to PPO's."""
     rows = []
