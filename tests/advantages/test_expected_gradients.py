@@ -125,16 +125,16 @@ def test_crossed_decisions_have_the_gradient_of_the_team(
 
 
 def test_rewards_of_the_turn_alone_miss_what_follows() -> None:
-    """Each turn earns 1, and going on leads to another one: AT-GRPO sees no reason for it, returns do."""
+    """Each turn earns 1, and one action leads to another turn: returns credit it, AT-GRPO does not."""
     alone = returned = 0.0
     for choices in itertools.product((0, 1), repeat=2):
-        probability = math.prod(ONE if goes_on else 1 - ONE for goes_on in choices)
-        turns = [(n, turn) for n, goes_on in enumerate(choices) for turn in range(1 + goes_on)]
+        probability = math.prod(ONE if continues else 1 - ONE for continues in choices)
+        turns = [(n, turn) for n, continues in enumerate(choices) for turn in range(1 + continues)]
         episodes, numbers = torch.tensor(turns).T
         credit = turn_advantages(torch.ones(len(turns)), torch.zeros_like(episodes), episodes, numbers)
         first = leave_one_out_advantages(torch.ones(2), torch.zeros(2, dtype=torch.int64)).tolist()
-        for n, goes_on in enumerate(choices):
-            alone += probability * first[n] * (goes_on - ONE) / 2
-            returned += probability * float(credit[turns.index((n, 0))]) * (goes_on - ONE) / 2
+        for n, continues in enumerate(choices):
+            alone += probability * first[n] * (continues - ONE) / 2
+            returned += probability * float(credit[turns.index((n, 0))]) * (continues - ONE) / 2
     assert alone == 0.0
     assert returned == pytest.approx(ONE * (1 - ONE))
