@@ -96,7 +96,7 @@ class Exact:
 
 
 def play(environment: Environment, task: Task, said: Sequence[str]) -> tuple[str, float]:
-    """Return what the next agent hears after these replies, one after the other, and the mean reward."""
+    """Return the message to the next agent after these successive replies, and the mean reward."""
     observations, rewards = environment.reset(task), [0.0]
     for text in said:
         step = environment.step({agent: Message("assistant", text) for agent in observations})

@@ -140,7 +140,7 @@ class _Pipe:
 
     @property
     def flooded(self) -> bool:
-        """Whether the program printed more than :data:`PRINTED_MB`."""
+        """True if the program printed more than :data:`PRINTED_MB`."""
         return self._size > PRINTED_MB << 20
 
     @property
@@ -149,7 +149,7 @@ class _Pipe:
         return self._kept[-self.most :].decode(errors="replace")
 
     def follow(self, stop: Callable[[], None]) -> None:
-        """Read what is printed from now on; call ``stop`` where it does not end."""
+        """Read the output from now on; call ``stop`` where it does not end."""
         loop = asyncio.get_running_loop()
 
         def ready() -> None:
