@@ -182,9 +182,10 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
     for entry in entries:
         given = dict(entry) if isinstance(entry, Mapping) else {CLASS: entry}
         name = given.pop("name", None)
-        if not isinstance(given.get(CLASS), str):
+        if not isinstance(given.get(CLASS), str) or not isinstance(name, str | None):
             raise ConfigurationError(
-                f"environment: {entry!r} names no class; give a name, or `{{class_path: NAME, init_args: {{...}}}}`"
+                f"environment: {entry!r} has no text as class or name; give a name, or "
+                "`{class_path: NAME, init_args: {...}}`"
             )
         owner = next((model for model, run in runs.items() if run.matching(given[CLASS])), next(iter(runs)))
         named = given[CLASS] if set(given) == {CLASS} else json.dumps(given)
