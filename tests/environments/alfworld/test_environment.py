@@ -271,7 +271,7 @@ def test_many_sessions_take_little_memory() -> None:
         held = tracemalloc.get_traced_memory()[0] / len(sessions)
     finally:
         tracemalloc.stop()
-    assert held < 10_000, f"{held:.0f} bytes a session"
+    assert held < 20_000, f"{held:.0f} bytes a session"
 
 
 def test_the_contract_holds_for_one_agent_and_for_the_team() -> None:
