@@ -37,7 +37,7 @@ OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironme
 
 OTHER_PROGRAMS = ("vllm", "transformers", "ray", "tensorboard", "docker")
 OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
-OTHER_OPTIONS += ("--build-arg", "--gpus", "--stop-timeout", "--cap-drop", "--requeue")
+OTHER_OPTIONS += ("--build-arg", "--gpus", "--init", "--stop-timeout", "--cap-drop", "--requeue")
 """Other programs and their options."""
 
 DOTTED = {
