@@ -158,7 +158,12 @@ def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], 
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),  # they act as SIGTERM does
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, train: Callable[[str], None]) -> None:
     train("wait")
