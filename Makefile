@@ -9,12 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
 
-# One thread per worker, since more would compete for two cores. Two workers more than cores, since tests wait for
-# processes, servers and deadlines for a fifth of their time. Each begins with a quarter of the tests in their order, so
+# One thread per worker, since more would compete for two cores. One worker more than cores, since tests wait for
+# processes, servers and deadlines for a fifth of their time. Each begins with a third of the tests in their order, so
 # that a module's fixtures are made once, and takes over tests of the others at its end.
 test: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 check: install  ## lint, format and types
 	$(BIN)/ruff check .
