@@ -45,10 +45,10 @@ def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[di
     """Return all rows of a data set, in order, each with at least the given fields.
 
     Args:
-        source: rows; a local ``.jsonl``, ``.json`` (a list of objects, or one object whose only list is the rows),
-            ``.csv`` (with a header; all cells are text) or ``.parquet`` file, each also with ``.gz``; or a hub name,
-            ``owner/name`` or ``owner/name:configuration``, either with a split of its own behind ``#``, as in
-            ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
+        source: rows; a local ``.jsonl``, ``.json`` (a list of objects, one object whose only list is the rows, or one
+            row whose only list holds other values), ``.csv`` (with a header; all cells are text) or ``.parquet`` file,
+            each also with ``.gz``; or a hub name, ``owner/name`` or ``owner/name:configuration``, either with a split
+            of its own behind ``#``, as in ``facebook/anli#test_r1`` or ``owner/name#test[:33]``.
         split: which split of a hub data set that names none; a local file is one split, whatever the value.
         fields: names that every row must have.
 
@@ -318,7 +318,8 @@ def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:
         raise DataError(f"{path}: not JSON ({error})") from error
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
-        content = lists[0] if len(lists) == 1 else None
+        single = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
+        content = [content] if single else lists[0] if len(lists) == 1 else None
     if not isinstance(content, list):
         raise DataError(f"{path}: must hold a list of objects, or one object with a single list of them")
     return list(enumerate(content, start=1))

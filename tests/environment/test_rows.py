@@ -53,6 +53,14 @@ def test_a_missing_field_is_named_with_its_row(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "d.jsonl"), None, ("a", "b"))
 
 
+def test_an_object_is_a_row_if_its_only_list_holds_no_objects(tmp_path: Path) -> None:
+    row = {"a": "x", "labels": ["file"]}
+    (tmp_path / "d.json").write_text(json.dumps(row))
+    assert read_rows(str(tmp_path / "d.json"), None, ("a",)) == [row]
+    (tmp_path / "d.json").write_text(json.dumps({"a": "x", "rows": ROWS}))
+    assert read_rows(str(tmp_path / "d.json"), None, ()) == ROWS
+
+
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"a": 1}\nnonsense\n')
     with pytest.raises(DataError, match=r"d\.jsonl.*2"):

@@ -200,6 +200,7 @@ def test_scripts(level: str) -> None:
     done = Sandbox(level=level).shell("echo out; echo err >&2; exit 3")
     assert (done.output, done.status, done.ending, done.isolation) == ("out\nerr\n", 3, None, level)
     assert Sandbox(level=level).shell(f"exit {SHELL_TIMED_OUT}").ending is None
+    assert Sandbox(level=level).shell("echo 123> f; ls").output == "\nf\n", "descriptor 123, as in published tasks"
 
 
 def test_scripts_that_take_too_long(level: str) -> None:

@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
@@ -37,6 +38,9 @@ _CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
 
 _NO_ERRORS = "2> /dev/null"
 """A script's errors are no part of its output."""
+
+_SILENT = "exec > /dev/null 2>&1\n"
+"""What background processes print is no part of the reference's output."""
 
 
 TOOLS = (
@@ -73,6 +77,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         sandbox: how scripts are confined; ``wall_seconds`` is for each script, and a reply begins no further script
             when its scripts have taken this long together. Namespaces are needed.
         system_prompt: a system message before the task.
+        scripts: the folder that holds the files of scripts that rows name, such as ``init/words.sh``.
         bad_rows: ``skip`` leaves out rows of the data that cannot be used, with a warning that names them; ``stop``
             raises at the first one.
 
@@ -90,6 +95,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         max_turns: int = 8,
         sandbox: Sandbox = Sandbox(minimum="namespaces"),  # noqa: B008 (frozen)
         system_prompt: str = "",
+        scripts: str | None = None,
         bad_rows: BadRows = "skip",
     ) -> None:
         at_least(1, "shell: ", max_turns=max_turns)
@@ -98,6 +104,7 @@ class ShellEnvironment(SingleAgentEnvironment):
                 f"shell: sandbox.minimum is {sandbox.minimum!r}; a system of its own needs 'namespaces'"
             )
         self.max_turns, self.sandbox, self.system_prompt = max_turns, sandbox, system_prompt
+        self._task_data = partial(task_data, scripts=scripts)
         self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
         self._cell: Cell | None = None
 
@@ -114,11 +121,11 @@ class ShellEnvironment(SingleAgentEnvironment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
         return self._tasks.source(
-            split, generate_data, "description", ("description", "evaluation"), json.dumps, task_data
+            split, generate_data, "description", ("description", "evaluation"), json.dumps, self._task_data
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """Return the reference solution's output as the answer, or the solution itself where a change is asked for."""
+        """Return the reference's output as the answer, after the reference itself where a change is asked for."""
         data = task.data
         if data["match"] is not None:
             if "regex" in data["match"]:
@@ -130,7 +137,9 @@ class ShellEnvironment(SingleAgentEnvironment):
                 return None  # a random set-up: the right answer is known within an episode only
             replies = [written_call("answer_action", answer=outputs.pop().strip())]
         elif data["reference"]:
-            replies = [written_call("bash_action", script=data["reference"]), written_call("finish_action")]
+            printed = self._expected_of(data).strip()
+            last = written_call("answer_action", answer=printed) if printed else written_call("finish_action")
+            replies = [written_call("bash_action", script=data["reference"]), last]
         else:
             return None
         return {self.agents[0]: replies}
@@ -223,9 +232,11 @@ class ShellEnvironment(SingleAgentEnvironment):
         return self._script(self._cell, f"{_CHECKERS[check['language']]} {' '.join(words)} {_NO_ERRORS}")
 
     def _expected_of(self, data: Mapping[str, Any]) -> str:
-        cell, expected = self._system(data)
-        cell.close()
-        return expected
+        """Return the reference's output on a system of its own."""
+        with self.sandbox.open(shell=True) as cell:
+            self._set_up(cell, data["init"])
+            self._set_up(cell, data["start"], _SILENT)
+            return self._reference(cell, data)
 
     def _system(self, data: Mapping[str, Any]) -> tuple[Cell, str]:
         """Return a fresh system that the task's scripts have set up, and the reference's output on a copy of it."""
@@ -235,23 +246,23 @@ class ShellEnvironment(SingleAgentEnvironment):
             expected = ""
             if None in data["checks"]:
                 with self.sandbox.open(shell=True) as copied:
-                    self._set_up(copied, data["init"])  # for its background processes
+                    self._set_up(copied, data["init"], _SILENT)  # for its background processes
                     if not self.sandbox.copy_files(cell, copied):  # for its random draws
                         logger.warning(
                             "shell: the files of %r are too large to be copied; no answer to a random set-up is right",
                             data["description"][:200],
                         )
-                    self._set_up(copied, data["start"])
+                    self._set_up(copied, data["start"], _SILENT)
                     expected = self._reference(copied, data)
             self._set_up(cell, data["start"])
             cell.output()
             stack.pop_all()
         return cell, expected
 
-    def _set_up(self, cell: Cell, script: str) -> None:
+    def _set_up(self, cell: Cell, script: str, first: str = "") -> None:
         if not script:
             return
-        done = self._script(cell, script)
+        done = self._script(cell, first + script)
         if done.ending is not None or done.status:
             how = f"was ended ({done.ending})" if done.ending else f"left with status {done.status}"
             raise SandboxError(
@@ -260,7 +271,8 @@ class ShellEnvironment(SingleAgentEnvironment):
 
     def _reference(self, cell: Cell, data: Mapping[str, Any]) -> str:
         """Return the output of the reference solution without errors."""
-        done = self._script(cell, f"bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
+        # In place of the shell around it, so that it counts as many processes as the same script of the agent.
+        done = self._script(cell, f"exec bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
         if done.ending is not None:
             raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
         return done.output

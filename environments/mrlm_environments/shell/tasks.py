@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -59,17 +60,23 @@ def matches(answer: str, rule: Mapping[str, Any], sandbox: Sandbox) -> bool:
     return sandbox.run(f"import re; re.fullmatch({rule['regex']!r}, {text!r}) is not None").output == "True\n"
 
 
-def task_data(row: Mapping[str, Any]) -> dict[str, Any]:
+def task_data(row: Mapping[str, Any], scripts: str | None = None) -> dict[str, Any]:
     """Return a task's data, of a row in AgentBench's format.
 
+    Args:
+        row: of the data set.
+        scripts: the folder that holds the files of scripts that rows name.
+
     Raises:
-        ValueError: a script lies in a file that the row does not bring; also
+        ValueError: the file of a script is missing, or outside of ``scripts``; also
             :data:`~mrlm_pl.environment.rows.REFUSALS`: a field is missing or of another form.
     """
-    create = row.get("create") or {}
+    row = _with_code(row, scripts)
+    create, evaluation = row.get("create") or {}, row["evaluation"]
+    if isinstance(create, list) and create == evaluation.get("check"):
+        create = {}  # published rows repeat their check there, which AgentBench ignores
     if not isinstance(create, Mapping):
         raise TypeError(f"create is {create!r:.80}, not an object with init")
-    evaluation = row["evaluation"]
     made: dict[str, Any] = {
         "description": str(row["description"]),
         "init": _script(create.get("init")),
@@ -140,6 +147,27 @@ def _rule(rule: dict[str, Any]) -> dict[str, Any]:
     return rule
 
 
+def _with_code(value: Any, scripts: str | None) -> Any:
+    """Return a part of a row with the text of each script's file as its ``code``; comparisons keep their names."""
+    if isinstance(value, list):
+        return [_with_code(item, scripts) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "file" not in value or "code" in value or _comparison(value["file"]) in COMPARISONS:
+        return {key: _with_code(item, scripts) for key, item in value.items()}
+    if scripts is None:
+        raise ValueError(f"the script {value!r} is in a file; set `scripts` to the folder of such files")
+    folder = Path(scripts).resolve()
+    path = (folder / value["file"]).resolve()
+    if not path.is_relative_to(folder) or not path.is_file():
+        raise ValueError(f"the script {value!r} is no file in {folder}")
+    return {**value, "code": path.read_text(encoding="utf-8")}
+
+
+def _comparison(file: Any) -> str:
+    return str(file).rpartition("/")[2].removesuffix(".py")
+
+
 def _language(value: Mapping[str, Any]) -> str:
     language = value.get("language", "bash")
     if language not in ("bash", "python"):
@@ -153,10 +181,8 @@ def _script(value: Any) -> str:
         return value or ""
     if isinstance(value, list):
         return "\n".join(map(_script, value))
-    if "code" in value:
-        python = _language(value) == "python"
-        return f"python3 -c {shlex.quote(str(value['code']))}" if python else str(value["code"])
-    raise ValueError(f"the script {value!r} is in a file; put its text into the row as `code`")
+    python = _language(value) == "python"
+    return f"python3 -c {shlex.quote(str(value['code']))}" if python else str(value["code"])
 
 
 def _check(item: Any) -> Any:
@@ -165,9 +191,7 @@ def _check(item: Any) -> Any:
         return None
     if isinstance(item, str):
         item = {"file": item} if item in COMPARISONS else {"code": item}
-    name = str(item.get("file", "")).rpartition("/")[2].removesuffix(".py")
+    name = _comparison(item.get("file", ""))
     if name in COMPARISONS:
         return name
-    if "code" not in item:
-        raise ValueError(f"the check {item!r} is in a file; put its text into the row as `code`")
     return {"language": _language(item), "code": str(item["code"])}

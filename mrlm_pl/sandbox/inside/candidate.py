@@ -24,6 +24,7 @@ from mrlm_pl.sandbox.inside.objects import Objects
 from mrlm_pl.sandbox.inside.unit_tests import grade_unit_tests
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 from mrlm_pl.sandbox.wall import landlock
+from mrlm_pl.sandbox.wall.confinement import SHELL_OPEN_FILES
 
 MODULE = "solution"
 MAX_ERROR_CHARACTERS = 2_000
@@ -111,7 +112,7 @@ class _Child:
                 os.setpgid(0, 0)
             else:
                 landlock.scope_signals()  # without a process namespace, this process must not be stopped
-            os.closerange(3, 64)
+            os.closerange(3, SHELL_OPEN_FILES)
             try:
                 os.chdir(request["folder"])
                 os.execv(SHELL, [SHELL, "-c", request["script"]])

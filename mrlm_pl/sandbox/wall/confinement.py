@@ -22,6 +22,9 @@ INNER_USER = 1000
 """User and group inside the namespaces."""
 
 FIRST_CELL_USER = 60_000
+OPEN_FILES, SHELL_OPEN_FILES = 64, 128
+"""Of each process. Scripts of published tasks redirect descriptors up to 123."""
+
 BOX = "/box"
 HOME = "/home/student"
 SYSTEM_FOLDERS = ("/home", "/root", "/tmp", "/var", "/srv", "/opt")
@@ -316,7 +319,7 @@ def _limit(cell: CellSettings, tasks: int) -> None:
         (resource.RLIMIT_FSIZE, cell.disk_mb * MEBIBYTE),
         (resource.RLIMIT_CPU, cell.cpu_seconds),
         (resource.RLIMIT_NPROC, tasks),
-        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NOFILE, SHELL_OPEN_FILES if cell.shell else OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),

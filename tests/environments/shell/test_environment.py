@@ -146,6 +146,31 @@ def test_errors_of_the_reference_are_no_answer() -> None:
     assert solved([FINISH], checked(first, second))
 
 
+def test_the_best_replies_to_a_change_with_an_answer_give_both() -> None:
+    moved = {"language": "bash", "code": '[ -e ~/new/file ] && [ "$1" = old ]'}
+    row = checked(moved, example="mv ~/old ~/new; echo old", init="mkdir ~/old; touch ~/old/file")
+    replies = [bash("mv ~/old ~/new; echo old"), answer("old")]
+    assert ShellEnvironment().gold(task_of(row)) == {"agent": replies}
+    assert solved([*replies], row)
+
+
+def test_output_of_background_programs_is_no_answer() -> None:
+    said = "until [ -e ~/said ]; do sleep .01; done"
+    row = {
+        **COUNT,
+        "create": {"init": "(until [ -e ~/go ]; do sleep .01; done; echo noise; touch ~/said) &"},
+        "evaluation": {"check": [None, {"file": "string-match"}], "example": f"touch ~/go; {said}; echo 3"},
+    }
+    assert solved([answer("3")], row, sandbox=PATIENT)
+
+
+def test_a_reference_counts_the_processes_that_the_agent_counts() -> None:
+    count = "sleep 60 & set -- /proc/[0-9]*; echo $#"
+    row = {**COUNT, "evaluation": {"check": [None, {"file": "integer-match"}], "example": count}}
+    (shown,) = play([bash(count)], row)
+    assert solved([answer(seen(shown)[0])], row)
+
+
 @pytest.mark.parametrize(
     "field", [{"create": {"init": "mkdir ~/d; useradd jack"}}, {"start": "exit 3"}, {"create": {"init": "cat <("}}]
 )

@@ -50,7 +50,7 @@ def test_comparisons(name: str, right: list[tuple[str, str]], wrong: list[tuple[
         ({"evaluation": {"match": {}}}, "answer"),
         ({"evaluation": {"match": " "}}, "empty"),
         ({"evaluation": {"match": {"regex": "("}}}, "unterminated|error"),
-        ({"create": {"init": {"file": "a.sh"}}}, r"a\.sh"),
+        ({"create": {"init": {"file": "a.sh"}}}, r"a\.sh.*set `scripts`"),
         ({"create": {"init": {"language": "c++", "code": "x"}}}, r"c\+\+"),
         ({"create": "default"}, "default"),
         ({"start": 5}, "int"),
@@ -76,6 +76,40 @@ def test_scripts_and_checks_may_be_mere_texts() -> None:
     made = task_data(row)
     assert made["init"] == "mkdir ~/d\ntouch ~/d/a"
     assert made["checks"] == [{"language": "bash", "code": "test -e ~/d/a"}]
+
+
+def test_scripts_in_files_are_read_from_their_folder_only(tmp_path: Path) -> None:
+    scripts = tmp_path / "scripts"
+    (scripts / "init").mkdir(parents=True)
+    (scripts / "init" / "make.sh").write_text("mkdir ~/d")
+    (scripts / "own.py").write_text("assert True")
+    (tmp_path / "outside.sh").write_text("secret")
+    row = {
+        **COUNT,
+        "create": {"local": "default", "init": [{"file": "init/make.sh"}, "touch ~/d/a"]},
+        "evaluation": {
+            "check": [{"language": "python", "file": "own.py"}],
+            "example": {"file": "init/make.sh"},
+        },
+    }
+    made = task_data(row, str(scripts))
+    assert made["init"] == "mkdir ~/d\ntouch ~/d/a"
+    assert made["checks"] == [{"language": "python", "code": "assert True"}]
+    assert made["reference"] == "mkdir ~/d"
+    assert task_data(COUNT, str(scripts))["checks"] == [None, "integer-match"]
+    for file in ("../outside.sh", str(tmp_path / "outside.sh"), "init/none.sh", "init"):
+        with pytest.raises(ValueError, match="is no file in"):
+            task_data({**COUNT, "start": {"file": file}}, str(scripts))
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    environment = ShellEnvironment(data={"test": str(tmp_path / "rows.json")}, scripts=str(scripts))
+    assert environment.tasks("test")[0].data == made
+
+
+def test_published_rows_that_repeat_their_check_have_no_setup() -> None:
+    checks = COUNT["evaluation"]["check"]  # type: ignore[index]
+    assert task_data({**COUNT, "create": checks})["init"] == ""
+    with pytest.raises(TypeError, match="not an object with init"):
+        task_data({**COUNT, "create": ["mkdir ~/d"]})
 
 
 def test_rows_of_a_file(tmp_path: Path) -> None:
