@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -20,6 +21,11 @@ SLOW_SECONDS = 3600
 # A busy machine generates and runs examples slowly. Every run tries the same ones: a change fails for its own faults.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+# The workers collect the same files, and dozens of processes import the package. Compile each file once, also where the
+# environment of a container forbids it.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure() -> None:

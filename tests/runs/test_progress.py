@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
+import io
 import re
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mrlm_environments import CoordinationGame
 
+from mrlm_pl import GRPO, Policy, RolloutDataModule
+from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
-from mrlm_pl.runs.console import RunProgress
+from mrlm_pl.runs.console import RunProgress, _metric_texts
 from tests.support.short_fits import make
 
-TERMINALS = """
-import fcntl, json, struct, termios
-from mrlm_environments import CoordinationGame
-from mrlm_pl import GRPO, Policy, RolloutDataModule
-from mrlm_pl.runs import Trainer
-from mrlm_pl.runs.console import _metric_texts
 
-for columns in (80, 200):
-    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    policies = {name: Policy("builtin:tiny", learning_rate=1e-3) for name in ("first_of_two", "second_of_two")}
-    model = GRPO(policies, {"row": "first_of_two", "column": "second_of_two"}, kl={"coefficient": 0.1})
-    data = RolloutDataModule(CoordinationGame(), groups=2, group_size=2, iterations=2, sampling={"max_tokens": 4})
-    trainer = Trainer(accelerator="cpu", limit_val_batches=0)
-    trainer.fit(model, data)
-    print("shown", json.dumps(_metric_texts(trainer.progress_bar_metrics)))
-"""
+class Terminal(io.StringIO):
+    """Collects the output for a terminal, with a new line for each movement of the cursor."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> str:
+        text = re.sub(r"\x1b\[[\d;?]*[A-Zlh]", "\n", self.getvalue())
+        return re.sub(r"\x1b\[[\d;]*m", "", text).replace("\r", "\n")
 
 
-def screen(command: list[str], folder: Path) -> str:
-    """Return the output of a command in a terminal, with a new line for each movement of the cursor."""
-    terminal, inside = pty.openpty()
-    known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(
-        command, cwd=folder, env={**known, "TERM": "xterm"}, stdin=inside, stdout=inside, stderr=inside
-    )
-    os.close(inside)
-    written = b""
-    try:
-        with suppress(OSError):  # the end of a terminal on Linux
-            while part := os.read(terminal, 1 << 16):
-                written += part
-        assert process.wait(60) == 0, written.decode()
-    finally:
-        process.kill()
-        os.close(terminal)
-    text = re.sub(r"\x1b\[[\d;?]*[A-Zlh]", "\n", written.decode())
-    return re.sub(r"\x1b\[[\d;]*m", "", text).replace("\r", "\n")
-
-
-def test_a_terminal_shows_whole_names_and_numbers(outside_the_repository: None, tmp_path: Path) -> None:
-    *runs, _ = re.split(r"shown (.*)\n", screen([sys.executable, "-c", TERMINALS], tmp_path))
+def test_a_terminal_shows_whole_names_and_numbers(
+    outside_the_repository: None, monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
     heights = []
-    for columns, frames, shown in zip((80, 200), runs[::2], runs[1::2], strict=True):
-        lines = [line for line in frames.splitlines() if re.match(r"iteration |\w+/\w", line)]
-        texts = json.loads(shown)
+    monkeypatch.setenv("TERM", "xterm")
+    for columns in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        policies = {name: Policy(str(model_folder), learning_rate=1e-3) for name in ("first_of_two", "second_of_two")}
+        algorithm = GRPO(policies, {"row": "first_of_two", "column": "second_of_two"}, kl={"coefficient": 0.1})
+        options = {"groups": 2, "group_size": 2, "iterations": 2, "sampling": Sampling(max_tokens=4)}
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", terminal := Terminal())
+            trainer = Trainer(accelerator="cpu", limit_val_batches=0)
+            trainer.fit(algorithm, RolloutDataModule(CoordinationGame(), **options))
+        lines = [line for line in terminal.screen().splitlines() if re.match(r"iteration |\w+/\w", line)]
+        texts = _metric_texts(trainer.progress_bar_metrics)
         assert len(texts) >= 6
         assert max(map(len, lines)) <= columns
         assert "…" not in "".join(lines)

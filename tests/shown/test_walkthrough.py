@@ -27,7 +27,7 @@ FIT = ["--data.iterations", "1", "--data.groups", "2", "--trainer.accelerator", 
 SMALL: Mapping[str, list[str]] = {
     "fit": [*FIT, *EVALUATION],
     "train": [*FIT, *EVALUATION],
-    "sweep": [*FIT, *EVALUATION],
+    "sweep": [*FIT, *EVALUATION, "--seeds", "1"],
     "validate": ["--data.validation_episodes", "4", "--trainer.accelerator", "cpu", "--trainer.callbacks", "null"],
     "eval": ["--num-episodes", "4", "--device", "cpu"],
     "arena": ["--num-episodes", "2", "--device", "cpu"],

@@ -109,6 +109,11 @@ def shown_commands() -> dict[str, list[str]]:
     return found
 
 
+_PARSERS = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+_BUILT: dict[str, dict[str, Any]] = {}
+"""What Lightning's command line keeps of its parsers, by stage: building them takes as long as parsing."""
+
+
 class WorkBegins(BaseException):
     """Raised instead of the work of a command after its options are parsed."""
 
@@ -117,11 +122,21 @@ class WorkBegins(BaseException):
 def stopped_before_work() -> Iterator[None]:
     """Raise :class:`WorkBegins` when a command has parsed its options.
 
-    Commands of the trainer stop before their classes are built, all others when their parser returns.
+    Commands of the trainer stop before their classes are built, all others when their parser returns. The parsers of a
+    stage of the trainer are built once.
     """
     from lightning.pytorch.cli import LightningCLI
 
+    from mrlm_pl.cli.commands.fit import RunCommand
     from mrlm_pl.cli.parsing.parser import CommandParser
+
+    setup = RunCommand.setup_parser
+
+    def setup_once(self: Any, *args: Any) -> None:
+        if self.stage not in _BUILT:
+            setup(self, *args)
+            _BUILT[self.stage] = {name: getattr(self, name) for name in _PARSERS}
+        vars(self).update(_BUILT[self.stage])
 
     short, plain = CommandParser.parse_args, argparse.ArgumentParser.parse_args
 
@@ -134,6 +149,7 @@ def stopped_before_work() -> Iterator[None]:
         raise WorkBegins
 
     with (
+        mock.patch.object(RunCommand, "setup_parser", setup_once),
         mock.patch.object(CommandParser, "parse_args", parse_short),
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_plain),
         mock.patch.object(LightningCLI, "instantiate_classes", side_effect=WorkBegins),

@@ -170,6 +170,7 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
     program = (
         "import signal, sys; from mrlm_pl.cli.commands import sweep; from mrlm_pl.cli.main import main; "
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # ignored where the tests run under nohup
+        "sweep._check = print; "  # the options are sound, and their parser imports Lightning
         f"sweep.COMMAND = (sys.executable, 'train.py'); sys.exit(main({['sweep', *WORDS]!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
