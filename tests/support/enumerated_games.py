@@ -61,13 +61,15 @@ class Bits(Environment):
     Args:
         agents: in their order; one that stands there twice acts twice.
         worth: of the bits as text; bits that it holds end the game.
+        shares: factor of the worth that each agent earns, in order of the agents; () is 1 for all.
     """
 
     name = "bits"
 
-    def __init__(self, agents: str, worth: Mapping[str, float]) -> None:
+    def __init__(self, agents: str, worth: Mapping[str, float], shares: Sequence[float] = ()) -> None:
         self.order, self.worth = agents, dict(worth)
         self.agents = tuple(dict.fromkeys(agents))
+        self.shares = dict(zip(self.agents, shares or [1.0] * len(self.agents), strict=True))
 
     def tasks(self, split: str) -> TaskSource:
         return DatasetTasks(self.name, split, [{}])
@@ -79,7 +81,7 @@ class Bits(Environment):
     def step(self, actions: Mapping[str, Message]) -> Step:
         self.said += next(iter(actions.values())).content
         if self.said in self.worth:
-            rewards = dict.fromkeys(self.agents, self.worth[self.said])
+            rewards = {agent: share * self.worth[self.said] for agent, share in self.shares.items()}
             return Step(rewards=rewards, done=True, stop_reason="end")
         return Step(self._due())
 
@@ -111,12 +113,14 @@ class Game:
     """A game of bits and a policy with a logit for each history.
 
     Args:
-        agents, worth: see :class:`Bits`.
+        agents, worth, shares: see :class:`Bits`.
         logits: of saying 1, by the bits before.
     """
 
-    def __init__(self, agents: str, worth: Mapping[str, float], logits: Mapping[str, float]) -> None:
-        self.environment, self.logits, self.choices = Bits(agents, worth), dict(logits), Choices()
+    def __init__(
+        self, agents: str, worth: Mapping[str, float], logits: Mapping[str, float], shares: Sequence[float] = ()
+    ) -> None:
+        self.environment, self.logits, self.choices = Bits(agents, worth, shares), dict(logits), Choices()
 
     def gradient(self, terms: Sequence[tuple[str, str, Tensor | float]]) -> dict[str, float]:
         """Return the sum of A grad log pi by history, of terms (history, bit, A)."""
@@ -126,27 +130,40 @@ class Game:
             found[heard] += float(advantage) * ((1 - one) if bit == "1" else -one)
         return found
 
-    def expected(self, further: FurtherEpisodes, group: int, terms: Callable[[list[Episode]], Any]) -> dict[str, float]:
-        """Return the expected gradient, over all outcomes of a group and its further episodes."""
+    def outcomes(self, group: int, further: FurtherEpisodes | None = None) -> list[tuple[float, list[Episode]]]:
+        """Return every outcome of a group and its further episodes, with its probability."""
         seats = dict.fromkeys(self.environment.agents, Seat("main", ChatFormat(TOKENIZER), Sampling(), 4096))
         player = EpisodePlayer({"bits": self.environment}, seats, Bitwise(self.choices, self.logits))
         task = self.environment.tasks("train")[0]
 
-        async def outcomes() -> dict[str, float]:
-            total = dict.fromkeys(self.logits, 0.0)
+        async def played() -> list[tuple[float, list[Episode]]]:
+            found = []
             for _ in self.choices.all():
                 episodes = await player.play([EpisodeSpec(str(n), task, "g", n) for n in range(group)])
                 rounds = 0
-                while specs := further.due(episodes, rounds):
+                while further and (specs := further.due(episodes, rounds)):
                     episodes, rounds = [*episodes, *await player.play(specs)], rounds + 1
-                gradient = self.gradient(terms(episodes))
-                total = {key: total[key] + self.choices.probability * gradient[key] for key in total}
-            return total
+                found.append((self.choices.probability, episodes))
+            return found
 
         try:
-            return player.run_blocking(outcomes)
+            return player.run_blocking(played)
         finally:
             player.close()
+
+    def mean_gradient(
+        self, outcomes: Sequence[tuple[float, list[Episode]]], terms: Callable[[list[Episode]], Any]
+    ) -> dict[str, float]:
+        """Return the expected gradient over these outcomes; see :meth:`gradient` for the terms of one."""
+        total = dict.fromkeys(self.logits, 0.0)
+        for probability, episodes in outcomes:
+            gradient = self.gradient(terms(episodes))
+            total = {key: total[key] + probability * gradient[key] for key in total}
+        return total
+
+    def expected(self, further: FurtherEpisodes, group: int, terms: Callable[[list[Episode]], Any]) -> dict[str, float]:
+        """Return the expected gradient, over all outcomes of a group and its further episodes."""
+        return self.mean_gradient(self.outcomes(group, further), terms)
 
     def true_gradient(self) -> dict[str, float]:
         """Return the gradient of the expected worth of the bits."""
