@@ -8,17 +8,19 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 
-def provenance(peer: str = "", peer_python: str = "") -> dict[str, Any]:
+def provenance(peer: str = "", peer_python: str = "", kept: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what reproduces the present script's results.
 
     Args:
         peer: the package that it compares with.
         peer_python: the Python in which that is installed.
+        kept: the file of results that the present script adds to; its commands come first.
     """
     packages = ("torch", "lightning", "transformers")
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
@@ -28,8 +30,10 @@ def provenance(peer: str = "", peer_python: str = "") -> dict[str, Any]:
         versions[peer] = found.stdout.strip()
     module = sys.modules["__main__"].__spec__  # of `python -m`
     program = ["-m", module.name] if module else sys.argv[:1]
+    command = shlex.join(["python", *program, *sys.argv[1:]])
+    earlier = kept["command"].split(" && ") if kept else []
     return {
-        "command": shlex.join(["python", *program, *sys.argv[1:]]),
+        "command": " && ".join(dict.fromkeys([*earlier, command])),
         "date": datetime.date.today().isoformat(),
         "machine": {"cores": os.cpu_count(), "processor": processor()},
         "versions": versions,

@@ -132,7 +132,7 @@ def branches(found: Any) -> str:
             f"{row['mean']:.3f} {between(row['ci95'])}",
             f"{row['minus MAGRPO']:+.3f} {between(row['ci95 of it'], '+')}" if row["arm"] != "MAGRPO" else "-",
         ]
-        for row in found
+        for row in found["rows"]
         if "mean" in row
     ]
     return table(["task", "algorithm", "held-out reward", "minus MAGRPO"], rows)
@@ -141,7 +141,7 @@ def branches(found: Any) -> str:
 def marginal(found: Any) -> str:
     """Return rewards of credit from replays without an agent at equal generated tokens."""
     rewards: dict[tuple[int, str], list[float]] = {}
-    for row in found:
+    for row in found["rows"]:
         if "seed" in row:
             rewards.setdefault((row["budget"], row["arm"]), []).append(row["reward"])
     rows = [[budget, arm, len(seeds), plus_minus(*mean_and_half(seeds))] for (budget, arm), seeds in rewards.items()]

@@ -9,7 +9,7 @@
 
 In ``halves`` and ``debate`` every run has the same budget of generated tokens. Printed are the held-out reward of
 the final weights, and its mean over the seeds with the 95 % interval (Student's t); the differences to MAGRPO are
-paired by seed.
+paired by seed. ``--json`` keeps the file's rows of other experiments and budgets.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "examples"
     sys.path.insert(0, str(folder))
 from few_values import mean_and_half  # noqa: E402
 from number_guessing import NumberGuessing  # noqa: E402
+from provenance import provenance  # noqa: E402
 from quiet_trainer import quiet_trainer  # noqa: E402
 
 EPISODES = 128
@@ -45,7 +46,7 @@ EPISODES = 128
 
 ARMS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int]]] = {
     "MAGRPO": (MAGRPO, {}, {"halves": 4, "debate": 4}),
-    "COMA": (COMA, {}, {"halves": 4}),
+    "COMA": (COMA, {}, {"halves": 4, "debate": 4}),
     "C3": (C3, {"alternatives": 3}, {"halves": 1, "debate": 2}),
     "C3 replay": (C3, {"alternatives": 4, "rest": "replay"}, {"debate": 2}),
     "CCPO": (CCPO, {}, {"halves": 4}),
@@ -54,8 +55,8 @@ ARMS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, int]]] = {
     "Shapley": (Shapley, {}, {"halves": 4}),
     "Shapley other": (Shapley, {"absent": "other"}, {"halves": 4, "debate": 4}),
 }
-"""Class, options and ``data.group_size`` by task. In the debate one agent acts at a time, and COMA equals MAGRPO; in
-``halves`` nothing follows a message, and a replayed rest equals a played one."""
+"""Class, options and ``data.group_size`` by task. In ``halves`` nothing follows a message, and a replayed rest equals a
+played one."""
 
 TASKS: dict[str, dict[str, Any]] = {
     "halves": {"environment": Halves, "max_tokens": 4, "groups": 8, "budget": 2000},
@@ -95,7 +96,7 @@ def fit(algorithm: Any, data: RolloutDataModule, seed: int, callback: Callback) 
         )
 
 
-def learn(task: str, arm: str, seed: int, tokens: int | None) -> dict[str, float]:
+def learn(task: str, arm: str, seed: int, tokens: int) -> dict[str, float]:
     """Return the held-out reward after a run of the task's budget, and the totals of the run."""
     lightning.seed_everything(seed, verbose=False)
     cls, options, sizes = ARMS[arm]
@@ -110,7 +111,7 @@ def learn(task: str, arm: str, seed: int, tokens: int | None) -> dict[str, float
         save_episodes=False,
         seed=seed,
     )
-    budget = Budget(tokens or setting["budget"], task)
+    budget = Budget(tokens, task)
     fit(cls(policies, SEATS[task], **options), data, seed, budget)
     names = ("progress/generated_tokens", "progress/iteration", "progress/episodes")
     return {**budget.after, **{name.split("/")[1]: budget.seen[name] for name in names}}
@@ -183,32 +184,37 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    rows: list[dict[str, Any]] = []
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"rows": []}
+    budgets = {name: options.tokens or TASKS[name]["budget"] for name in options.experiments if name in TASKS}
+    measured = [("cost", None), *budgets.items()] if "cost" in options.experiments else [*budgets.items()]
+    rows = [row for row in before["rows"] if (row["experiment"], row.get("budget")) not in measured]
+    made = provenance(kept=before if rows else None)
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            options.json.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n")
 
     for experiment in options.experiments:
         if experiment == "cost":
             for row in cost(options.arms):
                 add({"experiment": "cost", **row})
             continue
+        of_all = {"experiment": experiment, "budget": budgets[experiment]}
         rewards: dict[str, list[float]] = {arm: [] for arm in options.arms if experiment in ARMS[arm][2]}
         for seed in options.seeds:
             for arm, found in rewards.items():
-                row = learn(experiment, arm, seed, options.tokens)
+                row = learn(experiment, arm, seed, budgets[experiment])
                 found.append(row["reward"])
-                add({"experiment": experiment, "arm": arm, "seed": seed, **row})
+                add({**of_all, "arm": arm, "seed": seed, **row})
         for arm, found in rewards.items():
             mean, half = mean_and_half(found)
             paired = [one - other for one, other in zip(found, rewards["MAGRPO"], strict=True)]
             difference, width = mean_and_half(paired)
             add(
                 {
-                    "experiment": experiment,
+                    **of_all,
                     "arm": arm,
                     "mean": round(mean, 3),
                     "ci95": [round(mean - half, 3), round(mean + half, 3)],

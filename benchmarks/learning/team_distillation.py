@@ -6,7 +6,8 @@ The team are the specialists of ``examples/specialists.py``, co-trained once wit
 configs/algorithms/teams/co_training.yaml. With each seed, configs/algorithms/distillation/team.yaml distils it
 into the built-in tiny model, which answers alone, in one turn, and sees no reward. All accuracies are on the same
 held-out questions: ``student`` before and after, ``team`` the mean of the solvers in the last turn, ``majority`` their
-vote. Intervals are 95 % over the seeds (Student's t), for the differences to the student paired by seed.
+vote. Intervals are 95 % over the seeds (Student's t), for the differences to the student paired by seed. ``--json``
+keeps the seeds that its file has, and is written after each seed: the same command continues a run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +81,22 @@ def main() -> None:
         more = ["--model.policies", json.dumps(policies), "--data.iterations", str(options.team_iterations)]
         call(command_of("teams/co_training", models, 0, options.turns, team, *more))
         print(f"trained the team in {team}", flush=True)
-    rows: list[dict[str, Any]] = []
-    values: dict[str, list[float]] = {}
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
+    rows = [row for row in before["rows"] if "seed" in row] if before else []
     for seed in options.seeds:
-        found = run(models, team, seed, options)
-        rows.append({"seed": seed, **{name: round(value, 3) for name, value in found.items()}})
-        print(json.dumps(rows[-1]), flush=True)
-        for name, value in found.items():
-            values.setdefault(name, []).append(value)
-    rows.append({"all seeds": {name: over_seeds(of) for name, of in values.items()}})
-    print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+        if all(row["seed"] != seed for row in rows):
+            found = run(models, team, seed, options)
+            rows.append({"seed": seed, **{name: round(value, 3) for name, value in found.items()}})
+            print(json.dumps(rows[-1]), flush=True)
+        if options.json:
+            written = {**provenance(kept=before), "rows": [*rows, summary(rows)]}
+            options.json.write_text(json.dumps(written, indent=1) + "\n")
+    print(json.dumps(summary(rows)))
+
+
+def summary(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return the last row: means and intervals over the seeds."""
+    return {"all seeds": {name: over_seeds([row[name] for row in rows]) for name in rows[0] if name != "seed"}}
 
 
 if __name__ == "__main__":

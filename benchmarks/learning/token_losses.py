@@ -115,7 +115,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"runs": {}}
-    kept = before["runs"]
+    kept = {arm: runs for arm, runs in before["runs"].items() if arm not in options.arms}
     rows: dict[str, list[dict[str, float]]] = {**kept, **{arm: [] for arm in options.arms}}
     for seed in options.seeds:
         for arm in options.arms:
@@ -123,9 +123,7 @@ def main() -> None:
             print(json.dumps({"arm": arm, **rows[arm][-1]}), flush=True)
     if options.json:
         found = {"iterations": options.iterations, "episodes": EPISODES, "summary": summary(rows), "runs": rows}
-        made = provenance()
-        if "command" in before and kept.keys() - options.arms:
-            made["command"] = f"{before['command']} && {made['command']}"
+        made = provenance(kept=before if kept else None)
         options.json.write_text(json.dumps({**made, **found}, indent=1) + "\n")
     for arm, numbers in summary(rows).items():
         print(f"{arm:<22}", "  ".join(f"{name} {value:+.3f}" for name, value in numbers.items()))

@@ -149,8 +149,10 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    kept = json.loads(options.json.read_text())["tasks"] if options.json and options.json.exists() else {}
-    written: dict[str, Any] = {**provenance(), "tasks": kept}
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"tasks": {}}
+    kept = before["tasks"]
+    again = all(task in options.tasks and {*found["runs"]} <= {*options.arms} for task, found in kept.items())
+    written: dict[str, Any] = {**provenance(kept=None if again else before), "tasks": kept}
     for task in options.tasks:
         known = kept.get(task, {}).get("runs", {})
         runs: dict[str, list[dict[str, float]]] = {**known, **{arm: [] for arm in options.arms}}
