@@ -11,19 +11,18 @@ This module imports the standard library only, so an environment can be hosted w
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from mrlm_pl.environment.steps import Observations, Step, TurnOrder, shown
+from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, checked, shown, with_order
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, place, place_of
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, place_of
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,11 @@ class Environment(ABC):
         cls._proxy = cls._proxy or proxy
         if cls._proxy:
             return
-        for name, check, note in (
-            ("reset", _begin, _began),
-            ("step", _check_actions, _stepped),
-            ("tasks", lambda environment, split: None, _check_tasks),  # sources check the split,
-        ):
+        wrappers = {**ORDER_OF_CALLS, "tasks": partial(checked, note=_check_tasks)}  # sources check the split
+        for name, wrapper in wrappers.items():
             method = cls.__dict__.get(name)
             if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False):
-                setattr(cls, name, _checked(method, check, note))
-        if inspect.isfunction(cls.__dict__.get("copy")):
-            cls.copy = _with_order(cls.__dict__["copy"])  # type: ignore[method-assign]
+                setattr(cls, name, wrapper(method))
 
     @abstractmethod
     def reset(self, task: Task) -> Observations:
@@ -152,7 +146,7 @@ class Environment(ABC):
             EnvironmentContractError: the instance holds something that cannot be copied.
         """
         try:
-            return _carried(self, copy.deepcopy(self))
+            return with_order(self, copy.deepcopy(self))
         except Exception as error:  # attributes may raise anything
             held = self._uncopied()
             raise EnvironmentContractError(
@@ -169,85 +163,6 @@ class Environment(ABC):
             except Exception:  # as above
                 return f"its attribute {name!r}: "
         return ""
-
-
-def _checked(
-    method: Callable[..., Any],
-    check: Callable[[Environment, Any], None],
-    note: Callable[[Environment, Any], None],
-) -> Callable[..., Any]:
-    """Return the method with a check of its argument and one of its result, whose errors name the method's place.
-
-    A method that a subclass calls through ``super()`` is not checked: the subclass's own is.
-    """
-
-    @contextmanager
-    def watched(environment: Environment, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[list[Any]]:
-        result: list[Any] = []
-        if environment.__dict__.get("_inside"):
-            yield result
-            return
-        check(environment, next(iter((*arguments, *named.values())), None))
-        environment.__dict__["_inside"] = True
-        try:
-            yield result
-        finally:
-            environment.__dict__["_inside"] = False
-        try:
-            note(environment, result[0])
-        except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
-            raise type(error)(f"{error} ({place(method)})") from None
-
-    @functools.wraps(method)
-    def called(self: Environment, *arguments: Any, **named: Any) -> Any:
-        with watched(self, arguments, named) as result:
-            result.append(method(self, *arguments, **named))
-        return result[0]
-
-    @functools.wraps(method)
-    async def awaited(self: Environment, *arguments: Any, **named: Any) -> Any:
-        with watched(self, arguments, named) as result:
-            result.append(await method(self, *arguments, **named))
-        return result[0]
-
-    return awaited if inspect.iscoroutinefunction(method) else called
-
-
-def _with_order(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a subclass's ``copy`` whose result keeps the position in the order of calls."""
-
-    @functools.wraps(method)
-    def copied(self: Environment) -> Environment:
-        return _carried(self, method(self))
-
-    return copied
-
-
-def _carried(environment: Environment, made: Environment) -> Environment:
-    """Return a copy that keeps the position in the order of calls."""
-    made.__dict__["_inside"] = False
-    if environment.forks:
-        made.__dict__["_order"] = copy.copy(environment.__dict__.get("_order"))
-    return made
-
-
-def _begin(environment: Environment, task: Any) -> None:
-    environment.__dict__["_order"] = None
-
-
-def _began(environment: Environment, observations: Any) -> None:
-    order = TurnOrder(environment.name, environment.agents)
-    order.began(observations)
-    environment.__dict__["_order"] = order
-
-
-def _check_actions(environment: Environment, actions: Any) -> None:
-    order = environment.__dict__.get("_order") or TurnOrder(environment.name, environment.agents)
-    order.check_actions(actions)
-
-
-def _stepped(environment: Environment, step: Any) -> None:
-    environment.__dict__["_order"].stepped(step)
 
 
 def _check_tasks(environment: Environment, source: Any) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, TypeAlias
 
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import EnvironmentContractError, NonFiniteError
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFiniteError, place
 
 Observations: TypeAlias = Mapping[str, Sequence[Message]]
 """New messages for each agent that acts next."""
@@ -151,6 +155,99 @@ class TurnOrder:
 
     def _error(self, fault: str, remedy: str) -> EnvironmentContractError:
         return EnvironmentContractError(f"environment {self.environment!r}: {fault}; {remedy}")
+
+
+def checked(
+    method: Callable[..., Any],
+    check: Callable[[Any, Any], None] | None = None,
+    note: Callable[[Any, Any], None] | None = None,
+) -> Callable[..., Any]:
+    """Return an environment's method with a check of its argument and one of its result.
+
+    Errors of the result name the method's place. A method that a subclass calls through ``super()`` is not checked: the
+    subclass's own is.
+
+    Args:
+        method: of an environment's class.
+        check: receives the environment and the argument; None checks nothing.
+        note: receives the environment and the result; None checks nothing.
+    """
+
+    @contextmanager
+    def watched(environment: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[list[Any]]:
+        result: list[Any] = []
+        if environment.__dict__.get("_inside"):
+            yield result
+            return
+        if check is not None:
+            check(environment, next(iter((*arguments, *named.values())), None))
+        environment.__dict__["_inside"] = True
+        try:
+            yield result
+        finally:
+            environment.__dict__["_inside"] = False
+        try:
+            if note is not None:
+                note(environment, result[0])
+        except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
+            raise type(error)(f"{error} ({place(method)})") from None
+
+    @functools.wraps(method)
+    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+        with watched(self, arguments, named) as result:
+            result.append(method(self, *arguments, **named))
+        return result[0]
+
+    @functools.wraps(method)
+    async def awaited(self: Any, *arguments: Any, **named: Any) -> Any:
+        with watched(self, arguments, named) as result:
+            result.append(await method(self, *arguments, **named))
+        return result[0]
+
+    return awaited if inspect.iscoroutinefunction(method) else called
+
+
+def with_order(environment: Any, made: Any) -> Any:
+    """Return a copy of an environment that keeps the position in the order of calls."""
+    made.__dict__["_inside"] = False
+    if environment.forks:
+        made.__dict__["_order"] = copy.copy(environment.__dict__.get("_order"))
+    return made
+
+
+def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def copied(self: Any) -> Any:
+        return with_order(self, method(self))
+
+    return copied
+
+
+def _begin(environment: Any, task: Any) -> None:
+    environment.__dict__["_order"] = None
+
+
+def _began(environment: Any, observations: Any) -> None:
+    order = TurnOrder(environment.name, environment.agents)
+    order.began(observations)
+    environment.__dict__["_order"] = order
+
+
+def _check_actions(environment: Any, actions: Any) -> None:
+    order = environment.__dict__.get("_order") or TurnOrder(environment.name, environment.agents)
+    order.check_actions(actions)
+
+
+def _stepped(environment: Any, step: Any) -> None:
+    environment.__dict__["_order"].stepped(step)
+
+
+ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "reset": functools.partial(checked, check=_begin, note=_began),
+    "step": functools.partial(checked, check=_check_actions, note=_stepped),
+    "copy": _copying,
+}
+"""Wrappers of an environment's methods by name, which keep a :class:`TurnOrder` for each episode."""
 
 
 def shown(value: Any) -> str:
