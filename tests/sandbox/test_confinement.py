@@ -10,7 +10,7 @@ import sys
 import pytest
 
 FREE_USERS = 2_000_000_000
-"""No user is numbered beyond this, so that with a process id added nobody else has the number."""
+"""No user is numbered beyond this, so that with a process id added the number is free."""
 
 PROGRAM = """
 import json, os, sys, threading, time

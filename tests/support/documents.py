@@ -111,7 +111,7 @@ def shown_commands() -> dict[str, list[str]]:
 
 _PARSERS = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
 _BUILT: dict[str, dict[str, Any]] = {}
-"""What Lightning's command line keeps of its parsers, by stage: building them takes as long as parsing."""
+"""Parsers of Lightning's command line, by stage: building them takes as long as parsing."""
 
 
 class WorkBegins(BaseException):

@@ -40,7 +40,7 @@ _NO_ERRORS = "2> /dev/null"
 """A script's errors are no part of its output."""
 
 _SILENT = "exec > /dev/null 2>&1\n"
-"""What background processes print is no part of the reference's output."""
+"""The output of background processes is no part of the reference's."""
 
 
 TOOLS = (
