@@ -109,6 +109,12 @@ def _import_fault(module: str, error: Exception) -> str:
 
 def plugin_entry_points() -> list[EntryPoint]:
     """Return the installed plugins, those of environments first, else by name."""
+    return list(_entry_points(tuple(sys.path)))
+
+
+@cache
+def _entry_points(path: tuple[str, ...]) -> list[EntryPoint]:
+    """Return the plugins of the distributions on a search path, all of whose files are read."""
     found = entry_points(group=GROUP)
     return sorted(found, key=lambda item: (not item.name.startswith(ENVIRONMENTS), item.name, item.value))
 

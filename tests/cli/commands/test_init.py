@@ -72,7 +72,7 @@ def test_a_name_that_would_hide_another_is_refused(name: str, told: str, mrlm: C
 def test_a_folder_that_exists_is_refused(mrlm: Command) -> None:
     Path("lab").mkdir()
     Path("lab/mine.txt").write_text("mine")
-    status, _, err = mrlm("init", "my-lab", "--output", "lab")
+    status, _, err = mrlm("init", "their-lab", "--output", "lab")
     assert (status, err) == (2, "mrlm: error: output: 'lab' exists; name another folder with `--output`\n")
     assert [path.name for path in Path("lab").iterdir()] == ["mine.txt"]
 
