@@ -50,17 +50,19 @@ class Worker:
         connection: to it.
         heard: when it reported.
         placed: sessions placed on it since.
+        opening: sessions that are being opened on it, of which a report may not know.
     """
 
     report: pb.WorkerReport
     connection: Connection
     heard: float = field(default_factory=time.monotonic)
     placed: int = 0
+    opening: int = 0
 
     @property
     def load(self) -> float:
         """Fraction of its capacity in use."""
-        return (self.report.sessions + self.placed) / max(self.report.capacity, 1)
+        return (self.report.sessions + self.placed + self.opening) / max(self.report.capacity, 1)
 
     def hosts(self, environment: str) -> bool:
         """Return whether it has an environment."""
@@ -97,19 +99,17 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         for worker in sorted(self.live.values(), key=lambda worker: worker.load):
             if not worker.offers(request.environment):
                 continue
-            opened = False
-            worker.placed += 1
+            worker.opening += 1
             try:
                 reply: pb.OpenReply = await worker.connection.call("Open", request, FORWARD_SECONDS)
-                opened = True
             except StatusError as error:
                 if error.too_large or error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
                     raise _forwarded(error) from error
                 problem = error
                 continue
             finally:
-                if not opened:
-                    worker.placed -= 1
+                worker.opening -= 1
+            worker.placed += 1
             reply.direct = worker.report.address
             return reply
         raise _forwarded(problem)

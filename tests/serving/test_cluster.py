@@ -229,7 +229,7 @@ def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: 
             with pytest.raises(RefusalError) as refused:
                 cluster.run(controller.open(request))
         assert refused.value.code is code
-        assert joined.placed == 0
+        assert (joined.placed, joined.opening) == (0, 0)
     with monkeypatch.context() as patch:
 
         async def cancelled(*arguments: Any) -> Any:
@@ -238,9 +238,36 @@ def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: 
         patch.setattr(joined.connection, "call", cancelled)
         with pytest.raises(CancelledError):
             cluster.run(controller.open(request))
-        assert joined.placed == 0
+        assert (joined.placed, joined.opening) == (0, 0)
     cluster.run(controller.open(request))
     assert (joined.placed, len(worker.service.sessions)) == (1, 1)
+
+
+def test_a_report_leaves_the_sessions_that_are_being_opened_counted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add(sessions=10)
+    (joined,) = cluster.controller.service.live.values()
+    request = pb.OpenRequest(environment="coordination", task=to_json(CoordinationGame().tasks("train")[0]))
+    ends, call = asyncio.Event(), joined.connection.call
+
+    async def waiting(*arguments: Any) -> Any:
+        await ends.wait()
+        return await call(*arguments)
+
+    monkeypatch.setattr(joined.connection, "call", waiting)
+    opened = cluster.loop.submit(cluster.controller.service.open(request))
+    eventually(lambda: joined.opening == 1)
+    heard = joined.heard
+    eventually(lambda: joined.heard > heard)
+    assert joined.load == 1 / 10
+    cluster.loop.submit(_set(ends)).result(100)
+    opened.result(100)
+    assert joined.opening == 0
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.ray import group as worker_group
-from mrlm_pl.engines.ray.cluster import WorkerLostError
+from mrlm_pl.engines.ray.cluster import WorkerLostError, answer_of
 from mrlm_pl.engines.ray.gpus import GpuLedger, GpuTeller
 from mrlm_pl.errors import EngineError
 
@@ -138,7 +138,7 @@ class FakeCluster:
         return CALLS.submit(self._answer(actor.call(*call), who, does, seconds))
 
     async def _answer(self, asked: Future[Any], who: str, does: str, seconds: float) -> Any:
-        future = asyncio.wrap_future(asked)
+        future = answer_of(asked)
         if not (await asyncio.wait({future}, timeout=None if seconds == math.inf else seconds))[0]:
             raise WorkerLostError(f"{who} did not {does} within {seconds:g} s")
         try:

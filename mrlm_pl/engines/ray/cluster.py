@@ -21,6 +21,17 @@ logger = logging.getLogger(__name__)
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
+def answer_of(asked: Future[Any]) -> asyncio.Future[Any]:
+    """Return the answer of an actor, to await.
+
+    The caller may leave before it comes: at the deadline, or cancelled. A later error has no reader, which asyncio
+    would report as a fault.
+    """
+    future = asyncio.wrap_future(asked)
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
+
+
 class RayCluster:
     """A pool's part of the Ray of this process.
 
@@ -145,7 +156,7 @@ class RayCluster:
         return self.loop.submit(self._answer(getattr(actor, method).remote(*arguments).future(), who, does, seconds))
 
     async def _answer(self, asked: Future[Any], who: str, does: str, seconds: float) -> Any:
-        future, deadline = asyncio.wrap_future(asked), time.monotonic() + seconds
+        future, deadline = answer_of(asked), time.monotonic() + seconds
         while not (await asyncio.wait({future}, timeout=min(CHECK_SECONDS, seconds)))[0]:
             await asyncio.to_thread(self.check)
             if time.monotonic() > deadline:

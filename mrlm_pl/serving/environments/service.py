@@ -8,7 +8,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -284,7 +284,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             source = self.offer.source(request.environment, settings, request.split)
             stop = request.start + request.count
             stop = stop if source.size is None else min(stop, source.size)
-            tasks = [source[index] for index in range(request.start, stop)]
+            # A wrapper's tasks are those of the environment within; clients know them by the name here.
+            tasks = [replace(source[index], environment=request.environment) for index in range(request.start, stop)]
             return pb.TasksReply(tasks=to_json(tasks), size=source.size)
 
         return await self._run("", read)

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from mrlm_environments import Centralized, CoordinationGame
 
 from mrlm_pl.environment import Message, ToolSchema
+from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import service
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.transport import environment_pb2 as pb
@@ -294,6 +299,16 @@ def test_reflection_lists_the_service(served: Served) -> None:
     (reply,) = stub.ServerReflectionInfo(iter([request]))
     names = {service.name for service in reply.list_services_response.service}
     assert {"mrlm.remote.v2.EnvironmentService", "grpc.health.v1.Health"} <= names
+
+
+def test_tasks_of_a_wrapper_have_the_name_under_which_it_is_served(serve: Callable[..., Served]) -> None:
+    served = serve(offer=Offer({"alone": lambda settings: Centralized(CoordinationGame())}, 0, 10.0))
+    client = RemoteEnvironment(served.target, "alone")
+    task = client.tasks("train")[1]
+    assert task == replace(CoordinationGame().tasks("train")[1], environment="alone")
+    (message,) = asyncio.run(client.reset(task))["team"]
+    assert "<agent_1>" in message.content
+    client.close()
 
 
 def test_environments_and_tasks_are_listed(served: Served) -> None:
