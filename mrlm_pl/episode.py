@@ -18,11 +18,15 @@ import msgspec
 
 from mrlm_pl.grouping import grouped
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the records in files. Readers ignore fields that they do not know, and take records without a version.
 
 2: ``Episode.excluded``. Older files hold greedy and replaced episodes without a mark.
+3: ``Turn.return_``, and the baselines of algorithms without a critic.
 """
+
+CREDIT = ("return_", "baseline", "advantage")
+"""Fields of a turn that the learner sets."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -148,8 +152,12 @@ class Turn:
         spans: the turn's tokens by version and engine, if either changed while it was sampled; else empty.
         scripted: given rather than sampled for this episode: a turn of the episode that it branches from, or a written
             one. It generated no tokens.
-        advantage: that the learner gave it, before its loss: the mean over its tokens; None if it was not trained on.
-        baseline: the critic's estimate of the return, the mean over its tokens; None without a critic.
+        return_: the return that the learner credits the turn with, such as that of the episode or of the joint actions
+            that contain the turn; None if it was not trained on.
+        baseline: the number that the return is compared with, such as the mean of the group or a critic's value; None
+            where the algorithm has none.
+        advantage: the result, with all scaling, as the loss reads it; None if the turn was not trained on. With a
+            critic all three are means over the turn's tokens.
     """
 
     agent: str
@@ -166,8 +174,9 @@ class Turn:
     sample: int = 0
     spans: tuple[TokenSpan, ...] = ()
     scripted: bool = False
-    advantage: float | None = None
+    return_: float | None = None
     baseline: float | None = None
+    advantage: float | None = None
 
     def token_spans(self) -> tuple[TokenSpan, ...]:
         """Return the spans of all the turn's tokens: one if neither version nor engine changed.
@@ -416,7 +425,7 @@ def check_finite(episode: Episode) -> None:
     for row in episode.rows():
         numbers.append(row.logprobs)
         for turn in row.turns:
-            numbers += [(turn.reward, turn.advantage, turn.baseline), turn.components.values()]
+            numbers += [(turn.reward, *(getattr(turn, name) for name in CREDIT)), turn.components.values()]
         for call in (call for message in row.messages for call in message.tool_calls):
             json.dumps(call.arguments, default=_plain, allow_nan=False)
     if not all(math.isfinite(number) for number in itertools.chain.from_iterable(numbers) if number is not None):

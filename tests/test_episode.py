@@ -92,7 +92,7 @@ def test_numbers_that_json_has_not_are_refused(number: float) -> None:
     rows = [
         replace(row, logprobs=(number,)),
         replace(row, messages=(call,)),
-        *(replace(row, turns=(replace(turn, **{name: number}),)) for name in ("reward", "advantage", "baseline")),
+        *(replace(row, turns=(replace(turn, **{name: number}),)) for name in ("reward", "return_", "baseline")),
         replace(row, turns=(replace(turn, components={"c": number}),)),
     ]
     episodes = [

@@ -1,49 +1,92 @@
 """Measure the cost of recorded episodes: bytes and seconds by compression, and an iteration with and without writing.
 
-    python benchmarks/speed/records.py [--rounds 3] [--iterations 6] [--json benchmarks/results/records.json]
+    python benchmarks/speed/records.py [--rounds 3] [--iterations 6] [--before FOLDER] [--json benchmarks/results/records.json]
 
-The debate of ``configs/tasks/teams/debate.yaml`` is trained with and without ``data.save_episodes``, in turns, each run
-in its own process. Printed are the median seconds of an iteration and the median of the rounds' ratios. The episodes of
-the first run are then encoded and compressed file by file, as the writer does: bytes and seconds for 1,000 episodes.
-zstandard is measured where it is installed.
+The debate of ``configs/tasks/teams/debate.yaml`` is trained without ``data.save_episodes``, with it, and with the
+measures of tokens, in turns, each run in its own process; with ``--before`` also by the code in another checkout of
+this repository. Seconds are those of the CPU, of the whole process, so that other programs on the machine do not count:
+printed are their medians over iterations, and the bytes on disk for 1,000 episodes. The episodes of the first run are
+then encoded and compressed file by file, as the writer does. zstandard is measured where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import importlib.util
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import provenance
-
-from mrlm_pl.episode_files import read_episodes
+import lightning
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "mrlm_pl.cli.main", "train", "--config", str(ROOT / "configs/tasks/teams/debate.yaml")]
+VARIANTS = {
+    "not saved": ("--data.save_episodes", "false"),
+    "saved": ("--data.save_episodes", "true"),
+    "saved with tokens": ("--data.save_episodes", "{tokens: 1}"),
+}
+BEFORE = ("not saved", "saved")
+"""Variants of the code in another checkout."""
+
+CONFIGS = ("configs/tasks/teams/debate.yaml", "configs/debate.yaml")
+"""Places of the debate's configuration, now and before."""
+
 WARMUP = 1
 """Iterations at the beginning of a run that are not counted."""
 
 
-def iteration_seconds(folder: Path, iterations: int, save: bool) -> list[float]:
-    """Return the seconds of each iteration of a run."""
-    options = ["--data.iterations", str(iterations), "--data.save_episodes", str(save).lower()]
-    options += ["--trainer.limit_val_batches", "0", "--trainer.enable_progress_bar", "false"]
-    subprocess.run([*COMMAND, *options, "--output", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    with (folder / "metrics.csv").open(newline="") as file:
-        ends = [float(row["progress/seconds"]) for row in csv.DictReader(file) if row.get("progress/seconds")]
-    return [later - earlier for earlier, later in itertools.pairwise(ends)][WARMUP:]
+class CpuClock(lightning.Callback):
+    """Append the CPU seconds of the process at the end of each update to a file.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        """Write a line."""
+        with open(self.path, "a") as file:
+            file.write(f"{time.process_time()}\n")
+
+
+def run(code: Path, folder: Path, iterations: int, variant: str) -> tuple[list[float], float]:
+    """Return the CPU seconds of each iteration of a run, and the bytes on disk for 1,000 episodes.
+
+    Args:
+        code: checkout whose code trains.
+        folder: of the run.
+        iterations: number of them, of 64 episodes each.
+        variant: one of :data:`VARIANTS`.
+    """
+    config = next(code / name for name in CONFIGS if (code / name).exists())
+    options = ["--data.iterations", str(iterations), "--trainer.limit_val_batches", "0"]
+    options += [*VARIANTS[variant], "--trainer.enable_progress_bar", "false", "--output", str(folder)]
+    clock = folder.with_suffix(".clock")
+    options += ["--trainer.callbacks+", "records.CpuClock", "--trainer.callbacks.path", str(clock)]
+    places = [code, code / "environments", code / "callbacks", Path(__file__).parent]
+    subprocess.run(
+        [sys.executable, "-m", "mrlm_pl.cli.main", "train", "--config", str(config), *options],
+        check=True,
+        cwd=code,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))},
+        stdout=subprocess.DEVNULL,
+    )
+    ends = [float(line) for line in clock.read_text().split()]
+    files = [*(folder / "episodes").glob("*.gz"), *(folder / "tokens").glob("*.gz")]
+    size = sum(file.stat().st_size for file in files)
+    return [later - earlier for earlier, later in itertools.pairwise(ends)][WARMUP:], size * 1000 / (64 * iterations)
 
 
 def formats() -> dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]]:
@@ -68,6 +111,8 @@ def seconds_of(work: Callable[[], Any], rounds: int) -> float:
 
 def costs(folder: Path, rounds: int) -> dict[str, Any]:
     """Return bytes and seconds for 1,000 episodes of a folder by step and compression."""
+    from mrlm_pl.episode_files import read_episodes
+
     episodes = list(read_episodes(folder))
     texts = [gzip.decompress(path.read_bytes()) for path in sorted(folder.glob("*.gz"))]
     per = 1000 / len(episodes)
@@ -96,21 +141,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="Pairs of runs, and repetitions of each compression.")
     parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--before", type=Path, help="Checkout of another revision.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    seconds: dict[bool, list[list[float]]] = {True: [], False: []}
+    codes = {"now": (ROOT, tuple(VARIANTS))} | ({"before": (options.before, BEFORE)} if options.before else {})
+    seconds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in codes}
+    sizes: dict[str, dict[str, float]] = {name: {} for name in codes}
     with tempfile.TemporaryDirectory() as work:
-        for number, save in itertools.product(range(options.rounds), (True, False)):
-            seconds[save].append(iteration_seconds(Path(work) / f"{number}-{save}", options.iterations, save))
-        rounds = {save: [statistics.median(values) for values in runs] for save, runs in seconds.items()}
-        medians = {save: statistics.median(itertools.chain(*runs)) for save, runs in seconds.items()}
-        ratios = [saved / plain for saved, plain in zip(rounds[True], rounds[False], strict=True)]
+        for number in range(options.rounds):
+            for name, (code, variants) in codes.items():
+                for variant in variants:
+                    folder = Path(work) / f"{number}-{name}-{variant.replace(' ', '-')}"
+                    found, sizes[name][variant] = run(code.resolve(), folder, options.iterations, variant)
+                    seconds[name][variant] += found
         report = {
             **provenance(),
-            "iteration_s": {"with": medians[True], "without": medians[False]},
-            "ratio": statistics.median(ratios),
-            "ratios": ratios,
-            "per_1000_episodes": costs(Path(work) / "0-True" / "episodes", options.rounds),
+            "cpu_s_per_iteration": {
+                name: {variant: statistics.median(values) for variant, values in found.items()}
+                for name, found in seconds.items()
+            },
+            "bytes_per_1000_episodes": sizes,
+            "per_1000_episodes": costs(Path(work) / "0-now-saved" / "episodes", options.rounds),
         }
     text = json.dumps(report, indent=2)
     print(text)
@@ -119,4 +170,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from provenance import provenance
+
     main()

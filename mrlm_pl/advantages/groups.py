@@ -64,6 +64,30 @@ def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None =
     return GroupDeviations(deviations, counted[index], squared_sums[index])
 
 
+def group_means(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None, *, others: bool = False) -> Tensor:
+    """Mean reward [B] fp64 of each row's group: the baseline of a comparison in groups.
+
+    Args:
+        rewards: [B].
+        group_ids: [B] int64.
+        counts: [B] int64, how often each reward counts; None counts each once.
+        others: leave out the row's own reward; a group of one has it nevertheless.
+
+    >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3, dtype=torch.int64)).tolist()
+    [3.0, 3.0, 3.0]
+    >>> group_means(torch.tensor([1.0, 2.0, 6.0, 5.0]), torch.tensor([0, 0, 0, 1]), others=True).tolist()
+    [4.0, 3.5, 1.5, 5.0]
+    """
+    rewards, (sizes, index) = rewards.double(), _group_sizes(rewards, group_ids)
+    weights = torch.ones_like(rewards) if counts is None else counts.double()
+    totals, counted = (
+        torch.zeros(len(sizes), dtype=torch.float64).index_add(0, index, part)[index]
+        for part in (weights * rewards, weights)
+    )
+    alone = counted <= weights
+    return torch.where(alone, rewards, (totals - rewards) / (counted - 1)) if others else totals / counted
+
+
 def finite_rewards(rewards: Tensor) -> Tensor:
     """``rewards`` [B] in fp32 (fp64 stays), once they are known to be finite numbers, one per row.
 

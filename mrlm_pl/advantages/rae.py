@@ -10,10 +10,10 @@ from torch import Tensor
 from mrlm_pl.advantages.groups import finite_rewards
 
 
-def role_conditioned_advantages(
+def role_baselines(
     rewards: Tensor, roles: Sequence[str], baselines: Mapping[str, float], *, decay: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """``r - b`` [B] fp64 with the baseline of the row's role before the row, and the baselines after the last row.
+    """The baseline ``b`` [B] fp64 of each row's role before the row, and the baselines after the last row.
 
     After each row ``b <- decay b + (1 - decay) r`` for its role, so the order of the rows matters.
 
@@ -28,16 +28,16 @@ def role_conditioned_advantages(
 
     Source: arXiv 2506.24119.
 
-    >>> advantages, after = role_conditioned_advantages(torch.ones(2), ["poker/first"] * 2, {}, decay=0.75)
-    >>> advantages.tolist(), after
-    ([1.0, 0.75], {'poker/first': 0.4375})
+    >>> before, after = role_baselines(torch.ones(2), ["poker/first"] * 2, {}, decay=0.75)
+    >>> before.tolist(), after
+    ([0.0, 0.25], {'poker/first': 0.4375})
     """
     if rewards.shape != (len(roles),):
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}; give one for each of the {len(roles)} roles")
     after = dict(baselines)
-    advantages = []
+    found = []
     for reward, role in zip(finite_rewards(rewards).tolist(), roles, strict=True):
         before = after.get(role, 0.0)
-        advantages.append(reward - before)
+        found.append(before)
         after[role] = decay * before + (1 - decay) * reward
-    return torch.tensor(advantages, dtype=torch.float64), after
+    return torch.tensor(found, dtype=torch.float64), after

@@ -76,7 +76,7 @@ class C3(PolicyGradient):
     ) -> dict[str, PolicyBatch]:
         if self.reward == "team" and not self._warned:
             self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
-        returns = alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling))
+        returns = self.compared(alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling)))
         return returns.rows(self.advantages(returns), self.temperatures(sampling))
 
     def without_signal(self, group: Sequence[Episode]) -> bool:

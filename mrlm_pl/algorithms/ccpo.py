@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import Moments, history_normalized_advantages, masked_moments
+from mrlm_pl.advantages import NO_MOMENTS, Moments, history_normalized_advantages, masked_moments
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
 from mrlm_pl.learner.credit.returns import Returns, labels
@@ -60,8 +60,12 @@ class CCPO(PolicyGradient):
         self.smallest_group = 2 if absent == "other" else 1
         self._history: dict[str, Moments] = {}
 
+    def compared(self, returns: Returns) -> Returns:
+        levels = [self._history.get(key, NO_MOMENTS).mean for key in _keys(returns)]
+        return replace(returns, baseline=torch.tensor(levels, dtype=torch.float64))
+
     def advantages(self, returns: Returns) -> Tensor:
-        keys = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
+        keys = _keys(returns)
         found = history_normalized_advantages(returns.reward, keys, self._history)
         places = torch.tensor(labels(keys)).long()
         own = {
@@ -83,3 +87,7 @@ class CCPO(PolicyGradient):
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         super().load_progress(progress)
         self._history = {key: Moments(*numbers) for key, numbers in progress.get("contributions", {}).items()}
+
+
+def _keys(returns: Returns) -> list[str]:
+    return [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]

@@ -6,12 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.decisions import DecisionReturns, TreeCredit, Weighting
+from mrlm_pl.learner.credit.decisions import TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
@@ -80,9 +78,6 @@ class COMA(PolicyGradient):
                 "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
             )
         return super().credit(episodes, sampling, greedy)
-
-    def advantages(self, returns: DecisionReturns) -> Tensor:
-        return returns.reward - returns.baseline
 
 
 def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:

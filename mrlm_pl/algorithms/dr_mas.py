@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from mrlm_pl.advantages import step_normalized_advantages
+from mrlm_pl.advantages import group_means, step_normalized_advantages
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 
@@ -32,6 +34,9 @@ class DrMAS(PolicyGradient):
 
     smallest_group = 2
     default_loss = "ppo"
+
+    def compared(self, returns: Returns) -> Returns:
+        return replace(returns, baseline=group_means(returns.reward, returns.comparison, returns.turns))
 
     def advantages(self, returns: Returns) -> Tensor:
         return step_normalized_advantages(returns.reward, returns.comparison, returns.turns)

@@ -86,7 +86,7 @@ class IGPO(PolicyGradient):
         followed = merged(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
-        turns = replace(turns, reward=turns.reward + self.gain_weight * gains)
+        turns = self.turns.compared(replace(turns, reward=turns.reward + self.gain_weight * gains))
         return turns.rows(self.turns.advantages(turns), self.temperatures(sampling))
 
     def answer_logp(self, turns: TurnReturns, tasks: Sequence[Task]) -> Tensor:

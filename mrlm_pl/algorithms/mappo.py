@@ -103,8 +103,8 @@ class MAPPO(PolicyGradient):
         rows: dict[str, PolicyBatch] = {}
         if states is not None:
             values = critic.values(**states.batch.to(self.device).inputs())
-            advantages = states.credit(values, self.gamma, self.lam, self.targets)
-            rows = acting_batches(episodes, advantages, self.temperatures(sampling))
+            credit = states.credit(values, self.gamma, self.lam, self.targets)
+            rows = acting_batches(episodes, credit, self.temperatures(sampling))
         self._log_critic(states)
         return rows if states is None else {**rows, self.critic.option: states.batch}
 

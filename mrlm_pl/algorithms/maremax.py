@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor
-
 from mrlm_pl.advantages import group_max_advantages
 from mrlm_pl.advantages.tree import CrossReduction
-from mrlm_pl.learner.credit.decisions import DecisionReturns, JointMode, TreeCredit, Weighting
+from mrlm_pl.learner.credit.decisions import JointMode, TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
@@ -58,11 +56,7 @@ class MAREMAX(PolicyGradient):
         super().__init__(policies, seats, **settings)
         one_of(("greedy", "group_max"), "", baseline=baseline)
         self.uses_greedy_baseline = baseline == "greedy"
+        self.advantage = None if self.uses_greedy_baseline else group_max_advantages
         self.tree = TreeCredit(
             joint_mode, cross_reduction, gamma, stop_above, reward, weighting, reduction=self.reduction
         )
-
-    def advantages(self, returns: DecisionReturns) -> Tensor:
-        if self.uses_greedy_baseline:
-            return returns.reward - returns.greedy
-        return group_max_advantages(returns.reward, returns.comparison)

@@ -69,11 +69,11 @@ class MGRPO(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        returns = self.shared(returns_of(episodes, self.turn_bonus(sampling)))
+        returns = self.compared(returns_of(episodes, self.turn_bonus(sampling)))
         advantages, chosen = self._checked_advantages(returns), self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))
 
-    def shared(self, returns: Returns) -> Returns:
+    def compared(self, returns: Returns) -> Returns:
         """Return the returns with the planner's reward added to those of its calls, which are compared together."""
         added = []
         for episode, agent in zip(returns.episode, returns.agent, strict=True):
@@ -81,7 +81,7 @@ class MGRPO(PolicyGradient):
             added.append(0.0 if agent == planner else episode.rewards().get(planner, 0.0))
         people = zip(returns.group.tolist(), map(person_of, returns.agent), strict=True)
         reward = returns.reward + torch.tensor(added, dtype=torch.float64)
-        return replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long())
+        return super().compared(replace(returns, reward=reward, comparison=torch.tensor(labels(people)).long()))
 
     def chosen(self, returns: Returns) -> list[int]:
         """Return the numbers of the returns that are trained on, some of them several times."""
@@ -106,4 +106,4 @@ class MGRPO(PolicyGradient):
         return self.planner or agents[0]
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        return not self.advantages(self.shared(returns_of(group))).any()
+        return not self.advantages(self.compared(returns_of(group))).any()

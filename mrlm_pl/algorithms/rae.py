@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mrlm_pl.advantages import role_conditioned_advantages
+from mrlm_pl.advantages import role_baselines
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -53,20 +53,20 @@ class RAE(PolicyGradient):
         self.baseline_decay = baseline_decay
         self._baselines: dict[str, float] = {}
 
-    def advantages(self, returns: Returns) -> Tensor:
+    def compared(self, returns: Returns) -> Returns:
         roles = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
         own = list(zip(roles, returns.reward.tolist(), strict=True))
         shares = each_share(self.trainer, own)  # ranks play blocks of groups: one after the other is the groups' order
         plays = [play for share in shares for play in share]
         rewards = torch.tensor([reward for _, reward in plays], dtype=torch.float64)
-        advantages, self._baselines = role_conditioned_advantages(
+        baselines, self._baselines = role_baselines(
             rewards, [role for role, _ in plays], self._baselines, decay=self.baseline_decay
         )
         for role, level in self._baselines.items():
             self.metrics.rollout[f"train/baseline/{role}"] = level
         rank, _ = data_parallel_rank(self.trainer)
         start = sum(map(len, shares[:rank]))
-        return advantages[start : start + len(own)]
+        return replace(returns, baseline=baselines[start : start + len(own)])
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "role_baselines": dict(self._baselines)}

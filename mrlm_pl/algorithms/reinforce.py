@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from mrlm_pl.advantages import masked_moments
 from mrlm_pl.errors import ConfigurationError
@@ -56,7 +56,7 @@ class REINFORCE(PolicyGradient):
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}
 
-    def advantages(self, returns: Returns) -> Tensor:
+    def compared(self, returns: Returns) -> Returns:
         policies = [self.seat(agent) for agent in returns.agent]
         mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
         moments = merged(self.trainer, {name: masked_moments(returns.reward, mask) for name, mask in mine.items()})
@@ -65,7 +65,7 @@ class REINFORCE(PolicyGradient):
             level = self._level(name, moments[name].mean, moments[name].count > 0)
             self.metrics.rollout[self.metrics.name("baseline", name)] = level
             baselines[mask] = level
-        return returns.reward - baselines
+        return replace(returns, baseline=baselines)
 
     def _level(self, name: str, mean: float, observed: bool) -> float:
         """Return the baseline of this rollout, which then enters the running average."""

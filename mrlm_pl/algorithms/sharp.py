@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class SHARP(PolicyGradient):
 
     smallest_group = 2
     default_loss = "ppo"
+    advantage = staticmethod(group_normalized_advantages)
 
     def __init__(
         self,
@@ -65,10 +67,10 @@ class SHARP(PolicyGradient):
         self._warned = False
         self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 
-    def advantages(self, returns: Returns) -> Tensor:
+    def compared(self, returns: Returns) -> Returns:
         if self.process and not self._warned:
             self._warned = warn_of_absent_components(self.trainer, "process", self.process, returns.components())
-        return group_normalized_advantages(self.rewards(returns), returns.comparison)
+        return super().compared(replace(returns, reward=self.rewards(returns)))
 
     def rewards(self, returns: Returns) -> Tensor:
         """Return the weighted rewards [N], with the bonuses of turns, from the contributions."""

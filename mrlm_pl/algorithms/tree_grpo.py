@@ -67,5 +67,5 @@ class TreeGRPO(PolicyGradient):
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
     ) -> dict[str, PolicyBatch]:
-        turns = turn_returns_of(episodes, self.turn_bonus(sampling))
+        turns = self.leaves.compared(turn_returns_of(episodes, self.turn_bonus(sampling)), episodes)
         return turns.rows(self.leaves.advantages(turns, episodes), self.temperatures(sampling))

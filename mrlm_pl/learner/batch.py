@@ -20,6 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals
 
+Compared = tuple[float | None, float | None]
+"""The return of a turn and its baseline, as they are compared; None where there is none."""
+
 
 @dataclass(eq=False)
 class PolicyBatch:
@@ -47,6 +50,7 @@ class PolicyBatch:
         reference_sums: [B] fp32, log-probability of the row's action tokens under the frozen reference, or None.
         correct: [B] fp32 in [0, 1], whether the row's answer is right, or None.
         trajectories: the records of the rows, in the batch of a whole rollout; none in micro-batches and checkpoints.
+        compared: of each turn of the trajectories, beside them.
         joint_actions: [B] int64, number of the joint action that the row is an agent's part of, 2 i for the chosen and
             2 i + 1 for the rejected one of pair i, or None.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
@@ -72,6 +76,7 @@ class PolicyBatch:
     correct: Tensor | None = None
     joint_actions: Tensor | None = None
     trajectories: tuple[Trajectory, ...] = ()
+    compared: tuple[Sequence[Compared], ...] = ()
     teacher_prompts: Tensor | None = None
     taught_tokens: Tensor | None = None
 
@@ -100,7 +105,7 @@ class PolicyBatch:
     def to(self, *args: Any, **kwargs: Any) -> PolicyBatch:
         """Return a copy on another device; the arguments are those of ``Tensor.to``."""
         moved: dict[str, Any] = {name: value.to(*args, **kwargs) for name, value in self.tensors().items()}
-        return PolicyBatch(**moved, trajectories=self.trajectories)
+        return PolicyBatch(**moved, trajectories=self.trajectories, compared=self.compared)
 
     def select(self, rows: Tensor) -> PolicyBatch:
         """Return the rows [b] of the given indices, padded to the longest of them."""
@@ -183,6 +188,7 @@ def collate_rows(
     episode_ids: Sequence[int],
     temperature: float | Sequence[float] = 1.0,
     advantages: Sequence[float] | None = None,
+    compared: Sequence[Compared] = (),
 ) -> PolicyBatch:
     """The rows of one policy as a batch.
 
@@ -193,6 +199,7 @@ def collate_rows(
         episode_ids: [B] labels, equal for the rows of one episode.
         temperature: of the sampling, for all rows or [B].
         advantages: [B], one number for all action tokens of a row; None is 0.
+        compared: [B], of all turns of a row.
 
     >>> row = Trajectory("a", "p", (5, 6, 7), (False, True, True), (0.0, -1.0, -2.0), ())
     >>> batch = collate_rows([row, row], [0, 0], [0, 0], [0, 1], advantages=[1.0, 2.0])
@@ -221,4 +228,5 @@ def collate_rows(
         temperature=torch.tensor(temperatures, dtype=torch.float32),
         advantages=action_mask * (torch.zeros(len(rows)) if advantages is None else torch.tensor(advantages))[:, None],
         trajectories=tuple(rows),
+        compared=tuple((pair,) * len(row.turns) for pair, row in zip(compared, rows, strict=bool(compared))),
     )

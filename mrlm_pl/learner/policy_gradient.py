@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import NO_MOMENTS, masked_moments
+from mrlm_pl.advantages import (
+    NO_MOMENTS,
+    group_centered_advantages,
+    group_max_advantages,
+    group_means,
+    group_normalized_advantages,
+    leave_one_out_advantages,
+    masked_moments,
+)
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Engine, Sampling
@@ -50,13 +60,21 @@ from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalty
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
+BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
+    group_normalized_advantages: group_means,
+    group_centered_advantages: group_means,
+    leave_one_out_advantages: partial(group_means, others=True),
+    group_max_advantages: lambda rewards, groups: rewards - group_max_advantages(rewards, groups),
+}
+"""Baselines [N] from returns [N] and group numbers [N], by the rule that compares with them."""
+
 
 class PolicyGradient(Algorithm):
     """Base of the policy gradients: a subclass sets how returns become advantages, and its other parts.
 
-    A subclass sets :attr:`advantage`, or overrides :meth:`advantages`, and sets :attr:`default_loss`; its constructor
-    may set :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides :meth:`credit` or :meth:`token_losses` for other
-    rules.
+    A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
+    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides
+    :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
@@ -131,7 +149,7 @@ class PolicyGradient(Algorithm):
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
     """Places of the KL penalty, the default first; ``reward`` needs rewards of single tokens."""
 
-    advantage: Callable[[Tensor, Tensor], Tensor]
+    advantage: Callable[[Tensor, Tensor], Tensor] | None = None
     """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
 
     whiten_advantages: bool = False
@@ -214,23 +232,41 @@ class PolicyGradient(Algorithm):
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
         if self.tree is not None:
-            decided = self.tree.returns(episodes, bonus, greedy)
+            decided = self.compared(self.tree.returns(episodes, bonus, greedy))
             return self.tree.rows(self.trainer, self.metrics, decided, self._checked_advantages(decided), temperatures)
         if self.turns is not None:
-            turns = turn_returns_of(episodes, bonus)
+            turns = self.turns.compared(turn_returns_of(episodes, bonus))
             return turns.rows(self.turns.advantages(turns), temperatures)
         returns = returns_of(episodes, bonus, greedy)
         if isinstance(self.further, Coalitions):
             returns = self.further.returns(episodes, bonus)
+        returns = self.compared(returns)
         return returns.rows(self._checked_advantages(returns), temperatures)
 
-    def advantages(self, returns: Any) -> Tensor:
-        """Return the advantages [N] of returns, by default :attr:`advantage` of them; every rank calls this.
+    def compared(self, returns: Any) -> Any:
+        """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
+
+        Records of the episodes keep both. Without a known rule there are no baselines.
 
         Args:
             returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
                 :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`.
         """
+        if self.uses_greedy_baseline:
+            return replace(returns, baseline=returns.greedy)
+        rule = None if self.advantage is None else BASELINES.get(self.advantage)
+        return returns if rule is None else replace(returns, baseline=rule(returns.reward, returns.comparison))
+
+    def advantages(self, returns: Any) -> Tensor:
+        """Return the advantages [N] of returns; every rank calls this.
+
+        By default that is :attr:`advantage` of them, or without one the returns minus their baselines.
+
+        Args:
+            returns: of :meth:`compared`.
+        """
+        if self.advantage is None:
+            return returns.reward - returns.baseline
         return self.advantage(returns.reward, returns.comparison)
 
     def _checked_advantages(self, returns: Any) -> Tensor:
@@ -244,7 +280,7 @@ class PolicyGradient(Algorithm):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if shape != (expected,) or not found.isfinite().all():
             own = type(self).advantages is PolicyGradient.advantages
-            rule = self.advantage if own else self.advantages
+            rule: Any = (own and self.advantage) or self.advantages
             fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
             fault = "a number that is NaN or infinite" if shape == (expected,) else fault
             raise ConfigurationError(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from mrlm_pl.engines.base import Sample
-from mrlm_pl.episode import Episode, Origin
+from mrlm_pl.episode import CREDIT, Episode, Origin
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
@@ -30,9 +30,6 @@ NOT_RECORDED = "not_recorded"
 
 UNCOMPARED = ("id", "group", "attempts", "timings", "schema", "excluded")
 """Fields of an episode in which a replay may differ."""
-
-CREDIT = ("advantage", "baseline")
-"""Fields of a turn that the learner adds."""
 
 
 def script_of(episode: Episode) -> dict[tuple[str, int], Decision]:

@@ -147,8 +147,9 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
     else:
         episodes_of(record)  # validates
     _number_messages(found)
-    for rows in found["trajectories"].values():
-        _add_returns([turn for row in rows for turn in row["turns"]])
+    for row in stored_rows(found):
+        for turn in row["turns"]:
+            turn["return"] = turn.pop("return_", None)
     return found
 
 
@@ -179,16 +180,9 @@ def branches_of(line: bytes) -> dict[str, Any]:
                 if "turn" in message:
                     turn = row["turns"][message["turn"]]
                     key = (turn["node"], turn["agent"], turn["sample"])
-                    decisions.setdefault(key, {**turn, "text": message["content"][:TEXT]})
+                    found = {**turn, "return": turn.get("return_"), "text": message["content"][:TEXT]}
+                    decisions.setdefault(key, found)
     return {"actions": actions, "decisions": list(decisions.values())}
-
-
-def _add_returns(turns: Sequence[dict[str, Any]]) -> None:
-    """Give each turn of an agent its ``return``: the sum of the agent's rewards from this turn on."""
-    total = 0.0
-    for turn in reversed(turns):
-        total += turn["reward"]
-        turn.setdefault("return", total)
 
 
 def _number_messages(record: Mapping[str, Any]) -> None:

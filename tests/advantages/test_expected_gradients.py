@@ -18,7 +18,7 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
     remax_advantages,
-    role_conditioned_advantages,
+    role_baselines,
     turn_advantages,
 )
 
@@ -54,7 +54,7 @@ def grouped(function: Callable[..., Tensor]) -> Callable[[Tensor], list[float]]:
         pytest.param(grouped(group_centered_advantages), (GROUP - 1) / GROUP, id="the own reward is in the mean"),
         pytest.param(lambda r: remax_advantages(r, torch.full_like(r, 4.0)).tolist(), 1.0, id="greedy episode"),
         pytest.param(
-            lambda r: role_conditioned_advantages(r, ["first"] * GROUP, {}, decay=0.5)[0].tolist(),
+            lambda r: (r - role_baselines(r, ["first"] * GROUP, {}, decay=0.5)[0]).tolist(),
             1.0,
             id="running baseline of a role",
         ),

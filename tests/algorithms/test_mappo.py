@@ -116,7 +116,12 @@ def test_the_reference_numbers(
     states = states_of([episode(row("a", [0, 2]), row("b", [1]), paid=paid)], model_folder)
     values = [0.5, 1.0, 0.2]
     found = states.credit(with_values(states, values), gamma=0.9, lam=lam, targets=targets)
-    assert [found[0, step] for step in range(3)] == pytest.approx(advantages, abs=1e-4)
+    returns, baselines, credited = zip(*(found[0, step] for step in range(3)), strict=True)
+    assert credited == pytest.approx(advantages, abs=1e-4)
+    assert baselines == pytest.approx(values)
+    assert returns == pytest.approx(
+        [value + advantage for value, advantage in zip(values, advantages, strict=True)], abs=1e-4
+    )
     want = expected or [value + advantage for value, advantage in zip(values, advantages, strict=True)]
     batch = states.batch
     assert batch.returns is not None
@@ -131,7 +136,7 @@ def test_a_cut_episode_goes_on_with_the_value_of_its_last_joint_state_and_no_oth
     states = states_of([*plays, plays[0]], model_folder)
     assert states.ends.tolist() == [False, True, False, False, True]
     found = states.credit(with_values(states, [0.0, 8.0, 0.0, 0.0, 4.0]), gamma=0.5, lam=0.9, targets="lambda")
-    assert found == {(0, 0): 5.0, (1, 0): 1.0, (2, 0): 3.0}
+    assert found == {(0, 0): (5.0, 0.0, 5.0), (1, 0): (1.0, 0.0, 1.0), (2, 0): (3.0, 0.0, 3.0)}
     assert int(states.batch.action_mask.sum()) == 3, "the last state of a truncated episode is not trained on"
     assert states.batch.groups.tolist() == [0, 1, 0]
 
@@ -153,10 +158,11 @@ def test_a_game_of_constant_sum_is_warned_of_once(
 def test_all_tokens_of_all_who_acted_at_a_step_share_its_advantage() -> None:
     both = episode(row("a", [0, 2]), row("b", [0, 1], policy="other"), paid=[])
     failed = Episode("1", both.task, "h", 0, 0, {}, "error", error="gone")
-    steps = {(1, 0): 1.0, (1, 1): 2.0, (1, 2): 3.0}
+    steps = {(1, 0): (6.0, 5.0, 1.0), (1, 1): (7.0, 5.0, 2.0), (1, 2): (8.0, 5.0, 3.0)}
     tables = acting_batches([failed, both], steps, {"main": 0.5})
     assert tables["main"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 3, 3]]
     assert tables["other"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 2, 2]]
+    assert tables["main"].compared == ([(6.0, 5.0), (8.0, 5.0)],)
     assert tables["main"].groups.tolist() == [1]
     assert (tables["main"].temperature.item(), tables["other"].temperature.item()) == (0.5, 1.0)
 

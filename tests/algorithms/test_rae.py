@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from mrlm_pl.advantages import role_conditioned_advantages
+from mrlm_pl.advantages import role_baselines
 from mrlm_pl.algorithms import RAE, rae
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
@@ -59,15 +59,15 @@ def test_an_advantage_is_measured_from_the_baseline_before_it(model_folder: Path
 
 
 def test_the_papers_decay_is_the_default() -> None:
-    found, after = role_conditioned_advantages(torch.tensor([1.0, 0.0]), ["g/a"] * 2, {"g/b": 7.0}, decay=0.95)
-    assert found.tolist() == pytest.approx([1.0, -0.05])
+    found, after = role_baselines(torch.tensor([1.0, 0.0]), ["g/a"] * 2, {"g/b": 7.0}, decay=0.95)
+    assert found.tolist() == pytest.approx([0.0, 0.05])
     assert after == {"g/b": 7.0, "g/a": pytest.approx(0.95 * 0.05)}
     assert RAE().baseline_decay == 0.95
 
 
 def test_a_reward_that_is_no_number_stops_the_run() -> None:
     with pytest.raises(NonFiniteError, match="row 1 is nan"):
-        role_conditioned_advantages(torch.tensor([1.0, float("nan")]), ["g/a"] * 2, {}, decay=0.5)
+        role_baselines(torch.tensor([1.0, float("nan")]), ["g/a"] * 2, {}, decay=0.5)
 
 
 def test_ranks_have_the_baselines_of_one_process(

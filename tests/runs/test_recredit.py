@@ -20,7 +20,7 @@ from mrlm_pl.algorithms import C3, CISPO, COMA, GRPO, IGPO, IPPO, MAGRPO, MAREMA
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.episode import CREDIT, Episode, Turn
 from mrlm_pl.episode_files import iteration_file, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
@@ -76,7 +76,8 @@ def test_the_runs_own_settings_give_the_recorded_advantages_exactly(
     output = tmp_path / "again"
     report = recredit(run, cls(main, **settings), output=output)
     recorded, new = turns_of(run), turns_of(output)
-    assert {key: turn.advantage for key, turn in new.items()} == {key: turn.advantage for key, turn in recorded.items()}
+    credit = [{key: [getattr(turn, name) for name in CREDIT] for key, turn in of.items()} for of in (new, recorded)]
+    assert credit[0] == credit[1]
     assert len({turn.advantage for turn in recorded.values()}) > 2
     assert report.largest == ()
     assert all(change.one_sided == 0 for change in report.agents.values())

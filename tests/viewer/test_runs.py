@@ -175,9 +175,7 @@ def test_tokens_have_text_once_the_tokenizer_is_whole(folder: Path) -> None:
 
 
 def test_numbers_of_newer_records_are_shown(folder: Path) -> None:
-    with_credit(
-        folder / "episodes" / "iteration-000001.jsonl.gz", **{"return": 1.5, "baseline": 2.0, "advantage": -0.5}
-    )
+    with_credit(folder / "episodes" / "iteration-000001.jsonl.gz", return_=1.5, baseline=2.0, advantage=-0.5)
     run = run_of(folder)
     assert rows(run)[0]["advantage"] == 0.5
     turn = run.record("3-0")["trajectories"]["second"][0]["turns"][0]

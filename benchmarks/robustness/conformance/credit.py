@@ -195,7 +195,7 @@ def running() -> list[float]:
 
 def our_running() -> list[float]:
     roles = ["first", "second"] * 2
-    return adv.role_conditioned_advantages(table(v.REWARDS), roles, {"first": 0.5}, decay=0.95)[0].tolist()
+    return (table(v.REWARDS) - adv.role_baselines(table(v.REWARDS), roles, {"first": 0.5}, decay=0.95)[0]).tolist()
 
 
 SQUARE = {joint: v.REWARDS[2 * joint[0] + joint[1]] for joint in itertools.product(range(2), repeat=2)}
@@ -386,7 +386,7 @@ CASES = [
         ).tolist(),
         by_step,
     ),
-    Case("rae", "`role_conditioned_advantages`", our_running, running),
+    Case("rae", "`role_baselines`", our_running, running),
     Case(
         "marginal",
         "`marginal_values`",

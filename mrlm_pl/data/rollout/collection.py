@@ -195,7 +195,7 @@ class Collection:
             of_policies = {name: tables[name] for name in learner.policies if name in tables}
             collected.put_training(credited(collected.training, episodes, of_policies))
         for rows in tables.values():
-            rows.trajectories = ()  # the rows live longer than the episodes
+            rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes
         return tables
 
     def _logged(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -96,6 +96,14 @@ class LeafCredit:
 
     def __post_init__(self) -> None:
         one_of(get_args(TurnBaseline), "", turn_baseline=self.baseline)
+
+    def compared(self, turns: TurnReturns, episodes: Sequence[Episode]) -> TurnReturns:
+        """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""
+        _, plays = torch.unique(turns.play, return_inverse=True)
+        returns = torch.zeros_like(turns.reward).index_add(0, plays, turns.reward)[plays]
+        single = self.baseline == "unbiased"
+        baseline = returns - replace(self, normalize=False).advantages(turns, episodes) if single else None
+        return replace(turns, returns=returns, baseline=baseline)
 
     def advantages(self, turns: TurnReturns, episodes: Sequence[Episode]) -> Tensor:
         """Return the advantage [S] fp64 of each turn.

@@ -18,7 +18,7 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import group_numbers, labels
+from mrlm_pl.learner.credit.returns import compared, group_numbers, labels
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
@@ -68,6 +68,7 @@ class DecisionReturns:
         groups: number of each task group in the rollout.
         greedy: [N] fp64, the return of the group's greedy episode from the decision's turn on, 0 where it was over,
             multiplied by the number of joint actions that the decision's return sums over; NaN without one.
+        baseline: [N] fp64, the numbers that the returns are compared with; None where the rule has none.
     """
 
     reward: Tensor
@@ -75,11 +76,7 @@ class DecisionReturns:
     decisions: list[Decision]
     groups: Mapping[str, int]
     greedy: Tensor
-
-    @property
-    def baseline(self) -> Tensor:
-        """[N] fp64, the baseline of each decision, where each has its own."""
-        return torch.tensor([decision.baseline for decision in self.decisions], dtype=torch.float64)
+    baseline: Tensor | None = None
 
     def by_policy(self) -> dict[str, list[int]]:
         """Return the places of each policy's decisions."""
@@ -87,6 +84,7 @@ class DecisionReturns:
 
     def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
+        pairs = compared(self.reward, self.baseline)
         return {
             policy: collate_rows(
                 [self.decisions[place].row for place in places],
@@ -95,6 +93,7 @@ class DecisionReturns:
                 places,
                 temperature=temperature.get(policy, 1.0),
                 advantages=advantages[places].tolist(),
+                compared=[pairs[place] for place in places],
             )
             for policy, places in self.by_policy().items()
         }
@@ -173,13 +172,15 @@ class TreeCredit:
             self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
         decisions = [item for tree in turn_trees(episodes).values() for item in self._valued(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
-        baselines = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
+        greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
+        baselines = [decision.baseline for decision in decisions]
         return DecisionReturns(
             torch.tensor([decision.value for decision in decisions], dtype=torch.float64),
             torch.tensor(labels((d.group, d.node, d.agent) for d in decisions), dtype=torch.int64),
             decisions,
             group_numbers(episodes),
-            torch.tensor(baselines, dtype=torch.float64),
+            torch.tensor(greedy_returns, dtype=torch.float64),
+            torch.tensor(baselines, dtype=torch.float64) if self.counterfactual else None,
         )
 
     def _greedy_return(

@@ -19,8 +19,8 @@ from mrlm_pl.learner.credit.turns import rewarded_rows
 from mrlm_pl.policy.chat import ChatFormat, Conversation, Row
 
 CriticTargets = Literal["lambda", "td", "monte_carlo"]
-StepAdvantages = Mapping[tuple[int, int], float]
-"""Advantage of the joint action by (number of the episode, step)."""
+StepCredit = Mapping[tuple[int, int], tuple[float, float, float]]
+"""Return, baseline and advantage of the joint action by (number of the episode, step)."""
 
 
 class JointReader:
@@ -105,8 +105,8 @@ class JointStates:
     keys: list[tuple[int, int]]
     shortened: int
 
-    def credit(self, values: Tensor, gamma: float, lam: float, targets: CriticTargets) -> StepAdvantages:
-        """Return the advantages of the joint actions, and put values and targets of their states into the batch.
+    def credit(self, values: Tensor, gamma: float, lam: float, targets: CriticTargets) -> StepCredit:
+        """Return the credit of the joint actions, and put values and targets of their states into the batch.
 
         States in which no agent decided are taken out of its action mask.
 
@@ -127,6 +127,7 @@ class JointStates:
         final, truncated = self.final[decided], self.truncated[decided]
         step = (self.rewards[decided], values[decided], following, final & ~truncated, truncated)
         advantages, returns = transition_gae(*step, gamma=gamma, lam=lam)
+        credit = zip(returns.tolist(), values[decided].tolist(), advantages.tolist(), strict=True)
         if targets != "lambda":
             returns = transition_gae(*step, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
         self.batch.values, self.batch.returns = torch.zeros_like(table), torch.zeros_like(table)
@@ -134,7 +135,7 @@ class JointStates:
         self.batch.values[places], self.batch.returns[places] = values[decided], returns
         self.batch.action_mask[self.rows[self.ends], self.columns[self.ends]] = False
         keys = [key for key, end in zip(self.keys, self.ends.tolist(), strict=True) if not end]
-        return dict(zip(keys, advantages.tolist(), strict=True))
+        return dict(zip(keys, credit, strict=True))
 
 
 def joint_states(
@@ -177,13 +178,13 @@ def joint_states(
 
 
 def acting_batches(
-    episodes: Sequence[Episode], advantages: StepAdvantages, temperature: Mapping[str, float]
+    episodes: Sequence[Episode], credit: StepCredit, temperature: Mapping[str, float]
 ) -> dict[str, PolicyBatch]:
-    """Return the trajectories of every policy, with the advantage of its step on all tokens of each turn.
+    """Return the trajectories of every policy, with the credit of its step on all tokens of each turn.
 
     Args:
         episodes: one rollout.
-        advantages: of all steps of all episodes that did not fail.
+        credit: of all steps of all episodes that did not fail.
         temperature: of the sampling, by policy.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
@@ -191,7 +192,9 @@ def acting_batches(
     for policy, table in rewarded_rows(episodes, temperature).items():
         batch = batches[policy] = table.batch
         batch.advantages = torch.zeros(batch.action_mask.shape)
-        for place, (episode, row) in enumerate(table.origins):
-            for turn in row.turns:
-                batch.advantages[place, turn.start : turn.stop] = advantages[numbers[id(episode)], turn.index]
+        found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in table.origins]
+        batch.compared = tuple([(value, baseline) for value, baseline, _ in of_row] for of_row in found)
+        for place, (row, of_row) in enumerate(zip(batch.trajectories, found, strict=True)):
+            for turn, (_, _, advantage) in zip(row.turns, of_row, strict=True):
+                batch.advantages[place, turn.start : turn.stop] = advantage
     return batches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -10,78 +10,88 @@ from torch import Tensor
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch
 
-Credit = tuple[float, float | None]
-"""Advantage and baseline of a turn."""
+TurnKey = tuple[str, str, str, int]
+"""(group, state, agent, number) of a decision in a turn tree, whose paths share it; else (episode, "", agent, step)."""
 
 
 def credited(
     episodes: Sequence[Episode], prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]
 ) -> list[Episode]:
-    """Return the episodes with the advantage of each turn that is trained on, and the critic's baseline if any.
+    """Return the episodes with the return, baseline and advantage of each turn that is trained on.
 
-    Both are means over the turn's tokens. A decision that several paths of a turn tree share has them in all paths. A
-    turn is found by its identity or, where an algorithm has changed its rewards, by its trajectory's tokens.
+    The advantage is the mean over the turn's tokens. All paths of a turn tree that share a decision have its credit.
 
     Args:
         episodes: the records.
         prepared: the same episodes, as the algorithm read them.
         tables: the rows that the algorithm made of them, by policy.
     """
-    of_turns: dict[int, Credit] = {}
-    of_spans: dict[tuple[int, int], Credit] = {}
-    for rows in tables.values():
-        advantages, values = _running_sums(rows.advantages), _running_sums(rows.values)
-        for place, trajectory in enumerate(rows.trajectories):
-            for turn in trajectory.turns:
-                advantage = _mean(advantages, place, turn)
-                if advantage is not None:
-                    credit = advantage, _mean(values, place, turn)
-                    of_turns[id(turn)] = of_spans[id(trajectory.token_ids), turn.start] = credit
-    shared = {
-        _key(episode, turn): of_turns[id(turn)]
-        for episode in prepared
-        for row in episode.rows()
-        for turn in row.turns
-        if turn.node and id(turn) in of_turns
+    found: dict[TurnKey, tuple[float | None, ...]] = {}
+    for name, keys in turn_keys(prepared, tables).items():
+        rows = tables[name]
+        means = turn_means(rows.advantages, rows.trajectories)
+        compared = rows.compared or [[(None, None)] * len(row) for row in keys]
+        for row in zip(keys, compared, means, strict=True):
+            for key, pair, mean in zip(*row, strict=True):
+                if mean is not None:
+                    found[key] = (*pair, mean)
+
+    def with_credit(episode: Episode) -> Episode:
+        def changed(turn: Turn) -> Turn:
+            credit = found.get(key_of(episode, turn))
+            if credit is None:
+                return turn
+            return replace(turn, return_=credit[0], baseline=credit[1], advantage=credit[2])
+
+        return episode.with_turns(changed)
+
+    return [with_credit(episode) for episode in episodes]
+
+
+def uncredited(episode: Episode) -> Episode:
+    """Return the episode without the learner's credit."""
+    return episode.with_turns(lambda turn: replace(turn, return_=None, baseline=None, advantage=None))
+
+
+def key_of(episode: Episode, turn: Turn) -> TurnKey:
+    """Return the key of a turn of an episode."""
+    if turn.node:
+        return episode.group, turn.node, turn.agent, turn.sample
+    return episode.id, "", turn.agent, turn.index
+
+
+def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> dict[str, list[list[TurnKey]]]:
+    """Return the keys of the turns of each row, by policy.
+
+    A turn is found by its identity or, where an algorithm has changed its rewards, by its trajectory's tokens.
+
+    Args:
+        prepared: the episodes, as the algorithm read them.
+        tables: the rows that the algorithm made of them, by policy.
+    """
+    of_turns: dict[int, TurnKey] = {}
+    of_spans: dict[tuple[int, int], TurnKey] = {}
+    for episode in prepared:
+        for row in episode.rows():
+            for turn in row.turns:
+                of_turns[id(turn)] = of_spans[id(row.token_ids), turn.start] = key_of(episode, turn)
+    return {
+        name: [
+            [of_turns.get(id(turn)) or of_spans[id(row.token_ids), turn.start] for turn in row.turns]
+            for row in rows.trajectories
+        ]
+        for name, rows in tables.items()
     }
 
-    def credit_of(episode: Episode, row: Trajectory, turn: Turn) -> Credit | None:
-        own = of_turns.get(id(turn)) or of_spans.get((id(row.token_ids), turn.start))
-        return own or (shared.get(_key(episode, turn)) if turn.node else None)
 
-    def with_credit(episode: Episode, read: Episode) -> Episode:
-        rows = {}
-        for agent, trajectories in episode.trajectories.items():
-            rows[agent] = tuple(
-                replace(
-                    row,
-                    turns=tuple(
-                        _with(turn, credit_of(read, other, same))
-                        for turn, same in zip(row.turns, other.turns, strict=True)
-                    ),
-                )
-                for row, other in zip(trajectories, read.trajectories[agent], strict=True)
-            )
-        return replace(episode, trajectories=rows)
-
-    return [with_credit(episode, read) for episode, read in zip(episodes, prepared, strict=True)]
-
-
-def _key(episode: Episode, turn: Turn) -> tuple[str, str, str, int]:
-    return episode.group, turn.node, turn.agent, turn.sample
-
-
-def _with(turn: Turn, credit: Credit | None) -> Turn:
-    return turn if credit is None else replace(turn, advantage=credit[0], baseline=credit[1])
-
-
-def _running_sums(table: Tensor | None) -> Tensor | None:
-    return None if table is None else table.detach().double().cumsum(1).cpu()
-
-
-def _mean(sums: Tensor | None, place: int, turn: Turn) -> float | None:
-    """Return the mean over a turn's tokens of a table, given its running sums."""
-    if sums is None or turn.stop <= turn.start:
-        return None
-    before = float(sums[place, turn.start - 1]) if turn.start else 0.0
-    return (float(sums[place, turn.stop - 1]) - before) / (turn.stop - turn.start)
+def turn_means(table: Tensor, rows: Sequence[Trajectory]) -> Iterator[list[float | None]]:
+    """Yield for each row the means of a table [B, T] over the tokens of its turns; None for turns without actions."""
+    sums = table.detach().double().cumsum(1).cpu()
+    for of_row, row in zip(sums, rows, strict=True):
+        yield [
+            (float(of_row[turn.stop - 1]) - (float(of_row[turn.start - 1]) if turn.start else 0.0))
+            / (turn.stop - turn.start)
+            if any(row.action_mask[turn.start : turn.stop])
+            else None
+            for turn in row.turns
+        ]

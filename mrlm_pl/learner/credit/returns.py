@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Returns:
         turns: [N] int64, how many turns the agent took.
         greedy: [N] fp64, the agent's return in the greedy episode of the group; NaN without one.
         episode: [N] the record.
+        baseline: [N] fp64, the numbers that the returns are compared with; None where the rule has none.
     """
 
     reward: Tensor
@@ -43,6 +44,7 @@ class Returns:
     turns: Tensor
     greedy: Tensor
     episode: tuple[Episode, ...]
+    baseline: Tensor | None = None
 
     def components(self) -> dict[str, Tensor]:
         """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
@@ -58,6 +60,7 @@ class Returns:
         found: dict[str, Any] = {
             name: value[[*numbers]] if isinstance(value, Tensor) else tuple(value[number] for number in numbers)
             for name, value in vars(self).items()
+            if value is not None
         }
         return Returns(**found)
 
@@ -76,6 +79,7 @@ class Returns:
             for trajectory in episode.trajectories[agent]
             if trajectory.num_actions
         )
+        pairs = compared(self.reward, self.baseline)
         return {
             policy: collate_rows(
                 [trajectory for _, trajectory in rows],
@@ -84,6 +88,7 @@ class Returns:
                 labels(id(self.episode[place]) for place in places),
                 temperature=temperature.get(policy, 1.0),
                 advantages=advantages[places].tolist(),
+                compared=[pairs[place] for place in places],
             )
             for policy, rows in found.items()
             for places in [[place for place, _ in rows]]
@@ -123,6 +128,11 @@ def returns_of(
         greedy=torch.tensor([baselines.get((e.group, agent), torch.nan) for e, agent in plays], dtype=torch.float64),
         episode=tuple(episode for episode, _ in plays),
     )
+
+
+def compared(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
+    """Return each return [N] with its baseline [N]."""
+    return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
 
 
 def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str], found: Collection[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -21,7 +21,7 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import group_numbers
+from mrlm_pl.learner.credit.returns import compared, group_numbers
 from mrlm_pl.settings import at_least, between, one_of
 
 
@@ -40,6 +40,8 @@ class TurnReturns:
         trajectory: [R] the record.
         group: [R] int64, number of the task group in the rollout.
         episode: [R] int64, number of the episode.
+        returns: [S] fp64, the return of each turn as it is compared; at first the play's rewards from the turn on.
+        baseline: [S] fp64, the numbers that the returns are compared with; None where there are several comparisons.
     """
 
     reward: Tensor
@@ -52,6 +54,8 @@ class TurnReturns:
     trajectory: tuple[Trajectory, ...]
     group: Tensor
     episode: Tensor
+    returns: Tensor
+    baseline: Tensor | None = None
 
     def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
@@ -62,6 +66,7 @@ class TurnReturns:
         """
         labels = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
         places = grouped((trajectory.policy, number) for number, trajectory in enumerate(self.trajectory))
+        pairs = grouped(zip(self.row.tolist(), compared(self.returns, self.baseline), strict=True))
         found: dict[str, PolicyBatch] = {}
         for policy, rows in places.items():
             found[policy] = collate_rows(
@@ -72,6 +77,7 @@ class TurnReturns:
                 temperature=temperature.get(policy, 1.0),
             )
             found[policy].advantages = torch.zeros(found[policy].action_mask.shape)
+            found[policy].compared = tuple(pairs[row] for row in rows)
         own = {row: (found[policy], place) for policy, rows in places.items() for place, row in enumerate(rows)}
         for turn, row, advantage in zip(self.turn, self.row.tolist(), advantages.tolist(), strict=True):
             batch, place = own[row]
@@ -108,10 +114,12 @@ def turn_returns_of(episodes: Sequence[Episode], turn_bonus: Callable[[Turn], fl
                 turns.append(turn)
                 number += 1
             rows.append((trajectory, groups[episode.group], place))
-    rewards = [turn.reward + (turn_bonus(turn) if turn_bonus else 0.0) for turn in turns]
+    rewards = finite_rewards(
+        torch.tensor([turn.reward + (turn_bonus(turn) if turn_bonus else 0.0) for turn in turns], dtype=torch.float64)
+    )
     comparison, plays, numbers, of_rows = torch.tensor(keys, dtype=torch.int64).reshape(-1, 4).unbind(1)
     return TurnReturns(
-        reward=finite_rewards(torch.tensor(rewards, dtype=torch.float64)),
+        reward=rewards,
         comparison=comparison,
         play=plays,
         number=numbers,
@@ -121,6 +129,7 @@ def turn_returns_of(episodes: Sequence[Episode], turn_bonus: Callable[[Turn], fl
         trajectory=tuple(trajectory for trajectory, _, _ in rows),
         group=torch.tensor([group for _, group, _ in rows], dtype=torch.int64),
         episode=torch.tensor([place for _, _, place in rows], dtype=torch.int64),
+        returns=returns_to_go(rewards, plays, numbers),
     )
 
 
@@ -171,6 +180,13 @@ class TurnCredit:
         one_of(get_args(TurnBaseline), "", turn_baseline=self.baseline)
         if self.state_weight is not None:
             at_least(0, "", state_weight=self.state_weight)
+
+    def compared(self, turns: TurnReturns) -> TurnReturns:
+        """Return the turns with their discounted returns, and with the baselines where one comparison alone counts."""
+        returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
+        single = self.state_weight is None
+        baseline = returns - replace(self, normalize=False).advantages(turns) if single else None
+        return replace(turns, returns=returns, baseline=baseline)
 
     def advantages(self, turns: TurnReturns) -> Tensor:
         """Return the advantage [S] fp64 of each turn."""

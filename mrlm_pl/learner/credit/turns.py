@@ -12,6 +12,7 @@ from torch import Tensor
 from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.credit.records import turn_means
 from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
@@ -73,6 +74,8 @@ class TokenGAE:
     ) -> None:
         """Give each token its advantage, and with a critic its value and return; every rank must call this.
 
+        The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with.
+
         Args:
             trainer: of the run.
             metrics: of the algorithm, in which the quality of the values is logged.
@@ -82,18 +85,20 @@ class TokenGAE:
                 :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
         """
         own: dict[tuple[str, str], Moments] = {}
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, table in tables.items():
             rows = table.batch
             discounts = discounts_of(rows.action_mask, self.gamma, self.discount_unit)
             if estimates is None:
                 values = torch.zeros_like(table.rewards)
-                rows.advantages, _ = table.advantages(table.rewards, values, discounts, self.lam, values[:, 0])
+                rows.advantages, returns = table.advantages(table.rewards, values, discounts, self.lam, values[:, 0])
             else:
                 values, ends = estimates(name, table)
                 rows.advantages, returns = table.advantages(table.rewards, values, discounts, self.lam, ends)
                 rows.values, rows.returns = values, returns
                 own[name, "return"] = masked_moments(returns, rows.action_mask)
                 own[name, "error"] = masked_moments(returns - values, rows.action_mask)
+            pairs[name] = returns, values
             for label, places in self.compared(table.agents).items():
                 own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
         moments = merged(trainer, own)
@@ -102,6 +107,10 @@ class TokenGAE:
             for label, places in self.compared(table.agents).items():
                 inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
                 rows.advantages[places] = whiten(*inputs)
+                if estimates is None:
+                    pairs[name][1][places] = inputs[-1].mean
+            means = (turn_means(part, rows.trajectories) for part in pairs[name])
+            rows.compared = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
         for name in policies if estimates is not None else ():
             metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
 

@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,9 +251,9 @@ class _Crediting:
             ConfigurationError: the credit needs other episodes.
         """
         from mrlm_pl.data.rollout.tasks.environments import scaled
-        from mrlm_pl.learner.credit.records import credited
+        from mrlm_pl.learner.credit.records import credited, uncredited
 
-        plain = [episode.with_turns(lambda turn: replace(turn, advantage=None, baseline=None)) for episode in episodes]
+        plain = [uncredited(episode) for episode in episodes]
         kept = [item for item in plain if item.excluded is None and item.id not in unmarked]
         groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
         training = [

@@ -6,10 +6,13 @@ const ASKED = 20;
 
 // Return how the stored numbers of the turns are related, in words.
 export function formula(turns) {
-  const whole = turns.filter((turn) => CREDIT.every((name) => typeof turn[name] === "number"));
-  if (!turns.some((turn) => typeof turn.advantage === "number")) return "The record holds no advantages: the episode was not trained on, or it was written by an older version.";
-  if (!whole.length) return "advantage: as the algorithm computed it from the returns that it compares; without a critic a turn has no baseline of its own";
+  const known = (turn, names) => names.every((name) => typeof turn[name] === "number");
+  const whole = turns.filter((turn) => known(turn, CREDIT));
+  if (!turns.some((turn) => known(turn, ["advantage"]))) return "The record holds no advantages: the episode was not trained on, or it was written by an older version.";
   const close = (one, other) => Math.abs(one - other) <= 1e-5 * Math.max(1, Math.abs(one), Math.abs(other));
+  const plain = turns.filter((turn) => known(turn, ["return", "advantage"]));
+  if (!whole.length && plain.length && plain.every((turn) => close(turn.return, turn.advantage))) return "advantage = return";
+  if (!whole.length) return "advantage: as the algorithm computed it; the record holds no baseline of single turns";
   if (whole.every((turn) => close(turn.advantage, turn.return - turn.baseline))) return "advantage = return − baseline";
   const ratios = whole.filter((turn) => !close(turn.return, turn.baseline)).map((turn) => turn.advantage / (turn.return - turn.baseline));
   if (ratios.length && ratios.every((ratio) => Math.abs(ratio - ratios[0]) <= 1e-3 * Math.abs(ratios[0]))) {
