@@ -29,13 +29,13 @@ BEHIND = 2
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
 
 
-def iteration_file(folder: Path, iteration: int, suffix: str = "") -> Path:
-    """Return the path of an iteration's episodes in a run folder.
+def iteration_file(folder: Path, iteration: int, suffix: str = "", kind: str = "episodes") -> Path:
+    """Return the path of an iteration's episodes, or of its measures of tokens, in a run folder.
 
     >>> iteration_file(Path("runs/a"), 3, "-rank1").as_posix()
     'runs/a/episodes/iteration-000003-rank1.jsonl.gz'
     """
-    return folder / "episodes" / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
+    return folder / kind / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class EpisodeRetention:
     Args:
         every: keep iterations 0, N, 2 N, ...
         last: keep the newest N.
+        tokens: of the kept iterations 0, N, 2 N, ... write also ``RUN/tokens``: the importance ratio of each token, its
+            entropy and its divergence from the reference policy, as far as the first updates on it compute them. None
+            writes none.
 
     Raises:
         ConfigurationError: a value below 1.
@@ -55,9 +58,10 @@ class EpisodeRetention:
 
     every: int | None = None
     last: int | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, "data.save_episodes.", every=self.every, last=self.last)
+        at_least(1, "data.save_episodes.", every=self.every, last=self.last, tokens=self.tokens)
 
     def keeps(self, iteration: int, newest: int) -> bool:
         """Return True if an iteration is kept when ``newest`` is the last one.
@@ -70,12 +74,17 @@ class EpisodeRetention:
             return True
         return (self.every is not None and iteration % self.every == 0) or newest - iteration < (self.last or 0)
 
+    def keeps_tokens(self, iteration: int) -> bool:
+        """Return True if the measures of an iteration's tokens are written."""
+        return self.tokens is not None and iteration % self.tokens == 0 and self.keeps(iteration, iteration)
+
     def remove_displaced(self, newest: Path) -> None:
-        """Remove the file of this rank that is kept no longer once an iteration's file is written."""
+        """Remove the files of this rank that are kept no longer once the episodes of an iteration are written."""
         number, rank = _parts(newest)
         displaced = number - (self.last or 0)
         if 0 <= displaced < number and not self.keeps(displaced, number):
-            newest.with_name(f"iteration-{displaced:06d}{rank}").unlink(missing_ok=True)
+            for folder in (newest.parent, newest.parent.with_name("tokens")):
+                (folder / f"iteration-{displaced:06d}{rank}").unlink(missing_ok=True)
 
 
 def _parts(path: Path) -> tuple[int, str]:
@@ -112,6 +121,11 @@ def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
                 lines.append(TurnTree.of(records).to_json())
                 continue
         lines += [episode.to_json() for episode in records]
+    write_lines(path, lines)
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write a gzipped file of lines, atomically."""
     text = "".join(f"{line}\n" for line in lines)
     with replacing(path) as draft:
         draft.write_bytes(gzip.compress(text.encode(), LEVEL, mtime=0))
@@ -140,9 +154,12 @@ class EpisodeWriter:
         kept = self.retention.keeps(number, number)
         while self._waiting and (self._waiting[0][1].done() or (kept and len(self._waiting) >= self.behind)):
             self._settle()
-        if not kept:
-            return
-        self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
+        if kept:
+            self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))
+
+    def write_lines(self, path: Path, lines: Iterable[str]) -> None:
+        """Schedule a file of lines, which the thread computes."""
+        self._waiting.append((path, self._thread.submit(write_lines, path, lines)))
 
     def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
         write_episodes(path, episodes)

@@ -116,7 +116,7 @@ def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(
         ({}, [0, 1, 2, 3, 4]),
         ({"every": 2}, [0, 2, 4]),
         ({"last": 2}, [3, 4]),
-        ({"every": 3, "last": 1}, [0, 3, 4]),
+        ({"every": 3, "last": 1, "tokens": 2}, [0, 3, 4]),
     ],
 )
 def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
@@ -134,6 +134,13 @@ def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
     assert [name for name, _ in whole] == [f"iteration-{number:06d}.jsonl.gz" for number in kept]
     fit("killed", 3)
     assert fit("killed", 5, tmp_path / "killed.ckpt") == whole
+    if "tokens" in retention:
+        tokens = [
+            {path.name: path.read_bytes() for path in (tmp_path / name / "tokens").iterdir()}
+            for name in ("whole", "killed")
+        ]
+        assert tokens[0] == tokens[1]
+        assert sorted(tokens[0]) == ["iteration-000000.jsonl.gz", "iteration-000004.jsonl.gz"]
 
 
 def test_files_of_other_ranks_and_later_iterations_stay(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class PolicyBatch:
             2 i + 1 for the rejected one of pair i, or None.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
             number; the number is 0 for the row's own prompt and -1 for none. Or None.
+        numbers: [B] int64, of the rows in the rollout, in micro-batches.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
     """
 
@@ -79,6 +80,7 @@ class PolicyBatch:
     compared: tuple[Sequence[Compared], ...] = ()
     teacher_prompts: Tensor | None = None
     taught_tokens: Tensor | None = None
+    numbers: Tensor | None = None
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]

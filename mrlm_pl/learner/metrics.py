@@ -15,6 +15,7 @@ from torch import Tensor
 from mrlm_pl.advantages import Moments
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import each_share, merged
+from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
 
 _ON_BAR = ("kl", "nll", "preference_accuracy", "pair_accuracy", "accuracy", "approx_kl")
@@ -36,6 +37,7 @@ class Metrics:
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
         row: numbers since the last row that :class:`UpdateRows` wrote.
+        tokens: of the rollout, while its tokens are measured one by one.
     """
 
     def __init__(self, policies: Collection[str]) -> None:
@@ -47,6 +49,7 @@ class Metrics:
         self._sums: dict[str, Tensor] = {}
         self._evaluated: dict[str, dict[tuple[str, str], float]] = {}
         self.row: dict[str, float] = {}
+        self.tokens: TokenMeasures | None = None
 
     def name(self, metric: str, policy: str) -> str:
         """Return the name of a policy's metric: ``train/METRIC``, with the policy's name if there are several.
@@ -88,15 +91,22 @@ class Metrics:
         value = value.detach().float()
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
+    def add_tokens(self, policy: str, logp: Tensor, rows: PolicyBatch, entropy: Tensor | None = None) -> None:
+        """Keep the measures of single tokens, while a rollout records them; see :class:`TokenMeasures`."""
+        if self.tokens is not None:
+            self.tokens.add(policy, logp, rows, entropy)
+
     @torch.no_grad()
-    def add_divergences(self, policy: str, logp: Tensor, rows: PolicyBatch) -> None:
+    def add_divergences(self, policy: str, logp: Tensor, rows: PolicyBatch, entropy: Tensor | None = None) -> None:
         """Add ``approx_kl``, ``ratio_deviation``, ``kl`` and ``mismatch_*`` of a policy's trajectories to an update.
 
         Args:
             policy: its name.
             logp: [B, T] of the current policy.
             rows: with the log-probabilities of the behavior, old and reference policies.
+            entropy: [B, T] of the current policy, where the update computes it.
         """
+        self.add_tokens(policy, logp, rows, entropy)
         mask = rows.action_mask
         learner = logp if rows.proximal_logp is None else rows.proximal_logp
         means = {f"mismatch_{measure}": value for measure, value in mismatch(learner, rows.behavior_logp, mask).items()}

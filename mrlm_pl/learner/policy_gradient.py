@@ -493,7 +493,7 @@ class PolicyGradient(Algorithm):
         if rows.ref_logp is not None and self.kl.placement == "loss":
             losses = losses + self.kl_controllers[name].coefficient * self.kl.estimates(logp, rows)
         self.metrics.add_policy(name, metrics, mask.sum())
-        self.metrics.add_divergences(name, logp, rows)
+        self.metrics.add_divergences(name, logp, rows, entropy)
         totals, lengths = batch.totals[name], rows.episode_tokens
         return reduce_tokens(losses, mask, self.reduction, totals, max_length=self.max_length, episode_tokens=lengths)
 
@@ -535,6 +535,8 @@ class PolicyGradient(Algorithm):
             self.metrics.add_divergences(name, self.policies[name](**rows.inputs()), rows)
         elif rows.proximal_logp is not None:
             self.metrics.add_divergences(name, rows.proximal_logp, rows)
+        else:
+            self.metrics.add_tokens(name, rows.old_logp, rows)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)

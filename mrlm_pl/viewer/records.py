@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -183,6 +184,40 @@ def branches_of(line: bytes) -> dict[str, Any]:
                     found = {**turn, "return": turn.get("return_"), "text": message["content"][:TEXT]}
                     decisions.setdefault(key, found)
     return {"actions": actions, "decisions": list(decisions.values())}
+
+
+MEASURES = ("ratio", "entropy", "kl")
+"""The learner's measures of single tokens, in the files of ``RUN/tokens``."""
+
+
+class _Measured(msgspec.Struct):
+    turns: dict[str, dict[str, list[float | None]]]
+
+
+_MEASURED = msgspec.json.Decoder(_Measured)
+
+
+def add_measures(record: dict[str, Any], lines: Iterable[bytes]) -> None:
+    """Add the learner's measures to the tokens of an episode's turns.
+
+    Args:
+        record: of the episode, whole.
+        lines: of a file of ``RUN/tokens``; those of other episodes and broken ones are skipped.
+    """
+    of = [b'{"of":%b,' % msgspec.json.encode(record[name]) for name in ("id", "group")]
+    for line in lines:
+        if not line.startswith(tuple(of)):
+            continue
+        with suppress(ValueError, RecursionError):
+            measured = _MEASURED.decode(line).turns
+            for row in stored_rows(record):
+                for turn in row["turns"]:
+                    number = turn.get("sample", 0) if turn.get("node") else turn["index"]
+                    found = measured.get(f"{turn.get('node', '')}/{turn['agent']}/{number}", {})
+                    for name in MEASURES:
+                        if len(values := found.get(name, ())) == turn["stop"] - turn["start"]:
+                            table = row.setdefault(name, [None] * len(row["token_ids"]))
+                            table[turn["start"] : turn["stop"]] = values
 
 
 def _number_messages(record: Mapping[str, Any]) -> None:

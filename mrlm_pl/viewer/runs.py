@@ -25,7 +25,8 @@ from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.runs.records.run import latest_configuration
 from mrlm_pl.runs.state import STATE, state_of
 from mrlm_pl.viewer.episode_index import EpisodeIndex
-from mrlm_pl.viewer.records import token_values
+from mrlm_pl.viewer.line_file import LineFile
+from mrlm_pl.viewer.records import add_measures, token_values
 
 LARGEST_TEXT = 64 << 20
 """Bytes of a configuration, a metrics file or a report that are read."""
@@ -183,6 +184,10 @@ class Run:
             DataError: there is no such episode.
         """
         record = {**self.index.record(episode), "named": self.named, "whatif": list(self._whatif(episode))}
+        for path in sorted((self.path / "tokens").glob(f"iteration-{record['iteration']:06d}*.jsonl.gz")):
+            if self._inside(path) is not None:
+                with suppress(OSError):  # removed meanwhile
+                    add_measures(record, (item[1] for item in LineFile(path).new_lines() if item is not None))
         # The numbers of JavaScript have 53 bits.
         record["seed"], record["task"] = str(record["seed"]), {**record["task"], "seed": str(record["task"]["seed"])}
         for rows in record["trajectories"].values():

@@ -37,6 +37,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
 from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share
+from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
 logger = logging.getLogger(__name__)
@@ -158,17 +159,27 @@ class Collection:
             check_kept(collected.episodes, iteration)
             # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
-                rows = self._prepared(collected)
+                rows = self._prepared(iteration, collected)
         finally:
             if self.saved is not None:  # also what cannot be trained on
-                everything, (rank, ranks) = collected.played, data_parallel_rank(trainer)
-                suffix = f"-rank{rank}" if ranks > 1 else ""
-                self._writer.write(iteration_file(Path(trainer.default_root_dir), iteration, suffix), everything)
+                self._writer.write(self._file(iteration, "episodes"), collected.played)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
                 callback.on_collection(trainer, played)
         return rows, metrics
+
+    def write_tokens(self) -> None:
+        """Write the measures of tokens that the learner has made, if any."""
+        if (measures := self.learner.metrics.tokens) is not None:
+            self.learner.metrics.tokens = None
+            self._writer.write_lines(self._file(measures.iteration, "tokens"), measures.lines())
+
+    def _file(self, iteration: int, kind: str) -> Path:
+        """Return the path of this rank's file of an iteration."""
+        rank, ranks = data_parallel_rank(self.trainer)
+        suffix = f"-rank{rank}" if ranks > 1 else ""
+        return iteration_file(Path(self.trainer.default_root_dir), iteration, suffix, kind)
 
     def _new_collector(self) -> SyncCollector | AsyncCollector:
         """Return the collector of this fit."""
@@ -180,7 +191,7 @@ class Collection:
         self._ahead = None
         return collector
 
-    def _prepared(self, collected: Collected) -> dict[str, PolicyBatch]:
+    def _prepared(self, iteration: int, collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
         learner = self.learner
         episodes, greedy = self.tasks.worth(collected.training), self.tasks.worth(collected.greedy)
@@ -194,6 +205,8 @@ class Collection:
         if self.saved is not None:
             of_policies = {name: tables[name] for name in learner.policies if name in tables}
             collected.put_training(credited(collected.training, episodes, of_policies))
+            if self.saved.keeps_tokens(iteration):
+                self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, of_policies)
         for rows in tables.values():
             rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes
         return tables
@@ -245,12 +258,17 @@ class Collection:
         """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
         self._writer.finish()  # a resumed run does not collect these again
         ahead = self._ahead if self.collector is None else self.collector.state()
-        return {"ahead": at_first_rank(ahead), **{name: part.state() for name, part in self._parts().items()}}
+        state = {"ahead": at_first_rank(ahead), **{name: part.state() for name, part in self._parts().items()}}
+        measures = self.learner.metrics.tokens
+        return state if measures is None else {**state, "tokens": at_first_rank(measures.state())}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
         for name, part in self._parts().items():
             part.load(state.get(name))
+        measured = state.get("tokens", ())
+        if len(measured) == self.trainer.world_size:
+            self.learner.metrics.tokens = TokenMeasures(**measured[self.trainer.global_rank])
         self._ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
 
     def _parts(self) -> dict[str, Any]:
@@ -263,6 +281,8 @@ class Collection:
         collector, self.collector = self.collector, None
         with ExitStack() as stack:
             stack.callback(self._writer.finish)
+            if hasattr(self, "learner"):
+                stack.callback(self.write_tokens)
             stack.callback(self.players.close)
             if collector is not None:
                 stack.callback(collector.close)

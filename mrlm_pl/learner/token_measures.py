@@ -1,0 +1,95 @@
+"""The learner's measures of single tokens, from the first pass over a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.episode import Episode, json_line
+from mrlm_pl.grouping import grouped
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.records import TurnKey, turn_keys
+
+DECIMALS = 3
+"""Of the measures in a file."""
+
+Span = tuple[TurnKey, int, int]
+"""The key of a turn, and the start and stop of its tokens."""
+
+
+class TokenMeasures:
+    """Importance ratio, entropy and divergence from the reference of the tokens of a rollout, by turn.
+
+    The measures are those that the first update on a token computes anyway: ``ratio`` is ``pi / pi_old``, ``entropy``
+    in nats where it has a weight in the loss, ``kl`` is ``log pi - log pi_ref`` with a reference policy.
+
+    Args:
+        iteration: of the rollout.
+        spans: the turns of each row, by policy.
+        found: of turns that were measured before the run was resumed.
+    """
+
+    def __init__(
+        self,
+        iteration: int,
+        spans: Mapping[str, Sequence[Sequence[Span]]],
+        found: Mapping[TurnKey, Mapping[str, Tensor]] = {},
+    ) -> None:
+        self.iteration, self.spans = iteration, spans
+        self.found = {key: dict(measures) for key, measures in found.items()}
+
+    @classmethod
+    def of(cls, iteration: int, prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> TokenMeasures:
+        """Return the measures of a rollout without any yet; see :func:`~mrlm_pl.learner.credit.records.turn_keys`."""
+        return cls(
+            iteration,
+            {
+                name: [
+                    [(key, turn.start, turn.stop) for key, turn in zip(of_row, row.turns, strict=True)]
+                    for of_row, row in zip(keys, tables[name].trajectories, strict=True)
+                ]
+                for name, keys in turn_keys(prepared, tables).items()
+            },
+        )
+
+    def add(self, policy: str, logp: Tensor, rows: PolicyBatch, entropy: Tensor | None = None) -> None:
+        """Measure the turns of a micro-batch.
+
+        Args:
+            policy: its name.
+            logp: [B, T] of the current policy.
+            rows: with the log-probabilities of the old and reference policies.
+            entropy: [B, T] of the current policy, or None.
+        """
+        assert rows.numbers is not None
+        measures = {"ratio": (logp - rows.old_logp).exp()}
+        if entropy is not None:
+            measures["entropy"] = entropy
+        if rows.ref_logp is not None:
+            measures["kl"] = logp - rows.ref_logp
+        tables = {name: measure.detach().float().cpu() for name, measure in measures.items()}
+        mask = rows.action_mask.cpu()
+        for place, number in enumerate(rows.numbers.tolist()):
+            for key, start, stop in self.spans[policy][number]:
+                if bool(mask[place, start:stop].all()):
+                    self.found[key] = {name: table[place, start:stop].clone() for name, table in tables.items()}
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line of JSON for each episode, or turn tree, with measures."""
+        for of, turns in grouped((key[0], (key[1:], measures)) for key, measures in self.found.items()).items():
+            yield json_line({"of": of, "turns": {_name(*key): _rounded(measures) for key, measures in turns}})
+
+    def state(self) -> dict[str, Any]:
+        """Return the arguments that restore the measures."""
+        return {"iteration": self.iteration, "spans": dict(self.spans), "found": self.found}
+
+
+def _name(node: str, agent: str, number: int) -> str:
+    return f"{node}/{agent}/{number}"
+
+
+def _rounded(measures: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    return {name: torch.round(values.double(), decimals=DECIMALS).tolist() for name, values in measures.items()}
