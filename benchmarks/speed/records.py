@@ -1,10 +1,10 @@
 """Measure the cost of recorded episodes: bytes and seconds by compression, and an iteration with and without writing.
 
-    python benchmarks/speed/records.py [--rounds 3] [--iterations 6] [--before FOLDER] [--json benchmarks/results/records.json]
+    python benchmarks/speed/records.py [--rounds 3] [--iterations 6] [--before FOLDER] [--json FILE]
 
 The debate of ``configs/tasks/teams/debate.yaml`` is trained without ``data.save_episodes``, with it, and with the
-measures of tokens, in turns, each run in its own process; with ``--before`` also by the code in another checkout of
-this repository. Seconds are those of the CPU, of the whole process, so that other programs on the machine do not count:
+measures of tokens, in turns; with ``--before`` also by the code in another checkout of this repository, in processes of
+its own. Seconds are those of the CPU, of the whole process, so that other programs on the machine hardly count:
 printed are their medians over iterations, and the bytes on disk for 1,000 episodes. The episodes of the first run are
 then encoded and compressed file by file, as the writer does. zstandard is measured where it is installed.
 """
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ BEFORE = ("not saved", "saved")
 
 CONFIGS = ("configs/tasks/teams/debate.yaml", "configs/debate.yaml")
 """Places of the debate's configuration, now and before."""
+
+RUNS = "import json, sys; from mrlm_pl.cli.main import main; [main(words) for words in json.loads(sys.argv[1])]"
+
+EPISODES = 64
+"""Of an iteration."""
 
 WARMUP = 1
 """Iterations at the beginning of a run that are not counted."""
@@ -61,32 +66,39 @@ class CpuClock(lightning.Callback):
             file.write(f"{time.process_time()}\n")
 
 
-def run(code: Path, folder: Path, iterations: int, variant: str) -> tuple[list[float], float]:
-    """Return the CPU seconds of each iteration of a run, and the bytes on disk for 1,000 episodes.
+def run(code: Path, folder: Path, iterations: int, variants: Sequence[str]) -> dict[str, tuple[list[float], float]]:
+    """Return the CPU seconds of each iteration, and the bytes on disk for 1,000 episodes, by variant.
 
     Args:
-        code: checkout whose code trains.
-        folder: of the run.
+        code: checkout whose code trains, all variants in one process.
+        folder: for the runs.
         iterations: number of them, of 64 episodes each.
-        variant: one of :data:`VARIANTS`.
+        variants: of :data:`VARIANTS`.
     """
     config = next(code / name for name in CONFIGS if (code / name).exists())
-    options = ["--data.iterations", str(iterations), "--trainer.limit_val_batches", "0"]
-    options += [*VARIANTS[variant], "--trainer.enable_progress_bar", "false", "--output", str(folder)]
-    clock = folder.with_suffix(".clock")
-    options += ["--trainer.callbacks+", "records.CpuClock", "--trainer.callbacks.path", str(clock)]
-    places = [code, code / "environments", code / "callbacks", Path(__file__).parent]
+    common = ["train", "--config", str(config), "--data.iterations", str(iterations)]
+    common += ["--trainer.limit_val_batches", "0", "--trainer.enable_progress_bar", "false"]
+    places = {variant: folder / variant.replace(" ", "-") for variant in variants}
+    commands = []
+    for variant, place in places.items():
+        clock = ["--trainer.callbacks+", "records.CpuClock", "--trainer.callbacks.path", f"{place}.clock"]
+        commands.append([*common, *VARIANTS[variant], *clock, "--output", str(place)])
+    folder.mkdir()
+    sources = [code, code / "environments", code / "callbacks", Path(__file__).parent]
     subprocess.run(
-        [sys.executable, "-m", "mrlm_pl.cli.main", "train", "--config", str(config), *options],
+        [sys.executable, "-c", RUNS, json.dumps(commands)],
         check=True,
         cwd=code,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))},
         stdout=subprocess.DEVNULL,
     )
-    ends = [float(line) for line in clock.read_text().split()]
-    files = [*(folder / "episodes").glob("*.gz"), *(folder / "tokens").glob("*.gz")]
-    size = sum(file.stat().st_size for file in files)
-    return [later - earlier for earlier, later in itertools.pairwise(ends)][WARMUP:], size * 1000 / (64 * iterations)
+    found = {}
+    for variant, place in places.items():
+        ends = [float(line) for line in Path(f"{place}.clock").read_text().split()]
+        size = sum(file.stat().st_size for kind in ("episodes", "tokens") for file in (place / kind).glob("*.gz"))
+        seconds = [later - earlier for earlier, later in itertools.pairwise(ends)][WARMUP:]
+        found[variant] = seconds, size * 1000 / (EPISODES * iterations)
+    return found
 
 
 def formats() -> dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]]:
@@ -150,18 +162,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         for number in range(options.rounds):
             for name, (code, variants) in codes.items():
-                for variant in variants:
-                    folder = Path(work) / f"{number}-{name}-{variant.replace(' ', '-')}"
-                    found, sizes[name][variant] = run(code.resolve(), folder, options.iterations, variant)
-                    seconds[name][variant] += found
+                turned = [*variants[number % len(variants) :], *variants[: number % len(variants)]]
+                found = run(code.resolve(), Path(work) / f"{number}-{name}", options.iterations, turned)
+                for variant, (spent, sizes[name][variant]) in found.items():
+                    seconds[name][variant] += spent
         report = {
             **provenance(),
             "cpu_s_per_iteration": {
-                name: {variant: statistics.median(values) for variant, values in found.items()}
-                for name, found in seconds.items()
+                name: {variant: statistics.median(values) for variant, values in measured.items()}
+                for name, measured in seconds.items()
             },
             "bytes_per_1000_episodes": sizes,
-            "per_1000_episodes": costs(Path(work) / "0-now-saved" / "episodes", options.rounds),
+            "per_1000_episodes": costs(Path(work) / "0-now" / "saved" / "episodes", options.rounds),
         }
     text = json.dumps(report, indent=2)
     print(text)
