@@ -46,9 +46,6 @@ RUNS = "import json, sys; from mrlm_pl.cli.main import main; [main(words) for wo
 EPISODES = 64
 """Of an iteration."""
 
-WARMUP = 1
-"""Iterations at the beginning of a run that are not counted."""
-
 
 class CpuClock(lightning.Callback):
     """Append the CPU seconds of the process at the end of each update to a file.
@@ -96,7 +93,7 @@ def run(code: Path, folder: Path, iterations: int, variants: Sequence[str]) -> d
     for variant, place in places.items():
         ends = [float(line) for line in Path(f"{place}.clock").read_text().split()]
         size = sum(file.stat().st_size for kind in ("episodes", "tokens") for file in (place / kind).glob("*.gz"))
-        seconds = [later - earlier for earlier, later in itertools.pairwise(ends)][WARMUP:]
+        seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]  # without the first iteration
         found[variant] = seconds, size * 1000 / (EPISODES * iterations)
     return found
 

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mrlm_environments import LengthRatioGame
+from transformers import AutoModelForCausalLM
 
+from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms import C3, CISPO, COMA, GRPO, IGPO, IPPO, MAGRPO, MAREMAX, RAE, RLOO, SFT, ReMax
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
@@ -199,9 +202,7 @@ def test_another_baseline_gives_the_numbers_of_a_calculation_by_hand(
     run = played(GRPO(main), echo(), quiet_trainer())
     recorded = turns_of(run)
     report = recredit(run, RLOO(main), output=tmp_path / "again")
-    groups: dict[str, list[Episode]] = defaultdict(list)
-    for episode in read_episodes(tmp_path / "again" / "episodes"):
-        groups[episode.group].append(episode)
+    groups = groups_of(tmp_path / "again")
     pairs = []
     for members in groups.values():
         for episode in members:
@@ -319,8 +320,10 @@ def test_the_command_takes_the_runs_algorithm_or_another(
     assert status == 0
     assert "8 episodes with the credit of GRPO" in out
     assert len(re.findall(r"(?:con|pro): \d+ turns, correlation 1\.0000, 0 signs change", out)) == 2
-    status, out, err = mrlm("recredit", str(run), "--model", "RLOO", "--output", str(output))
+    status, out, err = mrlm("recredit", str(run), "--model", "RLOO", "--output", str(output), "--policies", str(run))
     assert status == 0, err
+    assert len(re.findall(r"(?:con|pro): .* cosine of the gradients [01]\.\d", out)) == 2
+    assert len(re.findall(r"policy (?:first|second): cosine of the gradients [01]\.\d", out)) == 2
     assert "with the credit of RLOO" in out
     assert " -> " in out
     rewards = [episode.rewards()["pro"] for episode in read_episodes(output / "episodes") if episode.group == "0-0"]
@@ -331,3 +334,55 @@ def test_the_command_takes_the_runs_algorithm_or_another(
     status, _, err = mrlm("recredit", str(run), "--model", "PPO")
     assert status == 2
     assert "the credit of PPO needs weights for a critic; choose an algorithm without it" in err
+
+
+def negated(returns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    return -group_centered_advantages(returns, groups)
+
+
+def test_the_cosine_of_the_gradients_is_that_of_autograd(model_folder: Path, quiet_trainer: Any) -> None:
+    environment = LengthRatioGame(rounds=1)
+    first, second = environment.agents
+    policies = {name: Policy(str(model_folder), learning_rate=1e-3) for name in ("one", "two")}
+    trained = GRPO(policies, {first: "one", second: "two"}, advantage="group_centered")
+    run = played(trained, environment, quiet_trainer(), iterations=1)
+
+    def cosines(algorithm: Any) -> list[float | None]:
+        report = recredit(run, algorithm, policies=run, device="cpu")
+        assert [change.gradient_cosine for change in report.agents.values()] == [*report.gradient_cosines.values()]
+        return [*report.gradient_cosines.values()]
+
+    assert cosines(trained) == pytest.approx([1.0, 1.0])
+    assert cosines(GRPO(policies, trained.seats, advantage=negated)) == pytest.approx([-1.0, -1.0])
+    found = cosines(GRPO(policies, trained.seats, advantage=first_alone))
+    for cosine, agent in zip(found, environment.agents, strict=True):
+        model = AutoModelForCausalLM.from_pretrained(run / "policies" / trained.seats[agent]).eval()
+        gradients = []
+        for rule in (group_centered_advantages, first_alone):
+            model.zero_grad()
+            for members in groups_of(run).values():
+                advantages = rule(torch.tensor([item.rewards()[agent] for item in members]), torch.zeros(4).long())
+                for item, advantage in zip(members, advantages.tolist(), strict=True):
+                    (row,) = item.trajectories[agent]
+                    logp = model(torch.tensor([row.token_ids])).logits[0, :-1].log_softmax(-1)
+                    chosen = logp.gather(1, torch.tensor(row.token_ids[1:])[:, None])[:, 0]
+                    (advantage * chosen * torch.tensor(row.action_mask[1:])).sum().backward()
+            gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+        assert cosine == pytest.approx(float(torch.cosine_similarity(*gradients, dim=0)), abs=1e-4)
+        assert abs(cosine) < 0.999
+    with pytest.raises(
+        ConfigurationError, match=r"policies: the episodes are of 'one', and the policies are \['main'\]"
+    ):
+        recredit(run, trained, policies=model_folder, device="cpu")
+
+
+def first_alone(returns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """Return an advantage of 1 for the first return of each group."""
+    return torch.tensor([float(number not in groups[:place]) for place, number in enumerate(groups)])
+
+
+def groups_of(run: Path) -> dict[str, list[Episode]]:
+    found: dict[str, list[Episode]] = defaultdict(list)
+    for item in read_episodes(run / "episodes"):
+        found[item.group].append(item)
+    return found

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     load_package("mrlm_pl.algorithms")
     parser = CommandParser(
         prog="mrlm recredit",
-        description="Compute the advantages of a run's episodes with another algorithm, without weights.",
+        description="Compute the advantages of a run's episodes with another algorithm.",
         allow_abbrev=False,
     )
     parser.usage = "mrlm recredit RUN [--model NAME] [--model.ARGUMENT VALUE ...] [options]"
@@ -49,13 +49,19 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration.")
     text = "Folder for the episodes with their new advantages and the report."
     parser.add_argument("--output", type=str | None, help=text)
+    text = "Run or model with the weights of the policies, to compare their gradients under both credits."
+    parser.add_argument("--policies", type=str | None, help=text)
+    parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
     options = parser.instantiate(parser.read(_with_recorded_model(arguments), {"model": Algorithm}))
-    report = recredit(options.run, options.model, iteration=options.iteration, output=options.output)
+    chosen = {name: options[name] for name in ("iteration", "output", "policies", "device")}
+    report = recredit(options.run, options.model, **chosen)
     print(f"{report.episodes} episodes with the credit of {report.algorithm}; advantages, recorded against new:")
     for agent, change in report.agents.items():
         print(f"  {agent}: {change.turns} turns, {_shown(change)}")
         for turn, part in report.turns[agent].items() if len(report.turns[agent]) > 1 else ():
             print(f"    step {turn}: {part.turns} turns, {_shown(part)}")
+    for policy, cosine in report.gradient_cosines.items():
+        print(f"  policy {policy}: {_cosine(cosine)}")
     for item in report.largest[:SHOWN]:
         print(f"  {item.episode} {item.agent} step {item.turn}: {item.recorded:+.4f} -> {item.new:+.4f}")
     if options.output:
@@ -68,7 +74,12 @@ def _shown(change: AgentChange) -> str:
     alike = "undefined" if change.correlation is None else f"{change.correlation:.4f}"
     zero = " -> ".join(f"{share:.1%}" for share in change.zero_groups)
     extra = f", {change.one_sided} turns on one side alone" if change.one_sided else ""
+    extra += "" if change.gradient_cosine is None else f", {_cosine(change.gradient_cosine)}"
     return f"correlation {alike}, {change.sign_changes} signs change, groups without signal {zero}{extra}"
+
+
+def _cosine(value: float | None) -> str:
+    return f"cosine of the gradients {'undefined' if value is None else f'{value:.4f}'}"
 
 
 def _with_recorded_model(arguments: Sequence[str]) -> list[str]:

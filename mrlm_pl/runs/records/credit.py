@@ -1,4 +1,4 @@
-"""Recorded episodes under the credit of another algorithm or setting, without weights and without play."""
+"""Recorded episodes under the credit of another algorithm or setting, without play."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.evaluation import sampling_from
+from mrlm_pl.runs.evaluation import chosen_device, loaded_policy, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
 from mrlm_pl.runs.records.run import (
     latest_configuration,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mrlm_pl.data.rollout.tasks.environments import TaskSettings
     from mrlm_pl.learner.algorithm import Algorithm
     from mrlm_pl.learner.policy_gradient import PolicyGradient
+    from mrlm_pl.runs.records.gradients import Gradients
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +49,24 @@ def recredit(
     *,
     iteration: int | None = None,
     output: str | Path | None = None,
+    policies: str | Path | None = None,
+    device: str = "auto",
     sampling: Sampling | None = None,
     task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None = None,
 ) -> RecreditReport:
     """Compute the advantages of recorded episodes with an algorithm's own credit, and compare them with the record.
 
-    Neither weights nor an environment are read. With the run's own settings, the advantages are the recorded ones. The
-    algorithm's trainer and progress stay as they are.
+    No environment is read, and weights only for the gradients of ``policies``. With the run's own settings, the
+    advantages are the recorded ones. The algorithm's trainer and progress stay as they are.
 
     Args:
         run: a run folder.
         algorithm: whose credit is computed; its policies and seats are those of the run.
         iteration: only the episodes of this iteration.
         output: folder for the episodes with their new advantages and ``recredit.json``; None writes none.
+        policies: run folder, model folder or hub id with weights, to compare the gradients under both credits; None
+            compares the advantages alone. See :class:`~mrlm_pl.runs.records.gradients.Gradients`.
+        device: of the weights, as torch names it; ``auto`` prefers an accelerator.
         sampling: of the run, for ``overlong_buffer``; None is as its configuration says.
         task_settings: of the run, by environment, for ``reward_scale``; None is as its configuration says.
 
@@ -76,13 +82,14 @@ def recredit(
         raise ConfigurationError(f"output: {str(place)!r} {fault}; name a new folder beside the run")
     with _fresh(learner):
         crediting = _Crediting(folder, learner, iteration, sampling, task_settings)
+        gradients = None if policies is None else _gradients(str(policies), crediting.sampling, device)
         if place is None:
-            return _compared(crediting, None)
+            return _compared(crediting, gradients, None)
         draft = draft_of(place)
         try:
             remove(draft)  # of a recredit that a kill has ended
             draft.mkdir(parents=True)
-            report = _compared(crediting, draft)
+            report = _compared(crediting, gradients, draft)
             write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
             put_in_place(draft, place)
         except BaseException as error:
@@ -97,7 +104,16 @@ def recredit(
         return report
 
 
-def _compared(crediting: _Crediting, draft: Path | None) -> RecreditReport:
+def _gradients(model: str, sampling: Sampling, device: str) -> Gradients:
+    """Return the comparison of the gradients of a model's policies, whose weights it reads."""
+    from mrlm_pl.runs.records.gradients import Gradients
+
+    settings = read_run(model).policies
+    policies = {name: loaded_policy(own, chosen_device(device)) for name, own in settings.items()}
+    return Gradients(policies, {name: sampling.of(name).temperature or 1.0 for name in policies})
+
+
+def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | None) -> RecreditReport:
     """Return the report on the new credit of a run; write its episodes to a folder.
 
     Raises:
@@ -106,6 +122,8 @@ def _compared(crediting: _Crediting, draft: Path | None) -> RecreditReport:
     comparison = Comparison()
     for number, recorded, new in crediting.iterations():
         comparison.add(recorded, new)
+        if gradients is not None:
+            gradients.add(recorded, new)
         if draft is not None:
             write_episodes(iteration_file(draft, number), new)
     report = comparison.report(crediting.name)
@@ -115,7 +133,11 @@ def _compared(crediting: _Crediting, draft: Path | None) -> RecreditReport:
             f"failed, are excluded, or are fewer than {crediting.learner.smallest_group} of a task; choose another "
             "algorithm or another iteration"
         )
-    return report
+    if gradients is None:
+        return report
+    of_agents = gradients.by_agent()
+    agents = {name: replace(change, gradient_cosine=of_agents.get(name)) for name, change in report.agents.items()}
+    return replace(report, agents=agents, gradient_cosines=gradients.by_policy())
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, person_of
 
@@ -35,6 +35,7 @@ class AgentChange:
         correlation: Pearson's; None where one side is constant.
         sign_changes: turns whose advantages have opposite signs.
         zero_groups: share of the groups in which all advantages are 0, as recorded and new.
+        gradient_cosine: between an agent's gradients under both credits; None without weights, or where one is 0.
     """
 
     turns: int
@@ -42,6 +43,7 @@ class AgentChange:
     correlation: float | None
     sign_changes: int
     zero_groups: tuple[float, float]
+    gradient_cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class RecreditReport:
         agents: the change of each agent; calls of one sub-agent count together.
         turns: the change of each agent's turns by the number of environment steps before them.
         largest: the largest changes.
+        gradient_cosines: between each policy's gradients under both credits, with weights; None where one is 0.
     """
 
     algorithm: str
@@ -61,6 +64,7 @@ class RecreditReport:
     agents: dict[str, AgentChange]
     turns: dict[str, dict[int, AgentChange]]
     largest: tuple[AdvantageChange, ...]
+    gradient_cosines: dict[str, float | None] = field(default_factory=dict)
 
 
 _Part = tuple[str, int | None]

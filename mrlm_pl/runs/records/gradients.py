@@ -1,0 +1,108 @@
+"""The gradients of policies under two credits of the same recorded tokens, compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.episode import Episode, Trajectory, person_of
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.grouping import grouped
+from mrlm_pl.learner.batch import collate_rows
+from mrlm_pl.learner.credit.records import key_of
+from mrlm_pl.learner.credit.returns import labels
+from mrlm_pl.policy import Policy
+
+ROWS = 16
+"""Trajectories in a forward pass."""
+
+Credited = tuple[str, Trajectory, list[float], list[float]]
+"""Group, trajectory, and the recorded and new advantage of each of its turns."""
+
+
+class Gradients:
+    """Sums of ``A grad log pi`` over the sampled tokens, with the recorded and the new advantages.
+
+    A decision that paths of a turn tree share counts once, and turns without an advantage count as 0. The gradients are
+    those of the given weights, without ratio and clip. Memory holds two for each policy and agent.
+
+    Args:
+        policies: by name, with their weights.
+        temperature: of the sampling, by policy.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], temperature: Mapping[str, float]) -> None:
+        self.policies, self.temperature = policies, temperature
+        self._sums: dict[tuple[str, str], list[list[Tensor]]] = {}
+
+    def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
+        """Add the episodes of an iteration, in equal order.
+
+        Raises:
+            ConfigurationError: the policies lack one of the episodes.
+        """
+        seen: set[tuple[str, str, str, int]] = set()
+        rows: list[tuple[tuple[str, str], Credited]] = []
+        for old, now in zip(recorded, new, strict=True):
+            for row, other in zip(old.rows(), now.rows(), strict=True):
+                counts = [key_of(old, turn) not in seen for turn in row.turns]
+                seen.update(key_of(old, turn) for turn in row.turns)
+                before, after = (
+                    [(turn.advantage or 0.0) * count for turn, count in zip(side.turns, counts, strict=True)]
+                    for side in (row, other)
+                )
+                if any(before) or any(after):
+                    rows.append(((row.policy, person_of(row.agent)), (old.group, row, before, after)))
+        for (policy, agent), found in grouped(rows).items():
+            if policy not in self.policies:
+                raise ConfigurationError(
+                    f"policies: the episodes are of {policy!r}, and the policies are {sorted(self.policies)}; give "
+                    "those of the run"
+                )
+            for start in range(0, len(found), ROWS):
+                self._add(policy, agent, found[start : start + ROWS])
+
+    def _add(self, policy: str, agent: str, found: Sequence[Credited]) -> None:
+        model = self.policies[policy]
+        trajectories, groups = [row for _, row, _, _ in found], labels(group for group, _, _, _ in found)
+        batch = collate_rows(trajectories, groups, groups, groups, temperature=self.temperature.get(policy, 1.0))
+        advantages = torch.zeros(2, *batch.action_mask.shape)
+        for place, (_, row, *sides) in enumerate(found):
+            for turn, *values in zip(row.turns, *sides, strict=True):
+                advantages[:, place, turn.start : turn.stop] = torch.tensor(values)[:, None]
+        weights = [weight for weight in model.model.parameters() if weight.requires_grad]
+        logp = model(**batch.to(weights[0].device).inputs())
+        sums = self._sums.setdefault(
+            (policy, agent), [[torch.zeros_like(weight) for weight in weights] for _ in advantages]
+        )
+        for side, table in zip(sums, advantages.to(logp.device), strict=True):
+            gradients = torch.autograd.grad((table * logp).sum(), weights, retain_graph=True, materialize_grads=True)
+            for total, gradient in zip(side, gradients, strict=True):
+                total += gradient
+
+    def by_policy(self) -> dict[str, float | None]:
+        """Return the cosine between the gradients of each policy; None where one is 0."""
+        return self._cosines(lambda policy, agent: policy)
+
+    def by_agent(self) -> dict[str, float | None]:
+        """Return the cosine between the gradients of each agent; calls of one sub-agent count together."""
+        return self._cosines(lambda policy, agent: agent)
+
+    def _cosines(self, of: Callable[[str, str], str]) -> dict[str, float | None]:
+        parts = grouped((of(*key), (key[0], sides)) for key, sides in self._sums.items())
+        return {name: _cosine(grouped(found).values()) for name, found in parts.items()}
+
+
+def _cosine(policies: Iterable[Sequence[list[list[Tensor]]]]) -> float | None:
+    """Return the cosine between two gradients, given by policy the parts that add up to them."""
+    product = squares = others = 0.0
+    for parts in policies:
+        for place in range(len(parts[0][0])):
+            one, other = (torch.stack([sides[side][place] for sides in parts]).sum(0).double() for side in (0, 1))
+            product += float((one * other).sum())
+            squares, others = squares + float(one.square().sum()), others + float(other.square().sum())
+    norm = math.sqrt(squares) * math.sqrt(others)
+    return product / norm if norm else None
