@@ -225,16 +225,20 @@ def families(found: Any) -> str:
 
 
 def records(found: Any) -> str:
-    """Return the time of an iteration with writing by one without, and the size of 1,000 episodes by compression."""
-    per = found["per_1000_episodes"]
+    """Return the CPU time of an iteration and the size of 1,000 episodes by what is saved, and by compression."""
+    sizes, seconds = found["bytes_per_1000_episodes"], found["cpu_s_per_iteration"]
+    costs = [
+        [code, variant, f"{sizes[code][variant] / 1e6:.2f} MB", f"{seconds[code][variant]:.2f} s"]
+        for code in sizes
+        for variant in sizes[code]
+    ]
     rows = [
         [name, f"{row['bytes'] / 1e6:.2f} MB", f"{row['compress_s']:.2f} s"]
-        for name, row in per.items()
+        for name, row in found["per_1000_episodes"].items()
         if isinstance(row, dict)
     ]
-    ratios = " ".join(f"{ratio:.2f}" for ratio in sorted(found["ratios"]))
-    written = f"An iteration that writes its episodes takes {found['ratio']:.2f} of the time of one that does not "
-    return f"{written}(median of {ratios}).\n\n" + table(["compression", "1,000 episodes", "to compress"], rows)
+    of_code = table(["code", "episodes", "1,000 episodes", "CPU time of an iteration"], costs)
+    return of_code + "\n\n" + table(["compression", "1,000 episodes", "to compress"], rows)
 
 
 def shared_machine(found: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
@@ -15,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from mrlm_pl.durable_files import write_json
+from mrlm_pl.episode_files import iteration_file, write_lines
 from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
@@ -273,6 +275,29 @@ def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_
     )
     assert "color by" in show(browser, f"{address}#tokens?run={folder}&id=0-0")
     assert browser.execute_script("return document.querySelector('option[value=advantage]').selected")
+
+
+def test_measures_of_tokens_are_offered_where_the_run_kept_them(browser: Any, served: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    folder = write_run(tmp_path / "run", [[episode("0-0"), episode("0-1")]])
+    found = {"/first/0": {"ratio": [1.25, 0.5], "kl": [0.125, -0.375]}}
+    write_lines(
+        iteration_file(folder, 0, kind="tokens"), [json.dumps({"of": "0-0", "turns": found}, separators=(",", ":"))]
+    )
+    address = served(find_runs([str(folder)]))
+    options = "return [...document.querySelectorAll('option')].map((item) => item.value)"
+    show(browser, f"{address}#tokens?run={folder}&id=0-1")
+    assert not {"ratio", "kl", "entropy"} & set(browser.execute_script(options))
+    text = show(browser, f"{address}#tokens?run={folder}&id=0-0&agent=first&by=kl")
+    assert {"ratio", "kl"} <= set(browser.execute_script(options))
+    assert "entropy" not in browser.execute_script(options)
+    assert "kl from -0.375 to 0.125" in text
+    box = browser.find_element("css selector", ".tokens")
+    box.send_keys(*[Keys.ARROW_RIGHT] * 5)
+    readout = wait(browser, "return document.querySelector('.readout').textContent.match(/token 4.*/)?.[0]")
+    assert "ratio 0.5" in readout
+    assert "kl -0.375" in readout
 
 
 def test_the_keyboard_alone_suffices(browser: Any, demo: str) -> None:

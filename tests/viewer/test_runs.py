@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from mrlm_pl.episode import Origin
-from mrlm_pl.episode_files import write_episodes
+from mrlm_pl.episode_files import iteration_file, write_episodes, write_lines
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.comparison import compare_runs
@@ -180,6 +180,25 @@ def test_numbers_of_newer_records_are_shown(folder: Path) -> None:
     assert rows(run)[0]["advantage"] == 0.5
     turn = run.record("3-0")["trajectories"]["second"][0]["turns"][0]
     assert (turn["return"], turn["baseline"], turn["advantage"]) == (1.5, 2.0, -0.5)
+
+
+def test_measures_of_tokens_are_those_of_the_episodes_turns(folder: Path) -> None:
+    def line(of: str, turn: str, **values: Any) -> str:
+        return json.dumps({"of": of, "turns": {turn: values}}, separators=(",", ":"))
+
+    path = iteration_file(folder, 1, "-rank1", "tokens")
+    ours = line("3-0", "/second/1", ratio=[1.5, None], kl=[0.25], token_ids=[1, 2])
+    write_lines(
+        path, [line("3-1", "/second/1", ratio=[9.0, 9.0]), '{"of":"3-0",', ours, line("3-0", "/third/1", ratio=[1.0])]
+    )
+    row = run_of(folder).record("3-0")["trajectories"]["second"][0]
+    assert row["ratio"] == [None, None, None, 1.5, None]
+    assert row["token_ids"] == [4, 27, 2, 23, 2]
+    assert {"ratio"} == set(row["per_token"]) - {"action_mask", "logprobs"}
+    outside = folder.parent / "other.jsonl.gz"
+    path.rename(outside)
+    path.symlink_to(outside)
+    assert "ratio" not in run_of(folder).record("3-0")["trajectories"]["second"][0], "a link that leads out"
 
 
 def test_a_path_of_a_turn_tree_has_all_its_tokens_and_numbers(tmp_path: Path) -> None:
