@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import (
+    component_normalized_advantages,
     counterfactual_advantages,
     decision_returns,
     group_centered_advantages,
@@ -66,7 +67,13 @@ def test_baselines_that_do_not_depend_on_the_decision_have_the_true_gradient(
     assert group_sum(advantages) == pytest.approx([factor * value for value in TRUE])
 
 
-@pytest.mark.parametrize("function", [group_normalized_advantages, group_max_advantages])
+def normalized_by_component(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Return GDPO's advantages of two components that sum to the rewards."""
+    bonus = (rewards > 0).double()
+    return component_normalized_advantages(torch.stack([rewards - bonus, bonus], -1), groups)
+
+
+@pytest.mark.parametrize("function", [group_normalized_advantages, group_max_advantages, normalized_by_component])
 def test_a_deviation_or_a_maximum_of_the_group_biases_the_gradient(function: Callable[..., Tensor]) -> None:
     """It is no multiple of the true one."""
     ratios = [found / true for found, true in zip(group_sum(grouped(function)), TRUE, strict=True)]

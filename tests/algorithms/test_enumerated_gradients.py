@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import step_normalized_advantages
-from mrlm_pl.algorithms import GRPO, IPPO, MAPPO, PPO, RAE, DrMAS, MAPoRL
+from mrlm_pl.algorithms import GRPO, IPPO, MAPPO, PPO, RAE, REINFORCE, DrMAS, MAPoRL, REINFORCEPlusPlus
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.credit.joint_states import JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Returns, returns_of
@@ -196,9 +196,12 @@ def test_without_returns_the_gradient_is_that_of_the_critics_values(
     assert max(abs(between[heard] - value) for heard, value in true(factor_of(name)).items()) > 0.05
 
 
-def test_whitening_is_biased(game: Game, pairs: Outcomes, quiet_trainer: Any) -> None:
+@pytest.mark.parametrize(("cls", "critic"), [(PPO, GUESSES), (REINFORCEPlusPlus, dict.fromkeys(GUESSES, 0.0))])
+def test_whitening_is_biased(
+    cls: Any, critic: dict[str, float], game: Game, pairs: Outcomes, quiet_trainer: Any
+) -> None:
     """The mean and the deviation of a rollout of two episodes depend on the token that they whiten."""
-    terms = token_terms(PPO({"main": Policy()}, lam=1.0), quiet_trainer(), lambda turn, bits: GUESSES[bits])
+    terms = token_terms(cls({"main": Policy()}), quiet_trainer(), lambda turn, bits: critic[bits])
     found, wanted = game.mean_gradient(pairs, terms), true(SHARES.__getitem__)
     assert found["0"] / wanted["0"] != pytest.approx(found["1"] / wanted["1"], rel=0.2)
 
@@ -289,16 +292,37 @@ def episode_terms(advantages: Callable[[Returns], Tensor]) -> Callable[[list[Epi
     return terms
 
 
-def test_running_baselines_of_the_roles_have_the_true_gradient(game: Game, pairs: Outcomes, quiet_trainer: Any) -> None:
-    algorithm = RAE({"main": Policy()}, baseline_decay=0.5)
-    algorithm.trainer = quiet_trainer()
+def from_progress(algorithm: Any, trainer: Any, **progress: Any) -> Callable[[list[Episode]], Terms]:
+    """Return the credit of a rollout that begins with these running baselines."""
+    algorithm.trainer = trainer
 
     def advantages(returns: Returns) -> Tensor:
-        algorithm.load_progress({**algorithm.progress(), "role_baselines": {"bits/a": 2.0, "bits/b": -1.0}})
+        algorithm.load_progress({**algorithm.progress(), **progress})
         return algorithm.advantages(returns)
 
-    found = game.mean_gradient(pairs, episode_terms(advantages))
+    return episode_terms(advantages)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "progress"),
+    [
+        (RAE, {"baseline_decay": 0.5}, {"role_baselines": {"bits/a": 2.0, "bits/b": -1.0}}),
+        (REINFORCE, {"baseline": "running"}, {"running_baselines": {"main": 3.0}}),
+    ],
+)
+def test_baselines_from_before_the_episode_have_the_true_gradient(
+    cls: Any, options: dict[str, Any], progress: dict[str, Any], game: Game, pairs: Outcomes, quiet_trainer: Any
+) -> None:
+    found = game.mean_gradient(pairs, from_progress(cls({"main": Policy()}, **options), quiet_trainer(), **progress))
     assert found == pytest.approx(true(SHARES.__getitem__), abs=1e-6)
+
+
+def test_the_mean_of_a_rollout_contains_the_returns_of_both_agents(
+    game: Game, pairs: Outcomes, quiet_trainer: Any
+) -> None:
+    """A quarter of both agents' returns of the own episode is subtracted, of which b's are half of a's."""
+    found = game.mean_gradient(pairs, from_progress(REINFORCE({"main": Policy()}), quiet_trainer()))
+    assert found == pytest.approx(true(lambda agent: SHARES[agent] - sum(SHARES.values()) / 4), abs=1e-6)
 
 
 def centered(returns: Returns) -> Tensor:
