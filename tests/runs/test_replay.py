@@ -118,19 +118,19 @@ def test_all_environments_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_episodes_of_every_environment_are_equal_to_their_record_here_and_over_grpc(
+def test_twenty_episodes_of_every_environment_are_equal_to_their_record_here_and_over_grpc(
     name: str, served: Callable[..., RemoteEnvironment], tmp_path: Path
 ) -> None:
     import_environment(name)
     cls, settings = environments_by_name()[name], SETTINGS.get(name, {})
-    here, there = recorded(cls(**settings), 12), recorded(served(cls, **settings), 12, gold=cls(**settings).gold)
+    here, there = recorded(cls(**settings), 20), recorded(served(cls, **settings), 20, gold=cls(**settings).gold)
     assert not any(episode.failed for episode in (*here, *there))
-    assert len({episode.to_json() for episode in here}) == 12
-    assert [differences(one, other) for one, other in zip(here, there, strict=True)] == [[]] * 12
+    assert len({episode.to_json() for episode in here}) == 20
+    assert [differences(one, other) for one, other in zip(here, there, strict=True)] == [[]] * 20
     for played, again in ((here, served(cls, **settings)), (there, cls(**settings))):
         report = replay("builtin:tiny", again, episodes=written(tmp_path, played))
         assert report.changed == {}
-        assert report.equal == 12
+        assert report.equal == 20
 
 
 class Dice(SingleAgentEnvironment):
