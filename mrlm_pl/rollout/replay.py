@@ -87,7 +87,7 @@ def counterfactuals(
         steps = {name: sorted(at for other, at in script if other == name) for name in episode.trajectories}
         known = "; ".join(f"{name} at {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
         raise ConfigurationError(
-            f"agent {agent!r} did not decide at step {step} of episode {episode.id!r}; choose a decision of {known}"
+            f"turn: agent {agent!r} did not decide at turn {step} of episode {episode.id!r}; choose a turn of {known}"
         )
     kept = {key: replace(made, scripted=True) for key, made in script.items() if key[1] <= step or rest == "replay"}
     del kept[agent, step]

@@ -311,6 +311,10 @@ def find_runs(given: Sequence[str]) -> dict[str, Run]:
             hint = f"did you mean {str(near)!r}?" if near else "check the path"
             raise ConfigurationError(f"there is no run {name!r}; {hint}")
         found = list(_runs_below(path, DEPTH))
+        if not found and path.is_dir() and any(file.name.endswith(_EPISODES) for file in path.iterdir()):
+            raise ConfigurationError(
+                f"{name!r} is a folder of episodes; name its run, {str(path.parent)!r}, or single files of it"
+            )
         if not found:
             raise ConfigurationError(
                 f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "

@@ -145,8 +145,8 @@ def test_coalitions_are_alternatives(episode: Episode) -> None:
 @pytest.mark.parametrize(
     ("agent", "step", "message"),
     [
-        ("a", 1, "agent 'a' did not decide at step 1 of episode 'e'; choose a decision of a at 0; b at 0; c at 1"),
-        ("z", 0, "agent 'z' did not decide at step 0 of episode 'e'; choose a decision of a at 0; b at 0; c at 1"),
+        ("a", 1, "turn: agent 'a' did not decide at turn 1 of episode 'e'; choose a turn of a at 0; b at 0; c at 1"),
+        ("z", 0, "turn: agent 'z' did not decide at turn 0 of episode 'e'; choose a turn of a at 0; b at 0; c at 1"),
     ],
 )
 def test_a_decision_that_was_not_made_is_an_error(episode: Episode, agent: str, step: int, message: str) -> None:

@@ -60,7 +60,7 @@ def test_a_run_of_a_program_is_evaluated_replayed_and_credited(
     decision = ["--episode", episodes[0].id, "--agent", "checker", "--turn", "1", "--samples", "2"]
     for options in ([], ["--message", "7"], ["--message", "7", "--rest", "replay"]):
         assert main(["whatif", run, *trust, *decision, *options]) == 0
-        assert "advantage of the decision of checker at step 1" in said()
+        assert "advantage of the decision of checker at turn 1" in said()
     assert main(["arena", f"A={run}", "B=builtin:tiny", "-n", "2", *trust]) == 0
     assert re.search(r"Elo B -?\d+", said())
 

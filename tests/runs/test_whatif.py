@@ -270,8 +270,8 @@ def test_another_model_plays_with_the_settings_of_the_run(tmp_path: Path, monkey
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     _, path = recorded(1, tmp_path)
-    known = "choose a decision of a at 0; b at 1"
-    with pytest.raises(ConfigurationError, match=f"agent 'a' did not decide at step 1 of episode 'e0'; {known}"):
+    known = "choose a turn of a at 0; b at 1"
+    with pytest.raises(ConfigurationError, match=f"agent 'a' did not decide at turn 1 of episode 'e0'; {known}"):
         whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=1, episodes=path)
     with pytest.raises(ConfigurationError, match=f"agent 'c' did not decide .*; {known}"):
         whatif("builtin:tiny", Pair(), episode="e0", agent="c", turn=0, episodes=path)

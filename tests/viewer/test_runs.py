@@ -333,6 +333,10 @@ def test_what_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None
     (tmp_path / "debate").mkdir()
     with pytest.raises(ConfigurationError, match=r"did you mean '.*debate'"):
         find_runs([str(tmp_path / "debatte")])
+    (tmp_path / "run" / "episodes").mkdir(parents=True)
+    (tmp_path / "run" / "episodes" / "iteration-000000.jsonl.gz").touch()
+    with pytest.raises(ConfigurationError, match=r"is a folder of episodes; name its run, '.*/run', or single files"):
+        find_runs([str(tmp_path / "run" / "episodes")])
     with pytest.raises(ConfigurationError, match="holds no run"):
         find_runs([str(tmp_path / "debate")])
 

@@ -10,6 +10,7 @@ from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import Level
+from mrlm_pl.errors import ConfigurationError
 
 SPLIT = "test"
 """Split of all rows of ``--data``."""
@@ -39,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
     words = with_first_as("--environment", arguments)
+    if not {word.partition("=")[0].partition(".")[0] for word in words} & {"--environment", "--config", "-h", "--help"}:
+        raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
     found = [value for option, value in option_values(words) if option == "--data"]
     data = found[-1] if found else None
     if data is not None:

@@ -88,6 +88,8 @@ def arena_run(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report.")
     parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings are an error.")
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if not words and not {"-h", "--help"} & {*arguments}:
+        raise ConfigurationError("arena: name the players before the options, as in `mrlm arena NAME=MODEL NAME=MODEL`")
     players = {name: model for name, _, model in (word.partition("=") for word in words)}
     if len(players) < len(words) or not all(map(str.strip, (*players, *players.values()))):
         raise ConfigurationError(

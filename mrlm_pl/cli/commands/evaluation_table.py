@@ -20,8 +20,8 @@ from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import eval_parser, output_file, report_run, sampling_of
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files
-from mrlm_pl.cli.parsing.configuration import CLASS, merged
+from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, unknown_key
+from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.environment import Environment
@@ -187,6 +187,9 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
                 f"environment: {entry!r} has no text as class or name; give a name, or "
                 "`{class_path: NAME, init_args: {...}}`"
             )
+        if unknown := [key for key in given if key not in (CLASS, ARGUMENTS)]:
+            known = ("name", CLASS, ARGUMENTS)
+            raise ConfigurationError(f"environment: {entry!r}: {unknown_key('an environment', unknown[0], known)}")
         owner = next((model for model, run in runs.items() if run.matching(given[CLASS])), next(iter(runs)))
         named = given[CLASS] if set(given) == {CLASS} else json.dumps(given)
         found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])

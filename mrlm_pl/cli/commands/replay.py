@@ -125,7 +125,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
         for text, values in _by_text(side)[:SHOWN]:
             print(f"  {len(values):3d} x {sum(values) / len(values):8.4f}  {text!r}")
     advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
-    print(f"advantage of the decision of {report.agent} at step {report.turn}: {advantage}")
+    print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
     if options.output:
         write_json(options.output, asdict(report))
     return 0

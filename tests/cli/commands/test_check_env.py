@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import mrlm_pl.environment.check
 from mrlm_pl.environment.check import Check, CheckReport
 
@@ -54,6 +56,13 @@ def test_the_semantic_level_adds_its_checks_and_writes_a_report(mrlm, tmp_path):
 def test_a_misspelled_level_is_named(mrlm):
     status, _, error = mrlm("check-env", "math", "--level", "semantc")
     expected = "level: expected one of 'contract', 'semantic', but the value is semantc; did you mean 'semantic'?"
+    assert (status, error) == (2, f"mrlm: error: {expected}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--level", "semantic"]])
+def test_a_missing_name_is_named(words, mrlm):
+    status, _, error = mrlm("check-env", *words)
+    expected = "environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them"
     assert (status, error) == (2, f"mrlm: error: {expected}\n")
 
 

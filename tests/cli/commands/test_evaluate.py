@@ -170,6 +170,12 @@ def test_policies_of_a_run_sample_each_in_its_own_way(mrlm, model_folder):
     assert "max_token" in errors
 
 
+def test_players_come_before_the_options(mrlm):
+    status, _, error = mrlm("arena", "--environment", "debate", "a=builtin:tiny", "b=builtin:tiny")
+    expected = "arena: name the players before the options, as in `mrlm arena NAME=MODEL NAME=MODEL`"
+    assert (status, error) == (2, f"mrlm: error: {expected}\n")
+
+
 def test_agents_find_their_policy():
     two = RecordedRun({"a": {}, "b": {}}, {"pro": "a"})
     assert (two.policy_of("pro"), two.policy_of("b")) == ("a", "b")

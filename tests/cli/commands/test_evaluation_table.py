@@ -221,6 +221,7 @@ def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
         (("model", "--environment", "math", "math"), "two are named 'math'; name one, as in `{name: hard,"),
         (("model", "run", "--environment", "math", "{init_args: {}}"), "has no text as class or name; give a name, or"),
         (("model", "--environment", "math", "{class_path: math, name: 3}"), "'name': 3} has no text as class or name"),
+        (("model", "--environment", "math", "{class_path: math, nam: y}"), "has no 'nam'; did you mean 'name'?"),
         (("model", "run", "--compare", "x.json"), "compare: it takes one model and one environment"),
         (("model", "run", "-n", "3", "--samples-per-task", "2"), "must be a multiple of samples_per_task 2"),
         (("model", "run", "--output", "table"), "output: 'table' must end in .json"),

@@ -42,9 +42,19 @@ ENVIRONMENTS = {
 }
 
 
-ANSWERED = {
-    f"fit --config configs/quickstart.yaml {option} 1": answer for option, answer in TYPOS.items()
-} | ENVIRONMENTS
+VALUES = {
+    "--data.iterations many": "error: data.iterations: expected int, but the value is many\n",
+    "--trainer.max_epochs two": "error: trainer.max_epochs: expected int | None, but the value is two\n",
+    "--model.policies.main.learning_rate fast": "learning_rate: expected float, but the value is fast\n",
+}
+"""Values that are no numbers."""
+
+
+ANSWERED = (
+    {f"fit --config configs/quickstart.yaml {option} 1": answer for option, answer in TYPOS.items()}
+    | {f"fit --config configs/quickstart.yaml {option}": answer for option, answer in VALUES.items()}
+    | ENVIRONMENTS
+)
 
 
 ALL = """
@@ -134,7 +144,7 @@ def test_the_source_has_the_fields_of_settings(setting: str) -> None:
     cls = next(
         vars(module)[name] for module in (reference, optimization, losses, policy, engines) if name in vars(module)
     )
-    assert parameters(file, name) == tuple(inspect.signature(cls).parameters)
+    assert tuple(parameters(file, name) or ()) == tuple(inspect.signature(cls).parameters)
 
 
 RUN = "--model GRPO --data RolloutDataModule"
@@ -153,6 +163,12 @@ def test_what_cannot_be_told_is_left_to_the_parser(
 ) -> None:
     check(words.split())
     assert answer in mrlm("fit", *words.split())[2]
+
+
+@pytest.mark.parametrize("value", ["3", "1e-5", ".inf", "null", "1_0"])
+def test_numbers_of_any_form_are_left_to_the_parser(value: str) -> None:
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    check(["--config", config, "--data.iterations", value, "--trainer.gradient_clip_val", value])
 
 
 def test_the_last_class_on_the_command_line_has_the_keys() -> None:
