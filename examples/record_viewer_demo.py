@@ -16,11 +16,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SHORT = ["--trainer.limit_val_batches", "0", "--data.sampling.max_tokens", "16"]
+SHORT = ["--trainer.limit_val_batches", "0", "--data.sampling.max_tokens", "16", "--data.save_episodes.tokens", "3"]
+UPDATES = ["--model.kl.coefficient", "0.01", "--model.entropy.coefficient", "0.001", "--data.minibatches", "2"]
 DEBATE = ["--config", str(ROOT / "configs/tasks/teams/debate.yaml"), "--data.groups", "2", "--data.group_size", "4"]
 RUNS = {
-    "debate-seed0": [*DEBATE, "--data.iterations", "4", *SHORT],
-    "debate-seed1": [*DEBATE, "--data.iterations", "4", "--seed_everything", "1", *SHORT],
+    "debate-seed0": [*DEBATE, "--data.iterations", "4", *SHORT, *UPDATES],
+    "debate-seed1": [*DEBATE, "--data.iterations", "4", "--seed_everything", "1", *SHORT, *UPDATES],
     "debate-turn-tree": [
         *DEBATE,
         "--model",
@@ -33,7 +34,7 @@ RUNS = {
     ],
 }
 POLICY = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-KEPT = ("config.yaml", "state.json", "metrics.csv", "episodes", *(f"policies/*/{name}" for name in POLICY))
+KEPT = ("config.yaml", "state.json", "metrics.csv", "episodes", "tokens", *(f"policies/*/{name}" for name in POLICY))
 
 
 def main() -> None:

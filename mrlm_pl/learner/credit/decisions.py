@@ -18,7 +18,7 @@ from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import compared, group_numbers, labels
+from mrlm_pl.learner.credit.returns import group_numbers, labels, paired
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
@@ -84,7 +84,7 @@ class DecisionReturns:
 
     def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
-        pairs = compared(self.reward, self.baseline)
+        pairs = paired(self.reward, self.baseline)
         return {
             policy: collate_rows(
                 [self.decisions[place].row for place in places],

@@ -81,6 +81,7 @@ def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) ->
             for row in rows.trajectories
         ]
         for name, rows in tables.items()
+        if rows.trajectories  # pairs of answers have none
     }
 
 

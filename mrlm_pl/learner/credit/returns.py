@@ -79,7 +79,7 @@ class Returns:
             for trajectory in episode.trajectories[agent]
             if trajectory.num_actions
         )
-        pairs = compared(self.reward, self.baseline)
+        pairs = paired(self.reward, self.baseline)
         return {
             policy: collate_rows(
                 [trajectory for _, trajectory in rows],
@@ -130,7 +130,7 @@ def returns_of(
     )
 
 
-def compared(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
+def paired(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
     """Return each return [N] with its baseline [N]."""
     return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
 

@@ -21,7 +21,7 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import compared, group_numbers
+from mrlm_pl.learner.credit.returns import group_numbers, paired
 from mrlm_pl.settings import at_least, between, one_of
 
 
@@ -66,7 +66,7 @@ class TurnReturns:
         """
         labels = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
         places = grouped((trajectory.policy, number) for number, trajectory in enumerate(self.trajectory))
-        pairs = grouped(zip(self.row.tolist(), compared(self.returns, self.baseline), strict=True))
+        pairs = grouped(zip(self.row.tolist(), paired(self.returns, self.baseline), strict=True))
         found: dict[str, PolicyBatch] = {}
         for policy, rows in places.items():
             found[policy] = collate_rows(
