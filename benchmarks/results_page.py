@@ -82,6 +82,14 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "A student of two specialists: [on-policy distillation](algorithms/on_policy_distillation.md).",
             tables.team_distillation,
         ),
+        "pairs": Section(
+            "GDPO, M-GRPO and IGPO against GRPO",
+            "At equal generated tokens (`benchmarks/learning/pairs.py`): "
+            "[GDPO](algorithms/gdpo.md) on problems with a small reward for short replies, "
+            "[M-GRPO](algorithms/mgrpo.md) on helpers with and without rewards of their own, "
+            "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
+            tables.pairs,
+        ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
             "At equal generated tokens: [C3](algorithms/c3.md).",

@@ -138,6 +138,28 @@ def branches(found: Any) -> str:
     return table(["task", "algorithm", "held-out reward", "minus MAGRPO"], rows)
 
 
+PAIRS = {
+    "components": ("reward", "success"),
+    "helpers": ("success", "told"),
+    "attempts": ("success",),
+    "unscored": ("success",),
+}
+"""Numbers of each pair of algorithms that the page shows."""
+
+
+def pairs(found: Any) -> str:
+    """Return held-out numbers of algorithms and their differences to GRPO."""
+    rows = []
+    for pair, names in PAIRS.items():
+        for arm, means in found["pairs"].get(pair, {}).get("summary", {}).items():
+            for name in names:
+                gap = means.get(f"{name} minus GRPO")
+                seeds = len(found["pairs"][pair]["runs"][arm])
+                shown = [plus_minus(*means[name]), plus_minus(*gap, "+") if gap else "-"]
+                rows.append([f"`{pair}`", arm, seeds, name, *shown])
+    return table(["task", "algorithm", "seeds", "number", "held-out", "minus GRPO"], rows)
+
+
 def marginal(found: Any) -> str:
     """Return rewards of credit from replays without an agent at equal generated tokens."""
     rewards: dict[tuple[int, str], list[float]] = {}

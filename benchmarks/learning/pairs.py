@@ -4,7 +4,7 @@
 
     components  GDPO against GRPO: 1 for a right answer, and up to .1 more the shorter the reply is
     helpers     M-GRPO against GRPO: a planner and the helpers that it asks, which earn .5 for the right letter
-    attempts    IGPO against GRPO and GRPO with credit by turn: three attempts at a problem with a reference answer
+    attempts    IGPO against GRPO: three attempts at a problem with a reference answer
     unscored    ``helpers`` without rewards of the helpers' own: their letters matter through the planner's alone
 
 Printed are the held-out reward, success and reward components of the final weights; their means over the seeds have
@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from few_values import mean_and_half
 from provenance import provenance
 
-EPISODES = 512
+EPISODES = 256
 """Episodes of the evaluation after a run."""
 SEATS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
 
@@ -78,7 +78,7 @@ class Pair:
 
 TEAM: dict[str, Any] = {
     "arms": {"GRPO": (GRPO, {}), "MGRPO": (MGRPO, {"calls_per_group": 16})},
-    "tokens": 10000,
+    "tokens": 20000,
     "data": {"groups": 8, "group_size": 16},
     "max_tokens": 4,
     "seats": SEATS,
@@ -87,15 +87,15 @@ PAIRS = {
     "components": Pair(
         partial(BriefMath, difficulty=(1, 2)),
         {"GRPO": (GRPO, {}), "GDPO": (GDPO, {}), "GDPO, brevity .1": (GDPO, {"weights": {"brevity": 0.1}})},
-        tokens=12000,
+        tokens=5000,
         data={"groups": 8, "group_size": 8},
         max_tokens=32,
     ),
     "helpers": Pair(partial(Helpers, cost=0.0), **TEAM),
     "attempts": Pair(
         partial(MathEnvironment, max_attempts=3),
-        {"GRPO": (GRPO, {}), "GRPO turn": (GRPO, {"credit": "turn"}), "IGPO": (IGPO, {})},
-        tokens=15000,
+        {"GRPO": (GRPO, {}), "IGPO": (IGPO, {})},
+        tokens=12000,
         data={"groups": 8, "group_size": 8},
         max_tokens=48,
     ),
