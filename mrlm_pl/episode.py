@@ -459,6 +459,11 @@ def by_group(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
     return grouped((episode.group, episode) for episode in episodes)
 
 
+def judging_environments(episodes: Iterable[Episode]) -> set[str]:
+    """Return the names of the environments that judged at least one episode."""
+    return {episode.task.environment for episode in episodes if episode.success is not None}
+
+
 def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
     """Return the turn of each agent, with its row, by step in order."""
     found: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}

@@ -122,21 +122,6 @@ def whole_range(low: int, high: int, owner: str, **option: Sequence[int]) -> tup
     return pair[0], pair[1]
 
 
-def seated_policy(agent: str, seats: Mapping[str, str], policies: Collection[str]) -> str | None:
-    """Return the policy that acts for an agent: its seat's, else the only policy, else the policy of the agent's name.
-
-    None if there is none.
-
-    >>> seated_policy("critic", {}, ["main"]), seated_policy("critic", {}, ["solver", "main"])
-    ('main', None)
-    """
-    if agent in seats:
-        return seats[agent]
-    if len(policies) == 1:
-        return next(iter(policies))
-    return agent if agent in policies else None
-
-
 def check_address(target: str) -> None:
     """Validate the address of a server.
 

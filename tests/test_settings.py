@@ -14,7 +14,6 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
-from mrlm_pl.settings import seated_policy
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -30,7 +29,7 @@ def test_settings_may_be_mappings(model_folder: Path) -> None:
     assert data.sampling == data.validation_sampling == Sampling(temperature=0.5, max_tokens=7)
     correction: Any = {"kind": "truncated", "cap": 3.0}
     algorithm = GRPO({"main": Policy(str(model_folder))}, correction=correction)
-    assert algorithm.correction == Correction("truncated", cap=3.0)
+    assert algorithm.old_policy.correction == Correction("truncated", cap=3.0)
 
 
 @pytest.mark.parametrize(
@@ -66,18 +65,3 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
     sampling: Any = {"temprature": 1.0}
     with pytest.raises(ConfigurationError, match=r"data.sampling.temprature: .*did you mean 'temperature'\?"):
         RolloutDataModule(MathEnvironment(), sampling=sampling)
-
-
-@pytest.mark.parametrize(
-    ("seats", "policies", "policy"),
-    [
-        ({"critic": "b"}, ["a", "b"], "b"),
-        ({}, ["a"], "a"),
-        ({}, ["critic", "a"], "critic"),
-        ({"solver": "a"}, ["a", "b"], None),
-    ],
-)
-def test_an_agent_s_seat_then_the_only_policy_then_the_one_of_its_name_decides(
-    seats: dict[str, str], policies: list[str], policy: str | None
-) -> None:
-    assert seated_policy("critic", seats, policies) == policy

@@ -73,8 +73,8 @@ class OnPolicyDistillation(PolicyGradient):
             "overlong_buffer": self.overlong_buffer > 0,
             "task_normalization": self.task_normalization not in (None, "none"),
             "loss, loss_settings or clip": in_loss and self.loss != token_loss(self.default_loss),
-            "correction": in_loss and self.correction.kind != "none",
-            "off_policy_threshold": in_loss and self.off_policy_threshold is not None,
+            "correction": in_loss and self.old_policy.correction.kind != "none",
+            "off_policy_threshold": in_loss and self.old_policy.threshold is not None,
         }
         for option, given in idle.items():
             if given:

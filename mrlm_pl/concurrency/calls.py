@@ -39,12 +39,19 @@ class _Job:
     client: str
     function: Callable[[], Any]
     timeout: float
+    loop: asyncio.AbstractEventLoop
     result: asyncio.Future[Any]
     started: float = 0.0
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self.result.get_loop()
+    def settle(self, value: Any, error: Exception | None) -> None:
+        """Set the result or the error, on the loop, unless the call was cancelled meanwhile."""
+        if self.result.done():
+            return
+        if error is not None:
+            self.result.set_exception(error)
+            self.result.exception()  # marks the error as read: asyncio reports unread ones
+        else:
+            self.result.set_result(value)
 
 
 class Workers:
@@ -87,7 +94,7 @@ class Workers:
         if inspect.iscoroutinefunction(function):
             return await _awaited(function(), timeout)
         loop = asyncio.get_running_loop()
-        job = _Job(client, function, timeout, loop.create_future())
+        job = _Job(client, function, timeout, loop, loop.create_future())
         self._put(job, must)
         if loop not in self._watching:
             self._watching.add(loop)
@@ -104,7 +111,8 @@ class Workers:
             self._closed = True
             for queue in self._queues.values():
                 for job in queue:
-                    _tell(job, job.result.cancel)
+                    with suppress(RuntimeError):  # the loop is closed
+                        job.loop.call_soon_threadsafe(job.result.cancel)
             self._queues.clear()
             self.waiting = 0
             self._condition.notify_all()
@@ -144,7 +152,7 @@ class Workers:
             busy = bool(self._running or self._queues)
         for job in late:
             if job.loop is loop:
-                _settle(job, None, DeadlineError(f"no answer within {job.timeout:g} s"))
+                job.settle(None, DeadlineError(f"no answer within {job.timeout:g} s"))
         if busy:
             loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         else:
@@ -192,13 +200,14 @@ class Workers:
                 results.append((job, value, error))
                 first = len(results) == 1
             if first:  # else the loop is already notified
-                _tell(job, partial(self._settle_all, job.loop))
+                with suppress(RuntimeError):  # the loop is closed
+                    job.loop.call_soon_threadsafe(self._settle_all, job.loop)
 
     def _settle_all(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._condition:
             results = self._results.pop(loop)
         for job, value, error in results:
-            _settle(job, value, error)
+            job.settle(value, error)
 
 
 async def _awaited(answer: Coroutine[Any, Any, Any], timeout: float) -> Any:
@@ -239,22 +248,6 @@ def as_error(raised: BaseException) -> Exception:
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return RuntimeError(f"{type(raised).__name__}: {raised}")
-
-
-def _tell(job: _Job, function: Callable[[], Any]) -> None:
-    """Call a function on the loop of a job."""
-    with suppress(RuntimeError):  # the loop is closed
-        job.loop.call_soon_threadsafe(function)
-
-
-def _settle(job: _Job, value: Any, error: Exception | None) -> None:
-    if job.result.done():
-        return  # cancelled meanwhile
-    if error is not None:
-        job.result.set_exception(error)
-        job.result.exception()  # marks the error as read: asyncio reports unread ones
-    else:
-        job.result.set_result(value)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class ComputeQueue:
             with self._running:
                 return function(*arguments)
         finally:
-            self._run_waiting()
+            if self._soon:
+                self._run_waiting()
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a short function now, or right after the current one, without waiting for it."""

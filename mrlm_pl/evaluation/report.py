@@ -12,7 +12,7 @@ from typing import Any
 
 from mrlm_pl.durable_files import finite
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode, Task
+from mrlm_pl.episode import Episode, Task, judging_environments
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.agents import Components, Part, parts_by_agent, parts_by_policy, seats_of
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
@@ -247,11 +247,6 @@ def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
     """
     judging = judging_environments(episodes)
     return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
-
-
-def judging_environments(episodes: Sequence[Episode]) -> set[str]:
-    """Return the names of the environments that judged at least one episode."""
-    return {episode.task.environment for episode in episodes if episode.success is not None}
 
 
 def problem_of(task: Task) -> str:

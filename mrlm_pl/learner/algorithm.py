@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,24 +16,23 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError, NonFiniteError, meant, nearest
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
-from mrlm_pl.learner.optimization import Optimization, weight_group
+from mrlm_pl.learner.optimization import Optimization, clip_gradients, gradient_norm, weight_group
 from mrlm_pl.learner.reference import ReferencePolicy
+from mrlm_pl.learner.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.export import write_policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
-from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard, total_norm
+from mrlm_pl.policy.sharding import gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
-from mrlm_pl.settings import as_settings, seated_policy
+from mrlm_pl.settings import as_settings
 from mrlm_pl.trainer.resume import ExactResume
-
-logger = logging.getLogger(__name__)
 
 
 class Algorithm(LightningModule, ABC):
@@ -94,10 +91,7 @@ class Algorithm(LightningModule, ABC):
         }
         if not any(policy.trained for policy in policies.values()):
             raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
-        for agent, policy in (seats or {}).items():
-            if policy not in policies:
-                hint = meant(policy, policies, f"the policies are {sorted(policies)}")
-                raise ConfigurationError(f"seat {agent!r} names policy {policy!r}, which does not exist; {hint}")
+        check_seats(seats or {}, policies)
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
         self.optimization = as_settings(Optimization, optimization, "optimization")
@@ -170,30 +164,12 @@ class Algorithm(LightningModule, ABC):
         """Validate the seats and policies against a run's agents; a frozen policy without an agent is a warning.
 
         Raises:
-            ConfigurationError: an agent has no seat (see :meth:`seat`), a seat is for none of the agents, or a trained
-                policy decides for none.
+            ConfigurationError: an agent has no seat, a seat is for none of the agents, or a trained policy decides for
+                none.
         """
-        for agent in self.seats:
-            if agent not in agents:
-                hint = meant(agent, agents, f"the agents are {sorted(agents)}; `--model.seats '{{}}'` drops all seats")
-                raise ConfigurationError(f"seats: {agent!r} is no agent of this run; {hint}")
-        used = {self.seat(agent) for agent in agents}
-        for name in self.policies:
-            if name in used:
-                continue
-            if not self.policy(name).trained:
-                if name in self.teachers:
-                    continue
-                logger.warning("policy %r decides for no agent; name it in `seats`, or leave it out", name)
-                continue
-            near = nearest(name, used)
-            hint = f"did you mean {near!r}? Otherwise name" if near else "name"
-            raise ConfigurationError(
-                f"policies: {name!r} decides for no agent, so nothing would train it; {hint} it in `seats`, or leave "
-                f"it out; the policies in seats are {sorted(used)}"
-            )
+        trained = {name: self.policy(name).trained for name in self.policies}
+        seats = seats_of_run(agents, self.seats, trained, self.teachers)
         if self.critic is not None:
-            seats = {agent: self.seat(agent) for agent in agents}
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
     def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
@@ -253,18 +229,7 @@ class Algorithm(LightningModule, ABC):
         Raises:
             ConfigurationError: the agent has no seat and there are several policies to choose from.
         """
-        policy = seated_policy(agent, self.seats, list(self.policies))
-        if policy is not None:
-            return policy
-        alike = [
-            f"{name!r} and {near[0]!r} may be one name, misspelled; otherwise "
-            for name in self.policies
-            if (near := difflib.get_close_matches(name, set(self.policies) - {name}, n=1, cutoff=0.75))
-        ]
-        raise ConfigurationError(
-            f"agent {agent!r} has no seat among the policies {sorted(self.policies)}; {alike[0] if alike else ''}"
-            f"bind it with `seats: {{{agent}: POLICY}}`"
-        )
+        return seat_of(agent, self.seats, list(self.policies))
 
     # Lightning's hooks, in the order in which a run meets them.
 
@@ -352,23 +317,16 @@ class Algorithm(LightningModule, ABC):
         metrics = self.metrics.take_update(self.trainer)
         self.metrics.log(self.trainer, metrics, lambda name: on_update_bar(name, metrics))
         rates: dict[str, float] = {}
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         for group in optimizer.param_groups:
             if group["policy"] in self._absent:
                 # A zero gradient would still move AdamW; a policy without data must stay where it is.
                 for weight in group["params"]:
                     weight.grad = None
                 continue
-            gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
-            norm = total_norm(gradients) if gradients else torch.zeros(())
-            scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-            # Under fp16 a gradient that overflows is expected: the scaler leaves out the step and lowers its factor.
-            if not bool(torch.isfinite(norm)) and not scaled:
-                raise NonFiniteError(
-                    f"the gradient of policy {group['name']!r} has norm {norm.item()} at step {self.global_step}; "
-                    "lower its learning rate or clip it (`--trainer.gradient_clip_val 1.0`)"
-                )
+            norm = gradient_norm(group, self.global_step, scaled)
             part = group["name"].removeprefix(group["policy"]).replace("/", "_")
-            rates[self.metrics.name(f"grad_norm{part}", group["policy"])] = float(norm)
+            rates[self.metrics.name(f"grad_norm{part}", group["policy"])] = norm
             rates[self.metrics.name(f"learning_rate{part}", group["policy"])] = group["lr"]
         self.metrics.log(self.trainer, rates)
 
@@ -382,10 +340,11 @@ class Algorithm(LightningModule, ABC):
         if not gradient_clip_val:
             return
         for group in optimizer.param_groups:
-            if gradient_clip_algorithm == "value":
-                torch.nn.utils.clip_grad_value_(group["params"], float(gradient_clip_val))
-            else:
-                clip_norm(group["params"], float(gradient_clip_val))
+            clip_gradients(group, float(gradient_clip_val), gradient_clip_algorithm == "value")
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.reference.follow(list(self.trained_policies.values()), self.global_step + 1)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.measure("val", batch)

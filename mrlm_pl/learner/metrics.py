@@ -232,12 +232,8 @@ class UpdateRows(Callback):
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
+        metrics.row = {}  # an earlier fit that was interrupted may have left some
         self._updates = self._written = 0  # of the run at the last batch, and at the last row
-
-    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Drop the numbers of an earlier fit that was interrupted."""
-        if stage == "fit":
-            self.metrics.row = {}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self._updates = self._written = trainer.global_step

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.sharding import clip_norm, total_norm
 from mrlm_pl.settings import at_least, one_of
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
@@ -82,3 +84,33 @@ def value_group(owner: str, critic: Policy, value_learning_rate: float | None) -
     rate = critic.learning_rate if value_learning_rate is None else value_learning_rate
     head = list(critic.value_head.parameters())
     return {"params": head, "lr": rate, "weight_decay": 0.0, "name": f"{owner}/value", "policy": owner}
+
+
+def gradient_norm(group: Mapping[str, Any], step: int, scaled: bool) -> float:
+    """Return the norm of the gradient of an optimizer's group.
+
+    Args:
+        group: of the optimizer.
+        step: number of the update, for the message.
+        scaled: whether a gradient that overflows is expected, as under fp16: its scaler leaves out the step and lowers
+            its factor.
+
+    Raises:
+        NonFiniteError: the norm is not finite, and that is not expected.
+    """
+    gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
+    norm = float(total_norm(gradients)) if gradients else 0.0
+    if not math.isfinite(norm) and not scaled:
+        raise NonFiniteError(
+            f"the gradient of policy {group['name']!r} has norm {norm} at step {step}; lower its learning rate or clip "
+            "it (`--trainer.gradient_clip_val 1.0`)"
+        )
+    return norm
+
+
+def clip_gradients(group: Mapping[str, Any], bound: float, by_value: bool) -> None:
+    """Clip the gradient of an optimizer's group, by its norm or by the value of each weight."""
+    if by_value:
+        torch.nn.utils.clip_grad_value_(group["params"], bound)
+    else:
+        clip_norm(group["params"], bound)

@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import (
-    NO_MOMENTS,
     group_centered_advantages,
     group_max_advantages,
     group_means,
     group_normalized_advantages,
     leave_one_out_advantages,
-    masked_moments,
 )
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.errors import ConfigurationError, place
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.filters import (
@@ -35,13 +33,13 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import acted_episodes, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import checked_advantages, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.distillation import Distillation, Distiller
+from mrlm_pl.learner.old_policy import OldPolicy, sampler_differs
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.learner.ranks import merged
-from mrlm_pl.learner.reference import KL, KLController, Placement, ReferencePolicy, ReferenceSync
+from mrlm_pl.learner.reference import KL, KLPenalty, Placement, ReferencePolicy, ReferenceSync
 from mrlm_pl.losses import (
     Clip,
     Correction,
@@ -49,15 +47,13 @@ from mrlm_pl.losses import (
     EntropyController,
     LossName,
     Reduction,
-    kl_k1,
     masked_mean,
-    off_policy_sequence_mask,
     reduce_tokens,
     token_loss,
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
-from mrlm_pl.rewards import overlong_penalty
+from mrlm_pl.rewards import overlong_penalties
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
@@ -139,7 +135,8 @@ class PolicyGradient(Algorithm):
         gae: advantages of single tokens; None for one advantage per trajectory.
         turns: advantages of single turns; None for one advantage per episode.
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
-        kl_controllers: the current KL coefficient of each policy.
+        old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
+        kl: the penalty, with the current coefficient of each policy.
         entropy_controllers: the current weight of each policy's entropy bonus.
 
     Raises:
@@ -185,7 +182,7 @@ class PolicyGradient(Algorithm):
         super().__init__(policies, seats, optimization)
         self.refuse_dropout()
         at_least(0, "", overlong_buffer=overlong_buffer)
-        positive("", stop_at_kl=stop_at_kl, top_entropy=top_entropy, off_policy_threshold=off_policy_threshold)
+        positive("", stop_at_kl=stop_at_kl, top_entropy=top_entropy)
         between(0, 1, "", top_entropy=top_entropy)
         one_of(("keep", "exclude"), "", zero_variance=zero_variance)
         one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
@@ -196,23 +193,23 @@ class PolicyGradient(Algorithm):
                 f"max_length is {max_length} with reduction {self.reduction!r}; "
                 "it belongs to `reduction: constant_length`"
             )
-        self.kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
-        if self.kl.coefficient and self.kl.placement not in self.kl_placements:
+        kl = as_settings(KL, kl, "kl", KL(placement=self.kl_placements[0]))
+        if kl.coefficient and kl.placement not in self.kl_placements:
             raise ConfigurationError(
-                f"kl.placement is {self.kl.placement!r}, but {type(self).__name__} has no rewards of single tokens; "
+                f"kl.placement is {kl.placement!r}, but {type(self).__name__} has no rewards of single tokens; "
                 f"set it to {' or '.join(self.kl_placements)}"
             )
-        self.kl_controllers = {name: KLController(self.kl) for name in self.policies}
+        self.kl = KLPenalty(kl, list(self.policies))
         sync = as_settings(ReferenceSync, reference_sync, "reference_sync")
-        self.reference = ReferencePolicy(self.kl.coefficient > 0, reference, sync)
+        self.reference = ReferencePolicy(kl.coefficient > 0, reference, sync)
         self.max_length = max_length
         self.entropy = as_settings(Entropy, entropy, "entropy")
         self.uses_entropy = self.entropy.coefficient > 0 or self.entropy.target is not None
         self.entropy_controllers = {name: EntropyController(self.entropy) for name in self.policies}
-        self.stop_at_kl, self.top_entropy, self.off_policy_threshold = stop_at_kl, top_entropy, off_policy_threshold
+        self.stop_at_kl, self.top_entropy = stop_at_kl, top_entropy
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
-        self.correction = as_settings(Correction, correction, "correction")
-        self.recompute_old_logp = self.correction.recomputes(recompute_old_logp)
+        correction = as_settings(Correction, correction, "correction")
+        self.old_policy = OldPolicy(recompute_old_logp, correction, off_policy_threshold)
         self.task_normalization: TaskNormalization | None = task_normalization
         self.gae: TokenGAE | None = None
         self.turns: TurnCredit | None = None
@@ -275,19 +272,9 @@ class PolicyGradient(Algorithm):
         Raises:
             ConfigurationError: they are not one number for each return.
         """
-        found: Any = self.advantages(returns)
-        expected = len(returns.reward)
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if shape != (expected,) or not found.isfinite().all():
-            own = type(self).advantages is PolicyGradient.advantages
-            rule: Any = (own and self.advantage) or self.advantages
-            fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
-            fault = "a number that is NaN or infinite" if shape == (expected,) else fault
-            raise ConfigurationError(
-                f"{rule.__qualname__} returned {fault}; it must return a finite advantage for each of the {expected} "
-                f"returns, a tensor of shape [{expected}] ({place(rule)})"
-            )
-        return found
+        own = type(self).advantages is PolicyGradient.advantages
+        rule: Any = (own and self.advantage) or self.advantages
+        return checked_advantages(self.advantages(returns), len(returns.reward), rule)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics: means over the action tokens.
@@ -311,11 +298,9 @@ class PolicyGradient(Algorithm):
         tables = {name: tables[name] for name in trained if name in tables}
         for name, table in tables.items():
             table.to(self.device)
-            if self.reference.used and self.kl.placement == "reward":
+            if self.reference.used and self.kl.settings.placement == "reward":
                 self._add_logprobs(name, table.batch, sampling)
-                assert table.batch.ref_logp is not None
-                penalty = kl_k1(table.batch.old_logp, table.batch.ref_logp, table.batch.action_mask)
-                table.rewards = table.rewards - self.kl_controllers[name].coefficient * penalty
+                table.rewards = table.rewards - self.kl.of_rewards(name, table.batch)
         estimates = None if self.critic is None else self.critic.estimates
         gae.credit(self.trainer, self.metrics, trained, tables, estimates)
         found: dict[str, PolicyBatch] = {}
@@ -345,17 +330,8 @@ class PolicyGradient(Algorithm):
         """
         if not self.overlong_buffer:
             return None
-        buffer = self.overlong_buffer
         limits = {name: sampling.of(name).max_tokens for name in self.policies}
-        for limit in limits.values():  # a buffer that does not fit is an error now, not after a rollout
-            overlong_penalty(0, limit, buffer)
-
-        def bonus(turn: Turn) -> float:
-            snapshot_of = turn.policy.rpartition("@")[0]
-            limit = limits.get(turn.policy, limits.get(snapshot_of, sampling.max_tokens))
-            return overlong_penalty(turn.stop - turn.start, limit, buffer)
-
-        return bonus
+        return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
     def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
         super().meet_rollouts(agents, environments, engine)
@@ -374,7 +350,7 @@ class PolicyGradient(Algorithm):
         for name, rows in students.items():
             self._add_logprobs(name, rows, sampling)
         if self.reference.used:
-            self._steer(students, episodes)
+            self.kl.steer(self.trainer, self.metrics, list(self.trained_policies), students, episodes)
         if self.distiller is not None:
             self.distiller.prepare(students, episodes)
         if self.top_entropy < 1:
@@ -412,7 +388,7 @@ class PolicyGradient(Algorithm):
         """The part of the credit that models compute; None if advantages follow from the episodes alone."""
         parts = {
             "a critic": self.critic is not None,
-            "`kl.placement: reward`": self.reference.used and self.kl.placement == "reward",
+            "`kl.placement: reward`": self.reference.used and self.kl.settings.placement == "reward",
             "`top_entropy`": self.top_entropy < 1,
             "`distillation`": self.distiller is not None,
         }
@@ -426,41 +402,16 @@ class PolicyGradient(Algorithm):
         if rows.proximal_logp is None and self.recomputes(sampling):
             rows.proximal_logp = policy(**rows.inputs())
 
-    def _steer(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
-        """Log the divergence from the reference policy over all ranks, and update the controllers with it."""
-        own: dict[tuple[str, str], Any] = {}
-        for name, rows in tables.items():
-            if rows.ref_logp is not None:
-                penalty = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
-                own[name, "kl"] = masked_moments(penalty, rows.action_mask)
-                own[name, "episodes"] = acted_episodes(episodes, name)
-        totals = merged(self.trainer, own)
-        for name in self.trained_policies:
-            kl, controller = totals.get((name, "kl"), NO_MOMENTS).mean, self.kl_controllers[name]
-            self.metrics.rollout[self.metrics.name("reference_kl", name)] = kl
-            self.metrics.rollout[self.metrics.name("kl_coefficient", name)] = controller.coefficient
-            controller.update(kl, totals.get((name, "episodes"), 0))
-
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""
-        return self.sampler_differs(sampling) if self.recompute_old_logp is None else self.recompute_old_logp
-
-    def sampler_differs(self, sampling: Sampling) -> bool:
-        """Return whether the sampler's log-probabilities differ from the learner's beyond rounding in single precision.
-
-        They do with truncated sampling, in reduced precision, and where the engine of a trained policy computes in
-        another precision than the learner or does not tell.
-        """
-        learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(self.trainer.precision))
-        trained = list(self.trained_policies)
-        if learner is None or any(sampling.of(name).truncated for name in trained):
-            return True
-        if self._engine is None:  # an in-process engine with the learner's precision
-            return False
-        return any(self._engine.precision(name) not in (None, learner) for name in trained)
+        if self.old_policy.recompute is not None:
+            return self.old_policy.recompute
+        samplings = {name: sampling.of(name) for name in self.trained_policies}
+        return sampler_differs(samplings, self.trainer.precision, self._engine)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
-        return self.correction.kind != "none" or (self.uses_importance_ratio and not self.recomputes(sampling))
+        corrected = self.old_policy.correction.kind != "none"
+        return corrected or (self.uses_importance_ratio and not self.recomputes(sampling))
 
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
@@ -490,8 +441,8 @@ class PolicyGradient(Algorithm):
         if taught is not None:
             assert self.distiller is not None
             losses = losses + self.distiller.loss(name, taught)
-        if rows.ref_logp is not None and self.kl.placement == "loss":
-            losses = losses + self.kl_controllers[name].coefficient * self.kl.estimates(logp, rows)
+        if rows.ref_logp is not None and self.kl.settings.placement == "loss":
+            losses = losses + self.kl.of_losses(name, logp, rows)
         self.metrics.add_policy(name, metrics, mask.sum())
         self.metrics.add_divergences(name, logp, rows, entropy)
         totals, lengths = batch.totals[name], rows.episode_tokens
@@ -499,17 +450,10 @@ class PolicyGradient(Algorithm):
 
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
-        mask, old_logp, behavior_logp = rows.action_mask, rows.old_logp, rows.behavior_logp
-        losses, metrics = self.token_losses(logp, old_logp, rows)
-        if self.correction.kind != "none":
-            weights = self.correction.weights(old_logp, behavior_logp, mask)
-            losses = losses * weights
-            metrics["correction_weight"] = masked_mean(weights, mask)
-        if self.off_policy_threshold is not None:
-            inputs = (logp, behavior_logp, rows.advantages, mask, self.off_policy_threshold)
-            kept = off_policy_sequence_mask(*inputs)
-            losses = losses.masked_fill(~kept, 0.0)
-            metrics["off_policy_masked"] = masked_mean(~kept, mask)
+        losses, metrics = self.token_losses(logp, rows.old_logp, rows)
+        if self.old_policy.corrects:
+            losses, of_correction = self.old_policy.corrected(losses, logp, rows)
+            metrics |= of_correction
         return losses, metrics
 
     def _trains_values(self, rows: PolicyBatch) -> bool:
@@ -550,24 +494,16 @@ class PolicyGradient(Algorithm):
             before, self.collection_over = self.collection_over, self.collection_over or max(moved) > self.stop_at_kl
             self.metrics.log(self.trainer, {"train/early_stop": float(self.collection_over and not before)})
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        self.reference.follow(list(self.trained_policies.values()), self.global_step + 1)
-
     def progress(self) -> dict[str, Any]:
-        coefficients = {name: controller.coefficient for name, controller in self.kl_controllers.items()}
         entropies = {name: (found.coefficient, found.weight) for name, found in self.entropy_controllers.items()}
         return {
-            "kl_coefficients": coefficients,
+            "kl_coefficients": dict(self.kl.coefficients),
             "entropy_coefficients": entropies,
             "collection_over": self.collection_over,
         }
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
-        for name, coefficient in progress.get("kl_coefficients", {}).items():
-            # A fixed coefficient is the configured one, also when that has changed.
-            if name in self.kl_controllers and self.kl.target is not None:
-                self.kl_controllers[name].coefficient = coefficient
+        self.kl.load(progress.get("kl_coefficients", {}))
         for name, (coefficient, weight) in progress.get("entropy_coefficients", {}).items():
             if name in self.entropy_controllers and self.entropy.target is not None:
                 controller = self.entropy_controllers[name]

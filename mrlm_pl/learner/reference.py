@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.reference import Reference
+from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.losses import kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
+from mrlm_pl.learner.credit.returns import acted_episodes
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.ranks import merged
+from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, one_of, positive
 
@@ -31,7 +36,7 @@ class KL:
             2512.02556). In the reward: k1.
         placement: ``loss`` adds the estimate to each token's loss; ``reward`` subtracts it from each token's reward.
         target: divergence in nats per token towards which ``beta`` is steered; None keeps ``beta``; see
-            :class:`KLController`.
+            :meth:`adapted`.
         horizon: episodes in which ``beta`` changes by at most a fifth.
 
     Raises:
@@ -63,40 +68,88 @@ class KL:
         estimate = kl_k3 if self.estimator == "k3" else kl_k3_straight_through
         return estimate(logp, rows.ref_logp, rows.action_mask)
 
+    def adapted(self, beta: float, divergence: float, episodes: int) -> float:
+        """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593, section 2.2)::
+
+            beta <- beta (1 + clip(KL / target - 1, -.2, .2) n / horizon)
+
+        Args:
+            beta: before; without a target it stays.
+            divergence: ``KL``, the mean divergence in nats per token, over all ranks.
+            episodes: n, the number of episodes in this mean.
+
+        >>> kl = KL(0.1, target=0.5, horizon=100)
+        >>> round(kl.adapted(0.1, 1.0, episodes=50), 6)    # twice the target: the factor is 1 + .2 * 50 / 100
+        0.11
+        """
+        if self.target is None:
+            return beta
+        error = min(max(divergence / self.target - 1.0, -0.2), 0.2)
+        return beta * (1.0 + error * episodes / self.horizon)
+
 
 IN_REWARD = KL(placement="reward")
 """The default of algorithms with a reward for each token."""
 
 
-class KLController:
-    """Keeps the divergence from the reference policy near a target.
-
-    After each rollout of n episodes with divergence ``KL`` in nats per token (arXiv 1909.08593, section 2.2)::
-
-        beta <- beta (1 + clip(KL / target - 1, -.2, .2) n / horizon)
+class KLPenalty:
+    """The penalty for the divergence of each policy from its reference, with a coefficient of its own.
 
     Args:
-        kl: the first ``beta``, the target (None keeps ``beta``) and the horizon.
+        kl: its settings.
+        policies: their names.
 
-    >>> controller = KLController(KL(0.1, target=0.5, horizon=100))
-    >>> controller.update(1.0, episodes=50)    # twice the target: the factor is 1 + .2 * 50 / 100
-    >>> round(controller.coefficient, 6)
-    0.11
+    Attributes:
+        coefficients: the current one of each policy.
     """
 
-    def __init__(self, kl: KL) -> None:
-        self.kl, self.coefficient = kl, kl.coefficient
+    def __init__(self, kl: KL, policies: Sequence[str]) -> None:
+        self.settings = kl
+        self.coefficients = dict.fromkeys(policies, kl.coefficient)
 
-    def update(self, kl: float, episodes: int) -> None:
-        """Adapt the coefficient to a rollout.
+    def of_rewards(self, name: str, rows: PolicyBatch) -> Tensor:
+        """Return the penalty [B, T] in a policy's rewards: ``beta (log pi_old - log pi_ref)``."""
+        assert rows.ref_logp is not None
+        return self.coefficients[name] * kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
+
+    def of_losses(self, name: str, logp: Tensor, rows: PolicyBatch) -> Tensor:
+        """Return the penalty [B, T] in a policy's losses, given its log-probabilities ``logp`` [B, T]."""
+        return self.coefficients[name] * self.settings.estimates(logp, rows)
+
+    def steer(
+        self,
+        trainer: Any,
+        metrics: Metrics,
+        policies: Sequence[str],
+        tables: Mapping[str, PolicyBatch],
+        episodes: Sequence[Episode],
+    ) -> None:
+        """Log the divergence from the reference policies over all ranks, and update the coefficients with it.
 
         Args:
-            kl: mean divergence from the reference policy, in nats per token, over all ranks.
-            episodes: number of episodes in this mean.
+            trainer: of the run.
+            metrics: of the algorithm.
+            policies: the trained ones, in one order on all ranks.
+            tables: their trajectories, of those that have some here.
+            episodes: of the rollout.
         """
-        if self.kl.target is not None:
-            error = min(max(kl / self.kl.target - 1.0, -0.2), 0.2)
-            self.coefficient *= 1.0 + error * episodes / self.kl.horizon
+        own: dict[tuple[str, str], Any] = {}
+        for name, rows in tables.items():
+            if rows.ref_logp is not None:
+                divergence = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
+                own[name, "kl"] = masked_moments(divergence, rows.action_mask)
+                own[name, "episodes"] = acted_episodes(episodes, name)
+        totals = merged(trainer, own)
+        for name in policies:
+            kl, beta = totals.get((name, "kl"), NO_MOMENTS).mean, self.coefficients[name]
+            metrics.rollout[metrics.name("reference_kl", name)] = kl
+            metrics.rollout[metrics.name("kl_coefficient", name)] = beta
+            self.coefficients[name] = self.settings.adapted(beta, kl, totals.get((name, "episodes"), 0))
+
+    def load(self, coefficients: Mapping[str, float]) -> None:
+        """Restore the coefficients; a fixed one is the configured one, also if that has changed."""
+        if self.settings.target is not None:
+            self.coefficients |= {name: beta for name, beta in coefficients.items() if name in self.coefficients}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from mrlm_pl.episode import Turn
 from mrlm_pl.errors import ConfigurationError
 
 
@@ -22,3 +25,25 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
     if not 1 <= buffer <= max_tokens:
         raise ConfigurationError(f"overlong_buffer is {buffer}; it must be between 1 and max_tokens ({max_tokens})")
     return max(min((max_tokens - buffer - tokens) / buffer, 0.0), -1.0)
+
+
+def overlong_penalties(limits: Mapping[str, int], limit: int, buffer: int) -> Callable[[Turn], float]:
+    """Return the function that gives the :func:`overlong_penalty` of a turn.
+
+    Args:
+        limits: most tokens of a turn by policy; a snapshot ``POLICY@VERSION`` has its policy's.
+        limit: of other policies.
+        buffer: width of the slope.
+
+    Raises:
+        ConfigurationError: ``buffer`` does not fit a limit.
+    """
+    for most in limits.values():
+        overlong_penalty(0, most, buffer)
+
+    def penalty(turn: Turn) -> float:
+        snapshot_of = turn.policy.rpartition("@")[0]
+        most = limits.get(turn.policy, limits.get(snapshot_of, limit))
+        return overlong_penalty(turn.stop - turn.start, most, buffer)
+
+    return penalty

@@ -15,6 +15,9 @@ from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
 from mrlm_pl.seeding import derive_seed
 
+TURN_STOP, CONTEXT_STOP = "turn_limit", "context_window"
+"""Stop reasons of episodes that reached a limit."""
+
 EVERY_STEP = -1
 """In a script: at each step for which the agent has no other entry."""
 
@@ -131,6 +134,22 @@ class Play:
     def due(self) -> list[str]:
         """The agents that decide next, in the environment's order."""
         return [agent for agent in self.environment.agents if agent in self.observed]
+
+    def length(self, agent: str) -> int:
+        """Return the number of tokens in an agent's context."""
+        return len(self.conversations[agent].row.token_ids)
+
+    def limit(self, max_turns: int | Mapping[str, int], seats: Mapping[str, Seat]) -> str:
+        """Return the stop reason if it has reached a limit, else an empty text.
+
+        Args:
+            max_turns: most steps; by environment where they differ.
+            seats: with the context windows.
+        """
+        if self.steps >= (max_turns if isinstance(max_turns, int) else max_turns[self.spec.task.environment]):
+            return TURN_STOP
+        full = any(self.length(agent) >= seats[agent].context_window for agent in self.due)
+        return CONTEXT_STOP if full else ""
 
     @property
     def calling(self) -> bool:

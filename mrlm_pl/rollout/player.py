@@ -20,7 +20,7 @@ from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine
 from mrlm_pl.environment import Environment, Observations
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
-from mrlm_pl.episode import Episode, Task
+from mrlm_pl.episode import Episode
 from mrlm_pl.errors import (
     ConfigurationError,
     MRLMError,
@@ -28,14 +28,11 @@ from mrlm_pl.errors import (
     PolicyError,
     place_of_error,
 )
-from mrlm_pl.rollout.play import EpisodeSpec, Play, Seat
+from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
 from mrlm_pl.settings import at_least, positive
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-TURN_STOP, CONTEXT_STOP = "turn_limit", "context_window"
-"""Stop reasons of episodes that reached a limit."""
 
 _REMEDIES = {
     TURN_STOP: "raise `max_turns`, or lower the environment's `max_calls`",
@@ -251,7 +248,9 @@ class EpisodePlayer:
     def still_playing(self, plays: Sequence[Play]) -> list[Play]:
         """Return the plays that wait for decisions; truncate those at a limit, which fails programs that wait."""
         for play in plays:
-            reason = "" if play.over else self._limit_of(play)
+            reason = "" if play.over else play.limit(self.max_turns, self.seats)
+            if reason == CONTEXT_STOP and not play.turns and not play.calling:
+                self._warn_of_prompt(play)
             if reason and play.calling:
                 play.error = (
                     f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
@@ -261,30 +260,19 @@ class EpisodePlayer:
                 play.cut(reason)
         return [play for play in plays if not play.over]
 
-    def _limit_of(self, play: Play) -> str:
-        """Return the stop reason of a play that has reached a limit; empty for others."""
-        limits = self.max_turns
-        if play.steps >= (limits if isinstance(limits, int) else limits[play.spec.task.environment]):
-            return TURN_STOP
-        for agent in play.due:
-            length, window = len(play.conversations[agent].row.token_ids), self.seats[agent].context_window
-            if length >= window:
-                if not play.turns and not play.calling:
-                    self._warn_of_prompt(play.spec.task, agent, length, window)
-                return CONTEXT_STOP
-        return ""
-
-    def _warn_of_prompt(self, task: Task, agent: str, length: int, window: int) -> None:
+    def _warn_of_prompt(self, play: Play) -> None:
         """Warn of a first prompt beyond the context window, once for each environment."""
+        task = play.spec.task
         if task.environment not in self._warned:
             self._warned.add(task.environment)
+            agent = next(agent for agent in play.due if play.length(agent) >= self.seats[agent].context_window)
             logger.warning(
                 "the first prompt of agent %r on %s has %d tokens, the context window of its policy %d: such episodes "
                 "end without a reply and earn 0; shorten the prompt, or choose a model with a longer context",
                 agent,
                 task.key,
-                length,
-                window,
+                play.length(agent),
+                self.seats[agent].context_window,
             )
 
     async def _decide(self, plays: Sequence[Play]) -> None:

@@ -10,8 +10,8 @@ from mrlm_pl.engines.base import Sample
 from mrlm_pl.episode import CREDIT, Episode, Origin
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy.chat import ChatFormat
-from mrlm_pl.rollout.play import Decision, EpisodeSpec, Play
-from mrlm_pl.rollout.player import CONTEXT_STOP, TURN_STOP, EpisodePlayer
+from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, Decision, EpisodeSpec, Play
+from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
 from mrlm_pl.seeding import derive_seed
 

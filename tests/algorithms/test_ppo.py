@@ -219,12 +219,10 @@ def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Pa
     penalties = [0.5 * (-1.0 - value) for value in rows.ref_logp[0, 2:4].tolist()]
     assert rows.returns[0, 2:4].tolist() == pytest.approx([1 - sum(penalties), 1 - penalties[1]], abs=1e-4)
     kl = sum(penalties) / 0.5 / 2
-    assert algorithm.kl_controllers["main"].coefficient == pytest.approx(
-        0.5 * (1 + max(-0.2, min(0.2, kl / 0.1 - 1)) / 10)
-    )
+    assert algorithm.kl.coefficients["main"] == pytest.approx(0.5 * (1 + max(-0.2, min(0.2, kl / 0.1 - 1)) / 10))
     other = PPO({"main": Policy(str(model_folder))}, kl={"coefficient": 0.5, "target": 0.1})
     other.load_progress(algorithm.progress())
-    assert other.kl_controllers["main"].coefficient == algorithm.kl_controllers["main"].coefficient
+    assert other.kl.coefficients["main"] == algorithm.kl.coefficients["main"]
 
 
 @pytest.mark.parametrize("cls", [PPO, GRPO])
@@ -244,7 +242,7 @@ def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
     drift = algorithm.metrics.take_rollout()["train/reference_kl"]
     assert abs(drift) > 1e-3
     factor = 1 + (0.2 if drift > 0 else -0.2) * 3 / 100
-    assert algorithm.kl_controllers["main"].coefficient == pytest.approx(0.5 * factor)
+    assert algorithm.kl.coefficients["main"] == pytest.approx(0.5 * factor)
 
 
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(

@@ -111,7 +111,7 @@ def test_the_divergence_is_steered_by_the_episodes_that_are_trained_on(model_fol
     kl = {"coefficient": 0.1, "target": 1e-6, "horizon": 30}
     algorithm, _ = prepared(ReMax, model_folder, quiet_trainer(), episodes, greedy, kl=kl)
     # The divergence is far from the target: a fifth up or down, of 3 episodes in 30.
-    assert abs(algorithm.kl_controllers["main"].coefficient / 0.1 - 1) == pytest.approx(0.2 * 3 / 30)
+    assert abs(algorithm.kl.coefficients["main"] / 0.1 - 1) == pytest.approx(0.2 * 3 / 30)
 
 
 def test_reinforce_plus_plus_whitens_what_the_others_leave(model_folder: Path, quiet_trainer: Any) -> None:
@@ -223,7 +223,7 @@ def test_corrections_weigh_the_loss_by_learner_over_sampler(
 
 def test_a_correction_needs_the_learners_numbers(model_folder: Path) -> None:
     policies = {"main": Policy(str(model_folder))}
-    assert GRPO(policies, correction=Correction("truncated")).recompute_old_logp is True
+    assert GRPO(policies, correction=Correction("truncated")).old_policy.recompute is True
     with pytest.raises(ConfigurationError, match="the ratio corrects already"):
         GRPO(policies, correction=Correction("truncated"), recompute_old_logp=False)
 

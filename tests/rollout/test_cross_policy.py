@@ -287,7 +287,7 @@ def test_the_ratio_is_to_the_snapshot_that_sampled(
             ratio = torch.exp(now - then)[span]
             if corrected:
                 assert torch.allclose(torch.exp(logp - old_logp)[place, span], torch.ones(1), atol=1e-4)
-                weight = algorithm.correction.weights(old_logp, rows.behavior_logp, rows.action_mask)
+                weight = algorithm.old_policy.correction.weights(old_logp, rows.behavior_logp, rows.action_mask)
                 assert torch.allclose(weight[place, span], ratio, rtol=1e-3)
             else:
                 assert torch.allclose(torch.exp(logp - old_logp)[place, span], ratio, rtol=1e-3)

@@ -84,5 +84,5 @@ def test_the_learner_computes_pi_old_where_the_engines_precision_is_another(
         echo(), engine=engine, groups=1, group_size=2, iterations=1, sampling=Sampling(max_tokens=3)
     )
     quiet_trainer(precision=precision, max_steps=1).fit(algorithm, data)
-    assert algorithm.sampler_differs(Sampling()) == differs
-    assert algorithm.sampler_differs(Sampling(top_p=0.9))
+    assert algorithm.recomputes(Sampling()) == differs
+    assert algorithm.recomputes(Sampling(top_p=0.9))

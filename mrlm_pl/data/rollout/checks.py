@@ -1,11 +1,9 @@
-"""Checks of a rollout data module's options against the algorithm, and of the collected episodes."""
+"""Checks of a rollout data module's options against the algorithm."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from mrlm_pl.data.files.base import data_option
@@ -13,9 +11,7 @@ from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import GroupPlan
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
 from mrlm_pl.engines import Engine, Sampling
-from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutLearner
 
@@ -118,7 +114,7 @@ def check_lag(
     Raises:
         ConfigurationError: the algorithm does not reweight stale data.
     """
-    name, correction = type(learner).__name__, getattr(learner, "correction", None)
+    name, correction = type(learner).__name__, getattr(getattr(learner, "old_policy", None), "correction", None)
     if options.over_age == "reweight" and (correction is None or correction.kind == "none"):
         raise ConfigurationError(
             f"data.async_options.over_age is reweight, but {name} weighs nothing; give it a "
@@ -150,59 +146,6 @@ def check_learns(algorithm: Algorithm) -> None:
     if type(algorithm).prepare is Algorithm.prepare:
         raise ConfigurationError(
             f"{type(algorithm).__name__} does not learn from rollouts; give it {data_option(algorithm)}"
-        )
-
-
-def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Environment]) -> str:
-    """Return the error of the first failed episode and a command that checks its environment."""
-    failed = next(episode for episode in episodes if episode.failed)
-    cls = next(
-        item for item in type(environments[failed.task.environment]).__mro__ if not item.__name__.startswith("_")
-    )
-    package = sys.modules[cls.__module__.partition(".")[0]]
-    exported = getattr(package, cls.__name__, None) is cls
-    command = f"`mrlm check-env {package.__name__ if exported else cls.__module__}.{cls.__qualname__}`"
-    needs_arguments = any(
-        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        for parameter in inspect.signature(cls).parameters.values()
-    )
-    return f"{failed.error}; try {command}{' with its arguments' if needs_arguments else ''}"
-
-
-def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:
-    """Warn of failed episodes.
-
-    Args:
-        episodes: that were played.
-        what: kind of the episodes, for the message.
-        environments: by name.
-    """
-    failed = sum(episode.failed for episode in episodes)
-    if failed:
-        first = first_failure(episodes, environments)
-        message = "%d of %d %s failed and are left out; the first: %s"
-        logger.warning(message, failed, len(episodes), what, first)
-
-
-def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
-    """Warn of failed episodes.
-
-    Raises:
-        RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
-    """
-    if all(episode.failed for episode in episodes):
-        first = first_failure(episodes, environments)
-        raise RolloutError(f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {first}")
-    warn_of_failures(episodes, "episodes", environments)
-
-
-def check_kept(kept: Sequence[Episode], iteration: int) -> None:
-    """Warn of a rollout without episodes to train on."""
-    if not kept:
-        logger.warning(
-            "no group of this process is left to learn from in iteration %d; where no other process has one, its "
-            "updates change nothing; see data.failed_members and data.retries",
-            iteration,
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,7 +18,6 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from mrlm_pl.data.rollout.checks import check_kept, check_played
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
@@ -31,8 +32,10 @@ from mrlm_pl.data.rollout.metrics import (
 )
 from mrlm_pl.data.rollout.tasks.environments import RunTasks
 from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file
+from mrlm_pl.errors import RolloutError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
@@ -152,14 +155,14 @@ class Collection:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
         with ended_by_sigterm(trainer):
             collected = self.collector.collect(iteration, last, groups)
-        seconds = collected.seconds or time.perf_counter() - started
+        seconds, training = collected.seconds or time.perf_counter() - started, collected.training
         try:
             played = [*collected.episodes, *collected.replaced]
             check_played(played, iteration, self.tasks.environments)
             check_kept(collected.episodes, iteration)
             # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
-                rows = self._prepared(iteration, collected)
+                rows = self._prepared(iteration, training, collected)
         finally:
             if self.saved is not None:  # also what cannot be trained on
                 self._writer.write(self._file(iteration, "episodes"), collected.played)
@@ -191,10 +194,10 @@ class Collection:
         self._ahead = None
         return collector
 
-    def _prepared(self, iteration: int, collected: Collected) -> dict[str, PolicyBatch]:
+    def _prepared(self, iteration: int, training: Sequence[Episode], collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
         learner = self.learner
-        episodes, greedy = self.tasks.worth(collected.training), self.tasks.worth(collected.greedy)
+        episodes, greedy = self.tasks.worth(training), self.tasks.worth(collected.greedy)
         context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
@@ -204,7 +207,7 @@ class Collection:
             raise
         if self.saved is not None:
             of_policies = {name: tables[name] for name in learner.policies if name in tables}
-            collected.put_training(credited(collected.training, episodes, of_policies))
+            collected.put_training(credited(training, episodes, of_policies))
             if self.saved.keeps_tokens(iteration):
                 self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, of_policies)
         for rows in tables.values():
@@ -251,7 +254,8 @@ class Collection:
         if several:
             planned = Counter(self.tasks.stream.picked(iteration * plan.groups + group)[0] for group in groups)
             measured.sums |= {f"rollout/{name}/groups": float(planned[name]) for name in self.tasks.environments}
-        measured.successes = success_counts([*episodes, *collected.replaced])
+        if self.tasks.curriculum is not None:
+            measured.successes = success_counts([*episodes, *collected.replaced])
         return measured
 
     def state(self) -> dict[str, Any]:
@@ -286,3 +290,56 @@ class Collection:
             stack.callback(self.players.close)
             if collector is not None:
                 stack.callback(collector.close)
+
+
+def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Environment]) -> str:
+    """Return the error of the first failed episode and a command that checks its environment."""
+    failed = next(episode for episode in episodes if episode.failed)
+    cls = next(
+        item for item in type(environments[failed.task.environment]).__mro__ if not item.__name__.startswith("_")
+    )
+    package = sys.modules[cls.__module__.partition(".")[0]]
+    exported = getattr(package, cls.__name__, None) is cls
+    command = f"`mrlm check-env {package.__name__ if exported else cls.__module__}.{cls.__qualname__}`"
+    needs_arguments = any(
+        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        for parameter in inspect.signature(cls).parameters.values()
+    )
+    return f"{failed.error}; try {command}{' with its arguments' if needs_arguments else ''}"
+
+
+def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:
+    """Warn of failed episodes.
+
+    Args:
+        episodes: that were played.
+        what: kind of the episodes, for the message.
+        environments: by name.
+    """
+    failed = sum(episode.failed for episode in episodes)
+    if failed:
+        first = first_failure(episodes, environments)
+        message = "%d of %d %s failed and are left out; the first: %s"
+        logger.warning(message, failed, len(episodes), what, first)
+
+
+def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
+    """Warn of failed episodes.
+
+    Raises:
+        RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
+    """
+    if all(episode.failed for episode in episodes):
+        first = first_failure(episodes, environments)
+        raise RolloutError(f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {first}")
+    warn_of_failures(episodes, "episodes", environments)
+
+
+def check_kept(kept: Sequence[Episode], iteration: int) -> None:
+    """Warn of a rollout without episodes to train on."""
+    if not kept:
+        logger.warning(
+            "no group of this process is left to learn from in iteration %d; where no other process has one, its "
+            "updates change nothing; see data.failed_members and data.retries",
+            iteration,
+        )

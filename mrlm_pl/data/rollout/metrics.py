@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Trajectory, Turn, by_group, decided
+from mrlm_pl.episode import Episode, Trajectory, Turn, by_group, decided, judging_environments
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
-from mrlm_pl.evaluation.report import judging_environments
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
@@ -134,22 +133,17 @@ class CollectionSums:
             earlier_tokens: that were sampled in these seconds for other collections.
         """
         played = [episode for episode in episodes if not episode.failed]
-        turns, weights = distinct_turns(played), path_weights(played)
-        tokens = token_count(played)
-        all_tokens = tokens + token_count(unused) + earlier_tokens
-        groups = by_group(played)
+        turns, groups, judging = distinct_turns(played), by_group(played), judging_environments(played)
         for branch in branches:
             if branch.group in groups:
                 groups[branch.group].append(branch)
+        flat = [(float(silent(group)), 1.0) for group in groups.values()]
+        weights, tokens = path_weights(played), token_count(played)
         values: dict[str, list[tuple[float, float]]] = {
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
-            "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],
+            "rollout/zero_variance_groups": flat,
         }
-        judging = judging_environments(played)
-        components: dict[str, Components] = {}
         for episode, weight in zip(played, weights, strict=True):
-            of_environment = components.setdefault(f"rollout/{episode.task.environment}/", Components())
-            of_environment.add(episode.components(), weight)
             for name, value in _measured(episode, judging, by_task).items():
                 values.setdefault(f"rollout/{name}", []).append((value, weight))
         means = {
@@ -157,6 +151,10 @@ class CollectionSums:
             for name, found in values.items()
             if found
         }
+        components: dict[str, Components] = {}
+        for episode, weight in zip(played, weights, strict=True):
+            of_environment = components.setdefault(f"rollout/{episode.task.environment}/", Components())
+            of_environment.add(episode.components(), weight)
         means |= {f"rollout/{name}": found for name, found in means_by_agent(played, weights, turns).items()}
         by_agent = components_by_agent(played, weights)
         components |= {f"rollout/agent/{agent}/components/": found for agent, found in by_agent.items()}
@@ -175,7 +173,7 @@ class CollectionSums:
             "generated_tokens": token_count(everything),
         }
         sums = {
-            "rollout/tokens_per_second": all_tokens / seconds,
+            "rollout/tokens_per_second": (tokens + token_count(unused) + earlier_tokens) / seconds,
             "rollout/failed_episodes": counts["failed_episodes"],
             "rollout/retries": float(sum(episode.attempts - 1 for episode in everything)),
             "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),

@@ -210,17 +210,16 @@ def generate(
     stats.prefill_tokens += sum(len(context.token_ids) - context.cached for context in contexts)
     stats.cached_tokens += sum(context.cached for context in contexts)
     stats.shared_tokens += sum(len(context.token_ids) * (context.rows - 1) for context in contexts)
-    most = max(limits)
+    most, batch = max(limits), _Batch([requests[r] for r in order], [limits[r] for r in order], sessions)
     logits, rows = backend.prefill(contexts, reserve=most)
     logits = logits.repeat_interleave(torch.tensor([context.rows for context in contexts], device=logits.device), dim=0)
-    batch = _Batch([requests[r] for r in order], [limits[r] for r in order], rows, sessions)
     seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
     sampler = Sampler(seeds, [q.sampling for q in batch.requests], most, backend.device, offsets)
     for n in range(most):
         if given_up.is_set():
             raise CancelledError
         tokens, logprobs = sampler.draw(logits, n)
-        kept = batch.record(tokens, logprobs)
+        kept = batch.record(rows, tokens, logprobs)
         if not kept:
             break
         if len(kept) < len(tokens):
@@ -254,29 +253,26 @@ class _Batch:
     """The present rows of one batch, the unfinished ones and their tokens.
 
     Args:
-        requests: one for each row of ``rows``.
+        requests: one for each row.
         limits: most tokens of each row.
-        rows: the rows.
         sessions: receives keys and values of finished rows.
     """
 
-    def __init__(
-        self, requests: Sequence[SampleRequest], limits: Sequence[int], rows: Rows, sessions: SessionCache
-    ) -> None:
+    def __init__(self, requests: Sequence[SampleRequest], limits: Sequence[int], sessions: SessionCache) -> None:
         self.requests = requests
         self.out = [Generated() for _ in requests]
         self._limits = limits
         self._stops = [frozenset(request.stop_ids) for request in requests]
-        self._rows = rows
         self._sessions = sessions
         self._present = list(range(len(requests)))
         self._unfinished = [True] * len(requests)
         self._left = len(requests)
 
-    def record(self, tokens: Tensor, logprobs: Tensor) -> list[int]:
+    def record(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> list[int]:
         """Append one token per present row; return the indices of the remaining rows, none when all are finished.
 
-        Finished rows are dropped together once there are enough, because dropping copies the others.
+        Finished rows are dropped together once there are enough, because dropping copies the others; the session cache
+        keeps their keys and values.
         """
         for b, token, logprob in zip(self._present, tokens.tolist(), logprobs.tolist(), strict=True):
             if not self._unfinished[b]:
@@ -291,20 +287,15 @@ class _Batch:
                 self._left -= 1
         if self._left and self._left > _COMPACT_BELOW * len(self._present):
             return list(range(len(self._present)))
-        kept = [i for i, b in enumerate(self._present) if self._unfinished[b]]
-        self._store_finished()
-        if kept:
-            self._rows.keep(kept)
-            self._present = [self._present[i] for i in kept]
-        return kept
-
-    def _store_finished(self) -> None:
-        """Store keys and values of finished rows in the session cache; the last sampled token was never fed."""
         for i, b in enumerate(self._present):
             request = self.requests[b]
-            if self._unfinished[b] or not request.session:
-                continue
-            fed = (*request.token_ids, *self.out[b].token_ids[:-1])
-            states = self._rows.states(i, len(fed))
-            if states is not None:
-                self._sessions.put(request.policy, request.session, fed, states)
+            if request.session and not self._unfinished[b]:
+                fed = (*request.token_ids, *self.out[b].token_ids[:-1])  # the last sampled token was never fed
+                states = rows.states(i, len(fed))
+                if states is not None:
+                    self._sessions.put(request.policy, request.session, fed, states)
+        kept = [i for i, b in enumerate(self._present) if self._unfinished[b]]
+        if kept:
+            rows.keep(kept)
+            self._present = [self._present[i] for i in kept]
+        return kept

@@ -81,7 +81,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         return tokens, logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    if sampling.truncated:
+    if sampling.top_k or sampling.top_p < 1:
         return _draw_truncated(logits, uniform[:, None], sampling)
     if logits.shape[-1] <= _ONE_LEVEL_VOCABULARY:
         return _draw_full(logits, uniform[:, None])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
@@ -49,10 +50,10 @@ class Returns:
     def components(self) -> dict[str, Tensor]:
         """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
         sums: dict[str, Tensor] = {}
-        for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
+        for number, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True)):
             for turn in (turn for row in episode.trajectories[agent] for turn in row.turns):
                 for name, value in turn.components.items():
-                    sums.setdefault(name, torch.zeros(len(self.agent), dtype=torch.float64))[place] += value
+                    sums.setdefault(name, torch.zeros(len(self.agent), dtype=torch.float64))[number] += value
         return dict(sorted(sums.items()))
 
     def take(self, numbers: Sequence[int]) -> Returns:
@@ -77,7 +78,7 @@ class Returns:
             (trajectory.policy, (place, trajectory))
             for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True))
             for trajectory in episode.trajectories[agent]
-            if trajectory.num_actions
+            if any(trajectory.action_mask)
         )
         pairs = paired(self.reward, self.baseline)
         return {
@@ -133,6 +134,23 @@ def returns_of(
 def paired(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
     """Return each return [N] with its baseline [N]."""
     return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
+
+
+def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> Tensor:
+    """Return the advantages that a rule returned.
+
+    Raises:
+        ConfigurationError: they are not a finite number for each of the ``expected`` returns.
+    """
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != (expected,) or not found.isfinite().all():
+        fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
+        fault = "a number that is NaN or infinite" if shape == (expected,) else fault
+        raise ConfigurationError(
+            f"{rule.__qualname__} returned {fault}; it must return a finite advantage for each of the {expected} "
+            f"returns, a tensor of shape [{expected}] ({place(rule)})"
+        )
+    return found
 
 
 def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str], found: Collection[str]) -> bool:

@@ -19,6 +19,7 @@ import yaml
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.seats import seated_policy
 from mrlm_pl.model_folders import exported_policies, missing_folder
 from mrlm_pl.runs.plugins import (
     environments_by_name,
@@ -26,7 +27,6 @@ from mrlm_pl.runs.plugins import (
     import_environment,
     plugin_entry_points,
 )
-from mrlm_pl.settings import seated_policy
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""

@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan
+from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaysSpecs
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.settings import at_least, one_of, positive
 
 T = TypeVar("T")
@@ -156,6 +154,27 @@ class _Group:
         return self.collected is not None
 
 
+class OneByOne:
+    """Plays each spec separately, when a slot is free.
+
+    Args:
+        player: of episodes or of turn trees.
+        slots: a context in which one spec is played.
+    """
+
+    def __init__(self, player: PlaysSpecs, slots: contextlib.AbstractAsyncContextManager[Any]) -> None:
+        self.player, self.slots = player, slots
+
+    async def play(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
+        """Return the results of the player, in the order of the specs."""
+
+        async def alone(spec: EpisodeSpec) -> Sequence[Any]:
+            async with self.slots:
+                return await self.player.play([spec])
+
+        return [played for found in await asyncio.gather(*map(alone, specs)) for played in found]
+
+
 class AsyncCollector(Collector):
     """Plays groups on its own event loop, while the trainer's thread updates the weights.
 
@@ -240,6 +259,8 @@ class AsyncCollector(Collector):
         if routed is not None:
             engine = RoutingEngine(engine, routed.elsewhere)
         self.make_players(engine=engine, loop=self._loop)
+        self.due = OneByOne(self.due, self._slots)
+        self.greedy = self.greedy and OneByOne(self.greedy, self._slots)
 
     def state(self) -> dict[str, Any]:
         """Return the complete groups that have not trained yet, as plain values for the checkpoint."""
@@ -306,15 +327,6 @@ class AsyncCollector(Collector):
         return self._loop.submit_watched(coroutine, self.options.patience, _ADVICE)
 
     # On the event loop.
-
-    async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return the results of a player, each spec played separately when a slot is free."""
-
-        async def alone(spec: EpisodeSpec) -> Sequence[Any]:
-            async with self._slots:
-                return await player.play([spec])
-
-        return [played for found in await asyncio.gather(*map(alone, specs)) for played in found]
 
     async def _admit(self, iteration: int, last: int, groups: Sequence[int]) -> None:
         """Begin the groups of all iterations up to the last."""

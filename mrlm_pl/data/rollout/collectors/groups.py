@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -121,6 +121,7 @@ class GroupDraft:
         replaced: others that were played.
         branches: further episodes, those of replaced tasks included.
         due: whether :meth:`specs` are to be played.
+        left_out: whether the group does not train: for a failed episode, or because too few remain.
     """
 
     plan: GroupPlan
@@ -130,6 +131,7 @@ class GroupDraft:
     replaced: list[Episode] = field(default_factory=list)
     branches: list[Episode] = field(default_factory=list)
     due: bool = True
+    left_out: bool = False
     _attempt: int = 0
     _resampled: int = 0
     _round: int = 0
@@ -155,7 +157,7 @@ class GroupDraft:
         ]
 
     def take(self, episodes: Sequence[Episode]) -> None:
-        """Add the episodes that were due.
+        """Add the episodes that were due, and decide what is due next: further episodes, or another task.
 
         Raises:
             EnvironmentContractError: a further episode differs from its origin before it branches.
@@ -163,25 +165,22 @@ class GroupDraft:
         if self._further:
             self._further_rounds += 1
             self.branches += episodes
-            self._branch()
-            return
-        if self._round and not self.plan.trees:
-            for place, episode in zip(self._failed, episodes, strict=True):
-                self.replaced.append(self.episodes[place])
-                self.episodes[place] = episode
         else:
-            self.replaced += self.episodes
-            self.episodes = list(episodes)
-        self._failed = [place for place, episode in enumerate(self.episodes) if episode.failed]
-        if self._failed and self.plan.failed_members == "resample" and self._round < self.plan.member_rounds:
-            self._round += 1
-            self._resampled += len(self._failed)
-            return
-        self._round = self._further_rounds = 0
-        self._branch()
-
-    def _branch(self) -> None:
-        """Ask for the next round of further episodes; after the last, decide whether another task is due."""
+            if self._round and not self.plan.trees:
+                for place, episode in zip(self._failed, episodes, strict=True):
+                    self.replaced.append(self.episodes[place])
+                    self.episodes[place] = episode
+            else:
+                self.replaced += self.episodes
+                self.episodes = list(episodes)
+            self._failed = [place for place, episode in enumerate(self.episodes) if episode.failed]
+            if self._failed and self.plan.failed_members == "resample" and self._round < self.plan.member_rounds:
+                self._round += 1
+                self._resampled += len(self._failed)
+                return
+            self._round = self._further_rounds = 0
+            few = len(self.episodes) - len(self._failed) < self.plan.smallest_group
+            self.left_out = few or (self.plan.failed_members == "drop" and bool(self._failed))
         group = [*self.episodes, *(branch for branch in self.branches if branch.group == self.episodes[0].group)]
         played = {episode.id: episode for episode in group}
         for branch in group[len(self.episodes) :]:
@@ -194,13 +193,6 @@ class GroupDraft:
         self._attempt += 1
         again = self._attempt <= self.plan.resample_rounds
         self.due = again and (self.left_out or self.plan.silent(group))
-
-    @property
-    def left_out(self) -> bool:
-        """Return True if the group is left out: for a failed episode, or because too few remain."""
-        if self.plan.failed_members == "drop" and self._failed:
-            return True
-        return len(self.episodes) - len(self._failed) < self.plan.smallest_group
 
     def collected(self, greedy: Sequence[Episode] = ()) -> Collected:
         """Return the complete group."""
@@ -286,6 +278,13 @@ def excluded(episodes: Sequence[Episode], reason: str) -> list[Episode]:
     return [replace(episode, excluded=reason) for episode in episodes]
 
 
+class PlaysSpecs(Protocol):
+    """A player of episodes or of turn trees."""
+
+    async def play(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
+        """Return an episode for each spec, or the paths of its turn tree."""
+
+
 class Collector:
     """Plays the episodes that are due in groups, in lockstep: all decisions of a wave in one engine call.
 
@@ -297,13 +296,15 @@ class Collector:
     Attributes:
         playing: the players of episodes, once they are made.
         training: plays the episodes that train.
+        due: plays what is due in a group: ``training`` or ``trees``.
         greedy: plays the greedy episode of each group, where the algorithm compares with it.
         trees: plays turn trees, where the algorithm trains on them.
     """
 
     playing: Sequence[EpisodePlayer] = ()
     training: EpisodePlayer
-    greedy: EpisodePlayer | None
+    due: PlaysSpecs
+    greedy: PlaysSpecs | None
     trees: TreePlayer | None
 
     def __init__(self, players: Players, plan: GroupPlan, sampling: Sampling) -> None:
@@ -313,20 +314,18 @@ class Collector:
         """Make the players, with options of :meth:`Players.player`."""
         learner, sampling = self.players.learner, self.sampling
         self.training, self.greedy = self.players.player(sampling, crossed=True, **options), None
+        self.playing = [self.training]
         if learner.uses_greedy_baseline:
-            self.greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
-        self.playing = [player for player in (self.training, self.greedy) if player is not None]
+            greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
+            self.greedy, self.playing = greedy, [self.training, greedy]
         tree = learner.tree
         self.trees = None if tree is None else TreePlayer(self.training, tree.branching, self.plan.group_sizes)
-
-    async def play(self, player: EpisodePlayer | TreePlayer, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return the results of a player: an episode for each spec, or the paths of its turn tree."""
-        return await player.play(specs)
+        self.due = self.trees or self.training
 
     async def play_due(self, drafts: Sequence[GroupDraft]) -> None:
         """Play the episodes that are due in these groups once, and add them."""
         due = [draft.specs() for draft in drafts]
-        played = iter(await self.play(self.trees or self.training, [*chain.from_iterable(due)]))
+        played = iter(await self.due.play([*chain.from_iterable(due)]))
         for draft, specs in zip(drafts, due, strict=True):
             draft.take(next(played) if self.trees else [next(played) for _ in specs])
 
@@ -334,7 +333,7 @@ class Collector:
         """Return the greedy episode of each group; none where the algorithm does not use them."""
         if self.greedy is None:
             return []
-        return list(await self.play(self.greedy, [self.plan.greedy(iteration, group) for group in groups]))
+        return list(await self.greedy.play([self.plan.greedy(iteration, group) for group in groups]))
 
     def state(self) -> dict[str, Any] | None:
         """Return the groups that are played ahead, for a checkpoint; None without any."""

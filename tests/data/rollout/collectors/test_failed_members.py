@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.checks import check_kept
+from mrlm_pl.data.rollout.collection import check_kept
 from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
 from mrlm_pl.data.rollout.tasks.stream import TaskStream
 from mrlm_pl.engines import Sampling

@@ -1,0 +1,72 @@
+"""The old policy: that of the start of the updates on a rollout, and its difference from the policy that sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from mrlm_pl.engines.base import Engine, Sampling
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.losses import Correction, masked_mean, off_policy_sequence_mask
+from mrlm_pl.settings import positive
+
+
+class OldPolicy:
+    """Whose log-probabilities pi_old has, and the correction of the losses for the policy that sampled.
+
+    Args:
+        recompute: take them from the learner at the time of sampling rather than from the sampler; None: only where
+            they differ, see :func:`sampler_differs`.
+        correction: weight of the losses.
+        threshold: bound on the mean of ``log mu - log pi`` over a trajectory, above which tokens with a negative
+            advantage have no loss; None has no bound.
+
+    Attributes:
+        corrects: True if losses are corrected.
+
+    Raises:
+        ConfigurationError: a value is out of range, or the correction needs pi_old from the learner.
+    """
+
+    def __init__(self, recompute: bool | None, correction: Correction, threshold: float | None) -> None:
+        positive("", off_policy_threshold=threshold)
+        self.correction, self.threshold = correction, threshold
+        self.recompute = correction.recomputes(recompute)
+        self.corrects = correction.kind != "none" or threshold is not None
+
+    def corrected(self, losses: Tensor, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the losses [B, T] with the correction, and metrics: means over the action tokens.
+
+        Args:
+            losses: [B, T], of the tokens.
+            logp: [B, T], of the current policy.
+            rows: whose losses they are.
+        """
+        mask, metrics = rows.action_mask, {}
+        if self.correction.kind != "none":
+            weights = self.correction.weights(rows.old_logp, rows.behavior_logp, mask)
+            losses = losses * weights
+            metrics["correction_weight"] = masked_mean(weights, mask)
+        if self.threshold is not None:
+            kept = off_policy_sequence_mask(logp, rows.behavior_logp, rows.advantages, mask, self.threshold)
+            losses = losses.masked_fill(~kept, 0.0)
+            metrics["off_policy_masked"] = masked_mean(~kept, mask)
+        return losses, metrics
+
+
+def sampler_differs(samplings: Mapping[str, Sampling], precision: str | int, engine: Engine | None) -> bool:
+    """Return whether the sampler's log-probabilities differ from the learner's beyond rounding in single precision.
+
+    They do with truncated sampling, in reduced precision, and where the engine of a policy computes in another
+    precision than the learner or does not tell.
+
+    Args:
+        samplings: of the trained policies, by name.
+        precision: of the trainer.
+        engine: that sampled; None is in process, with the learner's precision.
+    """
+    learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(precision))
+    if learner is None or any(sampling.truncated for sampling in samplings.values()):
+        return True
+    return engine is not None and any(engine.precision(name) not in (None, learner) for name in samplings)
