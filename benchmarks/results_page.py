@@ -77,6 +77,13 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Four wheels, 30,000 generated tokens: [algorithms](algorithms.md#credit-of-turns).",
             tables.turn_credit,
         ),
+        "agentbench": Section(
+            "Tasks of AgentBench",
+            "A small model after its recipe, at equal generated tokens of all agents, on held-out tasks: "
+            "[shop](environments/webshop.md#measured), [graph](environments/knowledge_graph.md#measured), "
+            "[house](environments/alfworld.md#measured).",
+            tables.agentbench,
+        ),
         "team_distillation": Section(
             "A team distilled into one model",
             "A student of two specialists: [on-policy distillation](algorithms/on_policy_distillation.md).",

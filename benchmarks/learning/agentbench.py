@@ -53,11 +53,13 @@ ARMS: dict[str, tuple[type, bool]] = {
     "IPPO, team": (IPPO, True),
 }
 """Algorithm, and whether a team plays."""
+PEERS = {"GiGPO": "GRPO", "IPPO, team": "IPPO"}
+"""Arms, each with the one that it is compared with."""
 HELD_OUT = {"webshop": ("test", 0), "knowledge_graph": ("train", 1_000_000), "alfworld": ("test", 0)}
 """Split and first index of the held-out tasks."""
-BUDGET = {"webshop": 40_000, "knowledge_graph": 40_000, "alfworld": 40_000}
+BUDGET = {"webshop": 60_000, "knowledge_graph": 150_000, "alfworld": 160_000}
 """Generated tokens of a run."""
-GROUPS, GROUP_SIZE, SAMPLING, LEARNING_RATE = 8, 8, Sampling(max_tokens=64), 5e-4
+GROUPS, GROUP_SIZE, SAMPLING, LEARNING_RATE = 8, 8, Sampling(max_tokens=24), 1e-3
 EPISODES = 300
 """Episodes of an evaluation."""
 MEASURES = ("reward", "success")
@@ -141,18 +143,19 @@ def run(environment: str, arm: str, start: Path, seed: int, tokens: int) -> dict
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:
-    """Return mean and half width of each measure, by arm, and of paired differences: of the run, and to GRPO."""
+    """Return mean and half width of each measure, by arm; differences to the start and to a peer are paired by seed."""
     found: dict[str, dict[str, list[float]]] = {}
-    others = {row["seed"]: row for row in runs.get("GRPO", ())}
     for arm, rows in runs.items():
         values: dict[str, list[float]] = {}
+        peer = PEERS.get(arm, "")
+        others = {row["seed"]: row for row in runs.get(peer, ())}
         for name in MEASURES:
             for moment in ("before", "after"):
                 values[f"{name} {moment}"] = [row[moment][name] for row in rows]
             values[f"{name} gained"] = [row["after"][name] - row["before"][name] for row in rows]
-            if arm != "GRPO" and {row["seed"] for row in rows} == set(others):
+            if others and {row["seed"] for row in rows} == set(others):
                 pairs = [(row["after"], others[row["seed"]]["after"]) for row in rows]
-                values[f"{name} minus GRPO"] = [own[name] - other[name] for own, other in pairs]
+                values[f"{name} minus {peer}"] = [own[name] - other[name] for own, other in pairs]
         found[arm] = {key: [round(number, 3) for number in mean_and_half(numbers)] for key, numbers in values.items()}
     return found
 

@@ -9,8 +9,7 @@ opens a random product or leaves out an option, in the graph it often follows a 
 takes a random object. Half of the rows end after the first reply. With ``--team`` the environment's team plays, and a
 row is one agent's conversation.
 
-The fixed parts of a call and the names of things are single tokens: copying one token takes a small model
-fewer rows than copying several in order.
+The fixed parts of a call and the names of things are single tokens, so that one attention head can copy a name.
 """
 
 from __future__ import annotations
@@ -39,19 +38,22 @@ ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], dict[str, Any]]] = {
         KnowledgeGraphEnvironment,
         {"kinds": ["join", "reverse", "count"], "hops": (1, 2), "entities": 120},
     ),
-    "alfworld": (AlfWorldEnvironment, {"kinds": ["pick"], "steps": (1, 6), "list_actions": False}),
+    "alfworld": (
+        AlfWorldEnvironment,
+        {"kinds": ["pick"], "rooms": ["bathroom"], "steps": (1, 6), "list_actions": False},
+    ),
 }
-ROWS = 5000
-HURRY = 0.5
+ROWS = 4000
+HURRY = {"webshop": 0.3, "knowledge_graph": 0.5, "alfworld": 0.3}
 """Probability of an error, at each choice."""
-VOCABULARY, CONTEXT_LENGTH = 800, 1024
+CONTEXT_LENGTH = 1024
 
-CALL = re.compile(r'<tool_call>\{"name": "\w+", "arguments": \{"\w+": "|", "\w+": "|"\}\}</tool_call>')
+CALL = r'<tool_call>\{"name": "\w+", "arguments": \{"\w+": "|", "\w+": "|"\}\}</tool_call>'
 """The fixed parts of a call."""
-WORDS = r" \[[A-Z]+\] |[a-z_]+(?:[._][a-z_]+)+| ?(?![a-z_]+[._][a-z_])[A-Z]?[a-z]+|[\s\S]"
-"""Text that tokens do not cross: separators, names with dots, words, characters."""
-NAME = re.compile(r"B0[A-Z0-9]{8}|[A-Z][a-z]+ [A-Z][a-z]+(?=[],])|(?<=\ba )[a-z]+ \d+(?=[,.]| and)")
-"""Numbers of products, entities in a list, things in a house."""
+PARTS = r"Final Answer: #|Back to Search|Buy Now|Next >|< Prev|Description \[SEP\] Features \[SEP\] Reviews"
+"""Fixed parts of answers and pages."""
+WORDS = r" \[[A-Z]+\] |[a-z]+(?:[._][a-z_]+)+|\d+(?:\.\d+)?| ?(?![a-z]+[._][a-z])[A-Za-z]+|[\s\S]"
+"""Separators, names with dots, numbers, words, characters."""
 CHAT_TEMPLATE = """\
 {% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>{% endif %}
 {%- for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}
@@ -75,12 +77,12 @@ def hurried_purchase(replies: list[str], page: str, rng: Random) -> list[str]:
     """Return the replies still to give, with a random product of the page or without some options."""
     parts = page.split(" [SEP] ")
     products = [part for part in parts if _PRODUCT.fullmatch(part)]
-    if products and rng.random() < HURRY:
+    if products and rng.random() < HURRY["webshop"]:
         after = 1 + next(place for place, reply in enumerate(replies) if _PRODUCT.search(reply))
         return [written_call("click_action", value=rng.choice(products)), *replies[after:]]
     if "Buy Now" in parts[-1].partition("\n")[0]:
         values = {part.lower() for part in parts}
-        while "Buy Now" not in replies[0] and (_argument(replies[0]) not in values or rng.random() < HURRY):
+        while "Buy Now" not in replies[0] and (_argument(replies[0]) not in values or rng.random() < HURRY["webshop"]):
             replies = replies[1:]
     return replies
 
@@ -88,7 +90,7 @@ def hurried_purchase(replies: list[str], page: str, rng: Random) -> list[str]:
 def hurried_exploration(replies: list[str], observed: str, rng: Random) -> list[str]:
     """Return the replies still to give, often with a random listed relation."""
     listed = _LIST.search(observed)
-    if listed is None or '"get_neighbors"' not in replies[0] or rng.random() >= HURRY:
+    if listed is None or '"get_neighbors"' not in replies[0] or rng.random() >= HURRY["knowledge_graph"]:
         return replies
     relation = rng.choice(listed[1].split(", "))
     return [written_call("get_neighbors", variable=_argument(replies[0]), relation=relation), *replies[1:]]
@@ -97,9 +99,10 @@ def hurried_exploration(replies: list[str], observed: str, rng: Random) -> list[
 def hurried_errand(replies: list[str], observed: str, rng: Random) -> list[str]:
     """Return the replies still to give, often with a random object of those in sight."""
     take = _TAKE.search(replies[0])
-    if take is None or rng.random() >= HURRY:
+    seen = _OBJECT.findall(observed.partition("you see")[2])
+    if take is None or not seen or rng.random() >= HURRY["alfworld"]:
         return replies
-    taken = rng.choice(_OBJECT.findall(observed.partition("you see")[2]))
+    taken = rng.choice(seen)
     return [reply.replace(f" {take[1]} ", f" {taken} ") for reply in replies]
 
 
@@ -132,19 +135,35 @@ def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterato
             yield {"messages": [message.to_chat() for message in messages], "tools": schemas}
 
 
-def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of the texts' words, with the fixed parts of their calls as tokens."""
-    core = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
+def names(environment: Environment) -> str:
+    """Return a pattern of the names that the environment's observations hold and its calls repeat."""
+    if isinstance(environment, WebShopEnvironment):
+        found = {" ".join(part.split()) for part in _phrases(environment)}
+        return "|".join(re.escape(name) for name in sorted(found, key=len, reverse=True))
+    return r"[A-Z][a-z]+ [A-Z][a-z]+(?=[ ?.,\]\"])" if environment.name == "knowledge_graph" else r"[a-z]+ \d+"
+
+
+def _phrases(environment: WebShopEnvironment) -> Iterator[str]:
+    """Yield the numbers, kinds, attributes and options of the shop's products, as goals and as titles have them."""
+    for product in environment.catalog.products.values():
+        yield product.asin
+        for text in (product.query, *product.attributes):
+            yield from (text, text.title())
+        for values in product.options.values():
+            yield from values
+
+
+def build_tokenizer(texts: list[str], names: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of the texts' words, with names and the fixed parts of calls as tokens."""
+    names = rf"(?<![A-Za-z0-9])(?:{names})(?![A-Za-z0-9])"
+    words = Regex(rf"{CALL}|{PARTS}|{names}|[,:]?[ ](?={names})|{WORDS}")
+    core = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.Split(words, behavior="isolated")
     core.decoder = decoders.Fuse()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[PAD, UNKNOWN, END, *ROLE_TOKENS.values()],
-        initial_alphabet=list(CHARACTERS),
-        show_progress=False,
+    special = [PAD, UNKNOWN, END, *ROLE_TOKENS.values()]
+    core.train_from_iterator(
+        [*texts, *CHARACTERS], trainers.WordLevelTrainer(special_tokens=special, show_progress=False)
     )
-    core.train_from_iterator((NAME.sub("", CALL.sub("\n", text)) for text in texts), trainer)
-    core.add_tokens(sorted({part for text in texts for form in (CALL, NAME) for part in form.findall(text)}))
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
@@ -176,12 +195,13 @@ def main() -> None:
     rows += [{**row, "messages": row["messages"][:2]} for row in rows]  # short rows, which copy a name each
     environment.close()
     (options.output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    names = {tool["function"]["name"] for row in rows for tool in row["tools"]}
-    tokenizer = build_tokenizer(
-        [message["content"] for row in rows for message in row["messages"]] + 1000 * sorted(names)
-    )
+    tools = {tool["function"]["name"] for row in rows for tool in row["tools"]}
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    tokenizer = build_tokenizer([*texts, " ".join([*tools, *tools, ""])], names(environment))
     tokenizer.save_pretrained(options.output / "untrained")
-    config = build_config(vocab_size=len(tokenizer), max_position_embeddings=CONTEXT_LENGTH, num_hidden_layers=2)
+    # five times the usual spread of initial weights: with tied embeddings, copying a token is then learned in 400 steps
+    shape = {"num_hidden_layers": 2, "initializer_range": 0.1, "max_position_embeddings": CONTEXT_LENGTH}
+    config = build_config(vocab_size=len(tokenizer), **shape)
     config.save_pretrained(options.output / "untrained")
 
 

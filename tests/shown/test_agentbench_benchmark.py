@@ -70,9 +70,11 @@ def test_differences_are_paired_by_seed(benchmark: ModuleType) -> None:
         ]
 
     later = runs(0, 0, 0, 0.6, 0.7, 0.8)[3:]
-    found = benchmark.summary({"GRPO": runs(0.5, 0.6, 0.7), "GiGPO": runs(0.6, 0.7, 0.8)[::-1], "IPPO": later})
+    found = benchmark.summary(
+        {"GRPO": runs(0.5, 0.6, 0.7), "GiGPO": runs(0.6, 0.7, 0.8)[::-1], "IPPO": later, "IPPO, team": runs(0.5)}
+    )
     # 0.1 for every seed; the standard error of .5, .6, .7 is .1 / sqrt(3), and 4.303 its quantile
     assert found["GiGPO"]["success minus GRPO"] == [0.1, 0.0]
     assert found["GRPO"]["success after"] == [0.6, 0.248]
     assert "success minus GRPO" not in found["GRPO"]
-    assert "success minus GRPO" not in found["IPPO"], "its seeds are others"
+    assert "success minus IPPO" not in found["IPPO, team"], "its seeds are others"

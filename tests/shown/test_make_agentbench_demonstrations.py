@@ -47,14 +47,14 @@ def test_the_expert_solves_all_tasks_unless_it_is_hurried(
     environment = script.make_environment(name, team=team)
     solved = {}
     for hurry in (0.0, 0.5):
-        monkeypatch.setattr(script, "HURRY", hurry)
+        monkeypatch.setitem(script.HURRY, name, hurry)
         solved[hurry] = 0
         for index in range(EPISODES):
             task = environment.tasks("train")[index]
             rows = list(script.demonstrations(environment, task, keyed_random("demonstration", index)))
             solved[hurry] += replayed(environment, task, rows)
     assert solved[0.0] == EPISODES
-    assert 0 < solved[0.5] < 0.8 * EPISODES
+    assert 0 < solved[0.5] < EPISODES
 
 
 @pytest.mark.parametrize("name", NAMES)
