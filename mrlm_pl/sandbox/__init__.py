@@ -5,9 +5,11 @@ from mrlm_pl.sandbox.host.cell import Cell, CellEndedError
 from mrlm_pl.sandbox.host.server_process import strongest
 from mrlm_pl.sandbox.inside.grader import bound_names, unbound_names
 from mrlm_pl.sandbox.sandbox import Execution, Sandbox, running
+from mrlm_pl.sandbox.wall.confinement import MACHINE_PATH
 from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
 
 __all__ = [
+    "MACHINE_PATH",
     "Cell",
     "CellEndedError",
     "Execution",

@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
 from mrlm_pl.sandbox.host.server_process import ServerProcess, server, strongest
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
-from mrlm_pl.sandbox.wall.confinement import HOME, SYSTEM_FOLDERS, CellSettings
+from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
 from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
 from mrlm_pl.settings import at_least, positive
 
@@ -172,7 +172,7 @@ class Sandbox:
         return done
 
     def copy_files(self, source: Cell, target: Cell) -> bool:
-        """Make the private folders of a system hold what those of another one do; both need namespaces.
+        """Make the private folders of a system hold those of another one; both need namespaces.
 
         False, with nothing copied, where that is more than 32 MiB, or 4 MiB packed.
 
@@ -181,12 +181,12 @@ class Sandbox:
         """
         deadline = time.monotonic() + STARTUP_SECONDS
         try:
-            reply = source.request({"operation": "pack", "roots": SYSTEM_FOLDERS}, deadline)
+            reply = source.request({"operation": "pack", "roots": ["/"]}, deadline)
             if reply.get("kind") == "ValueError":
                 return False
             if "ok" not in reply:
                 raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
-            message = {"operation": "unpack", "roots": SYSTEM_FOLDERS, "text": reply["ok"]}
+            message = {"operation": "unpack", "roots": ["/"], "text": reply["ok"]}
             done = target.request(message, deadline)
         except CellEndedError as ended:
             raise SandboxError(f"a system ended while its files were copied ({ended.ending})") from ended

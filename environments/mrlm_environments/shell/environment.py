@@ -26,7 +26,7 @@ from mrlm_pl.environment.tools import (
     written_call,
 )
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
+from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,8 @@ class ShellEnvironment(SingleAgentEnvironment):
     """A question about a system, or a change to make to it, with ``bash`` as the tool.
 
     The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
-    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, and
-    private writable folders (``/home``, ``/var``, ``/tmp``, ``/root``, ``/srv``, ``/opt``) that last for the episode;
-    it has no network.
+    ``answer_action(answer)`` and ``finish_action()``. The system has the programs of this machine, read-only, in a
+    private file system that is writable elsewhere and lasts for the episode; it has no network.
 
     Answers are compared with the output of the reference solution on a copy of the system that is made before the agent
     acts. So set-ups may be random, and the agent cannot change the expected answer.
@@ -132,7 +131,7 @@ class ShellEnvironment(SingleAgentEnvironment):
                 return None
             replies = [written_call("answer_action", answer=str(data["match"]["answer"]))]
         elif data["checks"][0] is None:
-            outputs = {self._expected_of(data) for _ in range(2)}
+            outputs = {self._expected_of(data) for _ in range(3)}
             if len(outputs) > 1:
                 return None  # a random set-up: the right answer is known within an episode only
             replies = [written_call("answer_action", answer=outputs.pop().strip())]
@@ -229,7 +228,8 @@ class ShellEnvironment(SingleAgentEnvironment):
             return None
         name = ["--"] if check["language"] == "bash" else []
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]
-        return self._script(self._cell, f"{_CHECKERS[check['language']]} {' '.join(words)} {_NO_ERRORS}")
+        command = f"PATH={MACHINE_PATH}:$PATH {_CHECKERS[check['language']]} {' '.join(words)} {_NO_ERRORS}"
+        return self._script(self._cell, command)
 
     def _expected_of(self, data: Mapping[str, Any]) -> str:
         """Return the reference's output on a system of its own."""

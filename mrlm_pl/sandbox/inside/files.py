@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import stat
 import zlib
 from collections.abc import Iterable
@@ -93,14 +92,19 @@ class Files:
 def pack(roots: Iterable[str]) -> str:
     """Return all that is in folders, as a text: folders, files, links and pipes, with their modes and times.
 
+    Mounted file systems in them are left out.
+
     Raises:
         ValueError: the files hold more than ``MAX_PACKED_BYTES``.
     """
     packed: list[list[Any]] = []
     waiting, size = list(roots), 0
+    devices = {os.lstat(root).st_dev for root in waiting}
     while waiting:
         path = waiting.pop()
         status = os.lstat(path)
+        if status.st_dev not in devices:
+            continue
         mode, content = status.st_mode & 0o7777, ""
         kind = stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFLNK:
@@ -127,13 +131,7 @@ def pack(roots: Iterable[str]) -> str:
 def unpack(roots: Iterable[str], text: str) -> None:
     """Make folders hold what :func:`pack` found in the same ones, and nothing else."""
     for root in roots:
-        os.chmod(root, 0o700)
-        for folder, inner, _ in os.walk(root):
-            for name in inner:  # before they are looked into
-                if not os.path.islink(os.path.join(folder, name)):
-                    os.chmod(os.path.join(folder, name), 0o700)
-        for entry in os.scandir(root):
-            shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
+        _clear(root, os.lstat(root).st_dev)
     packed = json.loads(zlib.decompress(base64.b64decode(text)))
     for path, kind, _, _, _, content in packed:
         if kind == stat.S_IFDIR:
@@ -149,6 +147,20 @@ def unpack(roots: Iterable[str], text: str) -> None:
         if kind != stat.S_IFLNK:
             os.chmod(path, mode)
         os.utime(path, ns=(accessed, modified), follow_symlinks=False)
+
+
+def _clear(folder: str, device: int) -> None:
+    """Remove the content of a folder, except for mounted file systems and the folders that lead to them."""
+    os.chmod(folder, 0o700)
+    for entry in os.scandir(folder):
+        if entry.stat(follow_symlinks=False).st_dev != device:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _clear(entry.path, device)
+            with suppress(OSError):  # it is a mount, or holds one
+                os.rmdir(entry.path)
+        else:
+            os.remove(entry.path)
 
 
 def _content(path: str, mode: int) -> bytes:

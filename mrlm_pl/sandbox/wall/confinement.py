@@ -28,7 +28,7 @@ OPEN_FILES, SHELL_OPEN_FILES = 64, 128
 BOX = "/box"
 HOME = "/home/student"
 SYSTEM_FOLDERS = ("/home", "/root", "/tmp", "/var", "/srv", "/opt")
-"""Folders that a shell finds writable, private and empty."""
+"""Folders that a shell finds private and empty, whatever the machine holds in them."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -48,6 +48,21 @@ _ETC = {
 }
 """Files of the system folder that a shell finds: of no real system."""
 
+OWN_PROGRAMS = "/usr/local/bin"
+"""Where scripts put programs of their own, beside links to those of the machine."""
+
+MACHINE_PATH = "/usr/local/.bin:/usr/bin:/bin"
+"""Folders of the machine's programs, which no script can replace."""
+
+_NEVER_THEIRS = {
+    **{f"{folder}/pyvenv.cfg": "/dev/null" for folder in ("", "/usr", "/usr/local")},
+    **{f"/usr/local/{folder}": "/old" for folder in ("lib", "lib64")},
+}
+"""Places in which Python looks for its library and its start-up modules: something empty where the machine has none."""
+
+_LOG = "2024-01-01 00:00:00 startup archives unpack\n"
+"""Content of the one log file of a shell's system."""
+
 _DESCRIPTORS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 _READ_ONLY = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -65,7 +80,7 @@ class CellSettings:
         disk_mb: what its private folder may hold, in MiB.
         files: how many files it may hold.
         processes: processes and threads; 1 allows threads but no process.
-        shell: it runs scripts: programs may be started, and the folders of a system are writable.
+        shell: it runs scripts: programs may be started, and all but the machine's folders is writable.
         folders: further ones that it may read, of packages.
     """
 
@@ -182,30 +197,63 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     own_processes = cell.shell and _show_own_processes()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     syscalls.map_identity(INNER_USER, INNER_USER, INNER_USER, INNER_USER)
-    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={cell.files},mode=700")
-    writable = [BOX]
-    if cell.shell:
-        for folder in SYSTEM_FOLDERS:
-            os.makedirs(BOX + folder)
-            syscalls.mount(BOX + folder, folder, None, syscalls.MS_BIND)
-        for folder in (HOME, "/var/log", "/var/tmp"):
-            os.makedirs(folder, exist_ok=True)
-        writable = list(SYSTEM_FOLDERS)
+    mode = 755 if cell.shell else 700
+    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={cell.files},mode={mode}")
     if own_processes:
         # This process is none of theirs to see: its descriptors lead to the trainer.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     else:  # unmounting /proc is refused here, as it was mounted outside; so it is covered
         syscalls.mount("none", "/proc", "tmpfs", syscalls.MS_RDONLY | syscalls.MS_NOEXEC | _SAFE, "size=4k,nr_inodes=2")
+    if cell.shell:
+        _enter_own_root()
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
     _limit(cell, cell.processes)
-    if cell.shell:
-        system = [*_ETC, *(["/proc"] if own_processes else [])]
-        _close_file_system(cell, writable, system, list_names=["/"])  # the root is private, so its names are no secret
-    else:
-        _close_file_system(cell, writable)
+    _close_file_system(cell, ["/"] if cell.shell else [BOX])  # what a shell's root holds of the machine is read-only
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     seccomp.install(_filter_in_namespaces(cell.shell))
+
+
+def _enter_own_root() -> None:
+    """Make the private disk the root, with the folders of the present one in it, read-only where they are.
+
+    Every folder and link that leads to programs is a mount, which can be neither removed nor replaced: checks run these
+    programs after the scripts.
+    """
+    for folder in (*SYSTEM_FOLDERS, HOME, "/var/log", "/var/tmp", OWN_PROGRAMS):
+        os.makedirs(BOX + folder, exist_ok=True)
+    with open(f"{BOX}/var/log/dpkg.log", "w") as file:
+        file.write(_LOG)
+    for folder in ("/usr", "/usr/local"):
+        syscalls.mount(BOX + folder, BOX + folder, None, syscalls.MS_BIND)
+    shown = {path: path for folder in ("/", "/usr", "/usr/local") for path in _entries(folder)}
+    shown["/usr/local/.bin"] = shown.pop(OWN_PROGRAMS, "/old")
+    for path in _entries(OWN_PROGRAMS):
+        os.symlink(f"../.bin/{os.path.basename(path)}", BOX + path)
+    for place, path in (_NEVER_THEIRS | shown).items():
+        if place not in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
+            _show(path, place)
+    syscalls.mount(None, f"{BOX}/proc", None, _READ_ONLY | syscalls.MS_NOEXEC)
+    os.chdir(BOX)
+    syscalls.pivot_root(".", ".")  # the old root is put over the new one
+    syscalls.detach(".")
+
+
+def _entries(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in os.listdir(folder)] if os.access(folder, os.R_OK) else []
+
+
+def _show(path: str, place: str) -> None:
+    """Mount a file or folder, or the folder of programs that a link leads to, at a place of the root to be."""
+    target = BOX + place
+    if os.path.islink(path) and not os.path.realpath(path).startswith("/usr/"):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
 
 
 def _filter_in_namespaces(shell: bool) -> Filter:
@@ -274,15 +322,12 @@ def _end_with_parent(cell: CellSettings) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM if cell.shell else signal.SIGKILL)
 
 
-def _close_file_system(
-    cell: CellSettings, writable: Iterable[str], system: Iterable[str] = (), list_names: Iterable[str] = ()
-) -> None:
+def _close_file_system(cell: CellSettings, writable: Iterable[str]) -> None:
     programs = [*_program_folders(), *cell.folders]
-    readable = [*_DEVICES, *system]
     if cell.shell:
-        landlock.restrict(readable, ["/dev/null"], programs, write_and_execute=writable, list_names=list_names)
+        landlock.restrict(_DEVICES, ["/dev/null"], programs, write_and_execute=writable)
     else:
-        landlock.restrict(read=[*programs, *readable], write=[*writable, "/dev/null"], execute=())
+        landlock.restrict(read=[*programs, *_DEVICES], write=[*writable, "/dev/null"], execute=())
 
 
 def _become_cell_user(cell: CellSettings, folder: str) -> bool:

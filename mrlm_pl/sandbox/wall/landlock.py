@@ -32,7 +32,6 @@ def restrict(
     write: Iterable[str],
     execute: Iterable[str],
     write_and_execute: Iterable[str] = (),
-    list_names: Iterable[str] = (),
 ) -> None:
     """Close the file system except for these paths, TCP, and abstract sockets and processes outside, for good.
 
@@ -41,7 +40,6 @@ def restrict(
         write: those that may be read, written, made and removed in, but not executed.
         execute: those that may be read and executed.
         write_and_execute: those of which all of this may be done.
-        list_names: folders whose names of files may be read, with all folders below, and nothing else of them.
 
     Raises:
         OSError: the kernel refuses.
@@ -58,7 +56,6 @@ def restrict(
     rules = _ruleset(fields)
     writing = handled & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL)
     rights = {
-        **dict.fromkeys(list_names, _READ_DIR),
         **dict.fromkeys(read, _READ_FILE | _READ_DIR),
         **dict.fromkeys(execute, _READ_FILE | _READ_DIR | _EXECUTE),
     }

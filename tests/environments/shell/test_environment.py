@@ -201,6 +201,67 @@ def test_scripts_find_what_a_system_has() -> None:
     assert seen(shown) == ["out\nin\nfd"]
 
 
+def test_scripts_write_everywhere_except_into_folders_of_the_machine() -> None:
+    made = "echo 7 > /usr/.log; mkdir /data; echo x > /testfile; cat /usr/.log; ls / | grep -cx -e data -e testfile"
+    (shown,) = play([bash(made)])
+    assert seen(shown) == ["7\n2"]
+    places = "/usr/bin /usr/lib /usr/local/lib /usr/local/.bin /usr/share /bin /lib /etc /dev /proc"
+    (shown,) = play([bash(f"for place in {places}; do (: > $place/new) 2> /dev/null && echo $place; done")])
+    assert seen(shown) == ["[exit status 1]"]
+    (shown,) = play([bash("ls -d /usr/.log /data /testfile 2> /dev/null | wc -l")])
+    assert seen(shown) == ["0"], "another system"
+    assert not os.path.lexists("/usr/.log")
+    assert not os.path.lexists("/testfile")
+
+
+def test_a_command_of_the_agent_is_found_in_the_path() -> None:
+    made = "printf '#!/bin/bash\\necho $(($*))' > calc; chmod +x calc; mv calc /usr/local/bin/"
+    row = checked({"language": "bash", "code": '[ "$(calc "6 * 7")" = 42 ]'})
+    assert solved([bash(made), FINISH], row)
+    assert not solved([bash("ls"), FINISH], row)
+
+
+def test_a_random_setup_in_a_folder_of_the_system_is_compared_with_its_own_reference() -> None:
+    example = "awk '{s += $1} END {print s}' /usr/numbers.log /n/1"
+    row = {
+        "description": "What is the sum of /usr/numbers.log and /n/1?",
+        "create": {"init": "mkdir /n; echo $RANDOM > /n/1; for _ in 1 2 3; do echo $RANDOM >> /usr/numbers.log; done"},
+        "evaluation": {"check": [None, {"file": "integer-match"}], "example": example},
+    }
+    environment = ShellEnvironment()
+    environment.reset(task_of(row))
+    printed = seen(environment.step({"agent": Message("assistant", bash(example))}))[0]
+    assert environment.step({"agent": Message("assistant", answer(printed))}).success, printed
+
+
+REPLACEMENTS = """
+library=~/fake/lib/$(python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+mkdir -p ~/fake/bin $library/lib-dynload; touch $library/os.py
+echo 'import posix; posix._exit(0)' | tee $library/encodings.py ~/sitecustomize.py > /usr/local/sitecustomize.py
+for place in / /usr /usr/bin /usr/local; do echo "home = $HOME/fake/bin" > $place/pyvenv.cfg; done
+printf '#!/bin/sh\\nexit 0\\n' | tee /usr/local/bin/python3 /usr/local/bin/test > ~/bash
+chmod +x ~/bash /usr/local/bin/*
+echo ~/fake/evil.so > /etc/ld.so.preload
+for place in /usr /usr/bin /usr/lib /usr/local /bin /lib /lib64 /etc; do mv $place $place.old; rm -f $place; done
+cp ~/bash /bin/bash; ln -sf ~/bash /bin/sh
+"""
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        {
+            "language": "python",
+            "code": "import os, sys; sys.exit(0 if os.path.exists(os.environ['HOME'] + '/x') else 1)",
+        },
+        {"language": "bash", "code": "python3 -c 'import os; assert os.path.exists(\"x\")' && test -e x"},
+    ],
+)
+def test_checks_run_the_machines_own_programs(check: dict[str, str]) -> None:
+    assert not solved([bash(REPLACEMENTS), FINISH], checked(check), sandbox=PATIENT)
+    assert solved([bash(f"{REPLACEMENTS}touch ~/x"), FINISH], checked(check), sandbox=PATIENT)
+
+
 def test_files_last_and_scripts_share_nothing_else() -> None:
     steps = play([bash("cd /tmp; export A=1; echo x > ~/kept"), bash('echo "$A$(pwd)"; cat ~/kept'), bash("exit 7")])
     assert seen(steps[0]) == ["[no output]"]

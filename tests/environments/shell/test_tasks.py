@@ -185,7 +185,4 @@ def test_references_of_agentbench_are_right(path: Path) -> None:
             failed.append(task.data["description"])
     environment.close()
     assert len(tasks) == len(rows_of(path))
-    # It adds up the sizes of the files in /var/log, which is empty: its reference prints nothing, which is never right.
-    known = 'You need to find the total disk space used by all ".log" files in the "/var/log" directory and its '
-    assert [text for text in failed if not text.startswith(known)] == []
-    assert len(failed) == 1
+    assert failed == []

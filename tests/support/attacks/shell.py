@@ -48,7 +48,7 @@ SHELL = {
     "shell_writes_etc": ("writing", "echo x > /etc/written-@TOKEN@ && rm /etc/written-@TOKEN@ && echo SUCC''EEDED"),
     "shell_writes_usr": (
         "writing",
-        "for place in /usr/bin /usr/lib /usr/local; do"
+        "for place in /usr/bin /usr/lib /usr/local/lib /usr/share /bin /lib; do"
         " touch $place/written-@TOKEN@ && rm $place/written-@TOKEN@ && echo SUCC''EEDED; done",
     ),
     "shell_writes_outside": ("writing", "echo x > @OUTSIDE@/from-bash && echo SUCC''EEDED"),
