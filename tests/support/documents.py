@@ -125,6 +125,7 @@ def stopped_before_work() -> Iterator[None]:
     Commands of the trainer stop before their classes are built, all others when their parser returns. The parsers of a
     stage of the trainer are built once.
     """
+    from jsonargparse._typehints import ActionTypeHint
     from lightning.pytorch.cli import LightningCLI
 
     from mrlm_pl.cli.commands.fit import RunCommand
@@ -150,6 +151,7 @@ def stopped_before_work() -> Iterator[None]:
 
     with (
         mock.patch.object(RunCommand, "setup_parser", setup_once),
+        mock.patch.object(ActionTypeHint, "add_sub_defaults"),  # half of the time, for the defaults of nested classes
         mock.patch.object(CommandParser, "parse_args", parse_short),
         mock.patch.object(argparse.ArgumentParser, "parse_args", parse_plain),
         mock.patch.object(LightningCLI, "instantiate_classes", side_effect=WorkBegins),
