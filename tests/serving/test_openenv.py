@@ -123,7 +123,7 @@ def test_a_reply_that_is_no_action_earns_nothing_and_says_why(export: Callable[.
     assert '"required": ["message"]' in first[-1].content
     assert [step.rewards["agent"] for step in steps] == [0.0, 0.0, -0.3, 0.0]
     assert [step.metrics["invalid"] for step in steps] == [1.0, 1.0, 0.0, 1.0]
-    assert "not JSON" in steps[0].observations["agent"][0].content
+    assert "not a JSON object" in steps[0].observations["agent"][0].content
     assert 'give {"message": TEXT}' in steps[1].observations["agent"][0].content
     assert (steps[3].done, steps[3].truncated, steps[3].stop_reason) == (True, True, "max_turns")
 

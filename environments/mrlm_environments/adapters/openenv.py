@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_pl.concurrency.backoff import Backoff
@@ -73,7 +75,7 @@ class OpenEnvEnvironment(Environment):
         # Without a file no token is sent: MRLM_TOKEN is not meant for servers of others.
         self._headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         self._tasks = DataTasks(self.name, data, "stop")
-        self._link: _Link | None = None
+        self._disconnect: Callable[[], object] = lambda: None
 
     def tasks(self, split: str) -> TaskSource:
         """Return the rows of the data, or seeds without end; see :meth:`Environment.tasks`."""
@@ -94,9 +96,9 @@ class OpenEnvEnvironment(Environment):
         while True:
             self.close()
             self._link = link = _Link(self.url, self._headers, self.message_seconds, self.message_mb)
-            self._dropped = weakref.finalize(self, lambda link: submit(link.close()), link)
+            self._disconnect = weakref.finalize(self, lambda link: submit(link.close()), link)
             try:
-                found = await link.run(link.ask("reset", task.data))
+                found = await link.ask("reset", task.data)
                 break
             except FullServerError:
                 if not await waiting.pause():
@@ -105,7 +107,7 @@ class OpenEnvEnvironment(Environment):
             raise RemoteError(f"openenv: {self.url} ends the episode at its reset of {dict(task.data)}")
         shown = [Message("system", self.system_prompt)] * bool(self.system_prompt) + self._shown(found)
         if self.action in ("", "json"):
-            schema = await link.run(link.schema())
+            schema = (await link.ask("schema"))["action"]
             self._form = self.action or _only_text(schema) or "json"
             if self._form == "json":
                 shown.append(Message("user", f"Reply with one JSON object of this schema: {json.dumps(schema)}"))
@@ -117,12 +119,10 @@ class OpenEnvEnvironment(Environment):
         Raises:
             RemoteError: the server does not answer, or its environment raised an error.
         """
-        link, fault = self._link, ""
-        assert link is not None
         self._turn += 1
-        agent, text = self.agents[0], actions[self.agents[0]].content
+        ((agent, action),), fault = actions.items(), ""
         try:
-            found = await link.run(link.ask("step", _object(text) if self._form == "json" else {self._form: text}))
+            found = await self._link.ask("step", _fields(action.content, self._form))
         except InvalidActionError as error:
             found, fault = {"observation": {}}, f"This is no valid action: {error}"
         seen, done = found["observation"], bool(found.get("done"))
@@ -140,9 +140,7 @@ class OpenEnvEnvironment(Environment):
 
     def close(self) -> None:
         """Close the connection; see :meth:`Environment.close`."""
-        if self._link is not None:
-            self._dropped()
-            self._link = None
+        self._disconnect()
 
     def _shown(self, found: Mapping[str, Any]) -> list[Message]:
         """Return an observation as messages."""
@@ -170,62 +168,48 @@ class _Link:
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float, megabytes: int) -> None:
         self.url, self.headers, self.seconds, self.size = url, headers, seconds, megabytes * MEBIBYTE
         self._session: aiohttp.ClientSession | None = None
-        self._reading: asyncio.Future[None] | None = None
-        self._answers: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue()
 
-    async def run(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """Return the result of :meth:`ask` or :meth:`schema`.
-
-        Raises:
-            RemoteError: there is none within the deadline.
-        """
-        try:
-            return await asyncio.wrap_future(submit(asyncio.wait_for(work, self.seconds)))
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, LookupError) as error:
-            told = str(error) or f"no answer within {self.seconds:g} s"
-            raise RemoteError(f"openenv: {self.url}: {type(error).__name__}: {told}") from error
-
-    async def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the server's actions."""
-        assert self._session is not None
-        async with self._session.get(f"{self.url}/schema") as answer:
-            answer.raise_for_status()
-            return dict((await answer.json())["action"])
-
-    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message and return the data of the answer.
+    async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a message, or get the page ``schema``, and return the data of the answer.
 
         Raises:
             InvalidActionError: the server rejects the action as invalid.
             FullServerError: it has no room for a session.
-            RemoteError: it ends the connection, or answers with another error.
+            RemoteError: it does not answer within the deadline, ends the connection, or answers with another error.
         """
+        asked = self._page(kind) if data is None else self._answer({"type": kind, "data": dict(data)})
+        try:
+            return dict(await asyncio.wrap_future(submit(asyncio.wait_for(asked, self.seconds))))
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, TypeError, LookupError) as error:
+            told = str(error) or f"no answer within {self.seconds:g} s"
+            raise RemoteError(f"openenv: {self.url}: {type(error).__name__}: {told}") from error
+
+    async def _page(self, name: str) -> Any:
+        async with aiohttp.ClientSession(headers=self.headers, raise_for_status=True) as session:
+            return await (await session.get(f"{self.url}/{name}")).json()
+
+    async def _answer(self, sent: Mapping[str, Any]) -> Any:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self.headers)
             self._socket = await self._session.ws_connect(f"{self.url}/ws", max_msg_size=self.size, heartbeat=20.0)
-            self._reading = asyncio.ensure_future(self._read())
-        await self._socket.send_json({"type": kind, "data": dict(data)})
-        message = await self._answers.get()
+            self._next = asyncio.ensure_future(self._socket.receive())
+        await self._socket.send_json(sent)
+        message = await self._next
+        # Receive also while the agent decides: a server ends a connection that does not answer its pings.
+        self._next = asyncio.ensure_future(self._socket.receive())
         if not isinstance(message.data, str):
             raise RemoteError(f"openenv: {self.url} ended the connection: {message.type.name} {message.data}")
-        answer = message.json()
-        if answer["type"] == "error":
-            told = f"{answer['data'].get('message')} {answer['data'].get('errors') or ''}".strip()
-            if kind == "step" and answer["data"].get("code") == "VALIDATION_ERROR":
-                raise InvalidActionError(told)
-            failure = FullServerError if answer["data"].get("code") == "CAPACITY_REACHED" else RemoteError
-            raise failure(f"openenv: {self.url} answers {kind!r} with {answer['data'].get('code')}: {told}")
-        return dict(answer["data"])
-
-    async def _read(self) -> None:
-        """Receive also while the agent decides: a server ends a connection that does not answer its pings."""
-        while not self._socket.closed:
-            self._answers.put_nowait(await self._socket.receive())
+        kind, data = (answer := message.json())["type"], answer["data"]
+        if kind != "error":
+            return data
+        code, told = data.get("code"), f"{data.get('message')} {data.get('errors') or ''}".strip()
+        if sent["type"] == "step" and code == "VALIDATION_ERROR":
+            raise InvalidActionError(told)
+        failure = FullServerError if code == "CAPACITY_REACHED" else RemoteError
+        raise failure(f"openenv: {self.url} answers {sent['type']!r} with {code}: {told}")
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._reading is not None:
-            self._reading.cancel()
         if self._session is not None:
             await self._session.close()
 
@@ -236,22 +220,19 @@ def _only_text(schema: Mapping[str, Any]) -> str | None:
     return required[0] if len(required) == 1 and schema["properties"][required[0]].get("type") == "string" else None
 
 
-def _object(reply: str) -> dict[str, Any]:
-    """Return the JSON object in a reply, which may stand in a fenced block.
+def _fields(reply: str, form: str) -> dict[str, Any]:
+    """Return the fields of the action that a reply is: of its JSON object, which may stand in a fenced block, or one.
 
     Raises:
-        InvalidActionError: it is none.
+        InvalidActionError: the form is ``json``, and the reply is no JSON object.
 
-    >>> _object('```json\\n{"move": 3}\\n```')
-    {'move': 3}
+    >>> _fields('```json\\n{"move": 3}\\n```', "json"), _fields("up", "move")
+    ({'move': 3}, {'move': 'up'})
     """
-    text = reply.strip()
-    if text.startswith("```") and text.endswith("```"):
-        text = text[3:-3].removeprefix("json")
+    if form != "json":
+        return {form: reply}
+    fenced = re.fullmatch(r"\s*```(?:json)?(.*)```\s*", reply, re.DOTALL)
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidActionError(f"it is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise InvalidActionError("it is not a JSON object")
-    return found
+        return msgspec.json.decode(fenced[1] if fenced else reply, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidActionError(f"it is not a JSON object: {error}") from error
