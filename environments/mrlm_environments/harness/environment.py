@@ -1,4 +1,4 @@
-"""A user's program with one agent or several, played as an environment through an OpenAI-compatible endpoint."""
+"""A user's program with one agent or several, played as an environment through an endpoint for its calls."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mrlm_pl.settings import at_least, positive
 
 
 class HarnessEnvironment(QuestionEnvironment):
-    """Runs a program for each row of a data set; its calls of OpenAI's API are the turns of its agents.
+    """Runs a program for each row of a data set; its calls of OpenAI's or Anthropic's API are its agents' turns.
 
     The program finds the endpoint and its key in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, which OpenAI's client
-    reads. The name of the model chooses the agent of a call, or the key does: ``KEY.AGENT``. Each call is a turn
-    sampled by the run's engine with the run's sampling. Several agents may call at once; calls of one agent are
-    answered one after another.
+    reads, and in ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, which Anthropic's does. The name of the model
+    chooses the agent of a call, or the key does: ``KEY.AGENT``. Each call is a turn sampled by the run's engine with
+    the run's sampling. Several agents may call at once; calls of one agent are answered one after another.
 
     The episode ends with the program. Its rewards are those of ``rewards``, called with the program's output and the
     row; those posted to ``$MRLM_EPISODE_URL/reward`` as JSON by agent, at any time, for each agent's latest turn; and

@@ -55,6 +55,8 @@ class Endpoint:
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.key,
             "MRLM_EPISODE_URL": self.url,
             "NO_PROXY": direct,
             "no_proxy": direct,

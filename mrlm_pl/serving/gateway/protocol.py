@@ -1,7 +1,7 @@
 """OpenAI's protocol: requests as calls, replies as JSON or server-sent events, and errors in its form.
 
-Covers ``/v1/chat/completions`` and ``/v1/responses``. Every parameter is served, has no effect on the reply, has the
-protocol's default value, or is refused by name.
+Covers ``/v1/chat/completions`` and ``/v1/responses``; :mod:`~mrlm_pl.serving.gateway.messages` has ``/v1/messages``.
+Every parameter is served, has no effect on the reply, has the protocol's default value, or is refused by name.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _SERVED: Mapping[str, set[str]] = {
     "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream"},
     "responses": {"model", "input", "instructions", "tools", "max_output_tokens", "stream"},
+    "messages": {"model", "messages", "tools", "max_tokens", "stop", "stream"},
 }
 _ROLES = {"developer": "system"}
 _TEXT = ("text", "input_text", "output_text", "refusal")
@@ -74,7 +75,6 @@ class Call:
     """A request for one reply or several.
 
     Args:
-        form: of the request and its reply.
         model: as the request names it.
         prompt: the conversation.
         count: number of replies.
@@ -82,7 +82,6 @@ class Call:
         usage: end a stream with the number of tokens.
     """
 
-    form: Literal["chat", "responses"]
     model: str
     prompt: Prompt
     count: int = 1
@@ -91,7 +90,7 @@ class Call:
     replies: list[Reply] = field(default_factory=list)
 
 
-def read_call(form: Literal["chat", "responses"], body: Any, ignore: Sequence[str]) -> Call:
+def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore: Sequence[str]) -> Call:
     """Return the call that a request's JSON makes.
 
     Args:
@@ -120,13 +119,12 @@ def read_call(form: Literal["chat", "responses"], body: Any, ignore: Sequence[st
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
         raise _fault(f"stop is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts", "stop")
-    messages = _chat_messages(body.get("messages")) if form == "chat" else _response_messages(body)
+    messages = _response_messages(body) if form == "responses" else _chat_messages(body.get("messages"))
     count = _whole("n", body.get("n") or 1, 1)
     if count > MOST_REPLIES:
         raise _fault(f"n is {count}; it must be at most {MOST_REPLIES}", "n")
     options = body.get("stream_options") or {}
     return Call(
-        form,
         str(body.get("model", "")),
         Prompt(messages, _tools(body.get("tools") or ()), limit, tuple(stops)),
         count,
@@ -174,9 +172,9 @@ def chat_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], st
             item["index"] = number
         for part, end in ((delta, None), ({}, reason)):
             choice = {"index": place, "delta": part, "finish_reason": end, "logprobs": None}
-            yield _event(head | {"choices": [choice]})
+            yield event_text(head | {"choices": [choice]})
     if call.usage:
-        yield _event(head | {"choices": [], "usage": _usage(call)})
+        yield event_text(head | {"choices": [], "usage": _usage(call)})
     yield "data: [DONE]\n\n"
 
 
@@ -254,7 +252,12 @@ def responses_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...
         events.append({"type": "response.output_item.done", "output_index": place, "item": item})
     events.append({"type": f"response.{body['status']}", "response": body})
     for number, event in enumerate(events):
-        yield f"event: {event['type']}\n" + _event(event | {"sequence_number": number})
+        yield f"event: {event['type']}\n" + event_text(event | {"sequence_number": number})
+
+
+def event_text(data: Mapping[str, Any]) -> str:
+    """Return the data of a server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def _chat_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
@@ -274,10 +277,6 @@ def _envelope(call: Call, id: str, kind: str) -> dict[str, Any]:
 def _usage(call: Call) -> dict[str, int]:
     prompt, tokens = call.replies[0].prompt_tokens, sum(reply.tokens for reply in call.replies)
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-
-
-def _event(data: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
 
 
 def _chat_messages(given: Any) -> tuple[Message, ...]:

@@ -12,12 +12,14 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.errors import ProgramError, RemoteError
+from mrlm_pl.serving.gateway.messages import messages_body, messages_error, messages_events, read_messages
 from mrlm_pl.serving.gateway.programs import Endpoint
 from mrlm_pl.serving.gateway.protocol import (
     Call,
@@ -28,7 +30,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_body,
     responses_events,
 )
-from mrlm_pl.serving.gateway.session import LEFT, Served, Session, ended
+from mrlm_pl.serving.gateway.session import LEFT, Session, ended
 from mrlm_pl.serving.transport.security import read_token
 
 T = TypeVar("T")
@@ -38,11 +40,18 @@ REMEMBERED = 10_000
 """Most ended episodes whose keys are distinguished from wrong ones."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_FORMS: dict[str, tuple[Callable[..., Call], Callable[..., dict[str, Any]], Callable[..., Iterator[str]]]] = {
+    "/v1/chat/completions": (partial(read_call, "chat"), chat_body, chat_events),
+    "/v1/responses": (partial(read_call, "responses"), responses_body, responses_events),
+    "/v1/messages": (read_messages, messages_body, messages_events),
+}
+"""How the calls of each address are read, answered and streamed."""
+
 logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """An OpenAI-compatible endpoint for the episodes of a process; copies of an environment share it.
+    """An endpoint of OpenAI's and Anthropic's protocols for a process's episodes; copies of an environment share it.
 
     It listens from the first episode on, until :meth:`rest` finds none.
 
@@ -178,8 +187,7 @@ class Gateway:
         app = web.Application(client_max_size=BODY_MB << 20)
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._answering(self._chat)),
-                web.post("/v1/responses", self._answering(self._responses)),
+                *(web.post(path, self._answering(self._call)) for path in _FORMS),
                 web.get("/v1/models", self._answering(self._models)),
                 web.post("/episodes", self._answering(self._open)),
                 web.post("/episodes/{id}/reward", self._answering(self._reward)),
@@ -206,14 +214,12 @@ class Gateway:
                     self.counts[error.code] += 1
                     if self.counts[error.code] == 1 and error.code != LEFT:
                         logger.warning("the gateway refused a call that belongs to no episode: %s", error)
-                return web.json_response(error.body(), status=error.status)
+                return _refusal(request, error)
             except (ConnectionResetError, web.HTTPException):
                 raise
             except Exception as error:
                 logger.exception("a call failed in the gateway")
-                return web.json_response(
-                    ProtocolError(500, "internal", f"{type(error).__name__}: {error}").body(), status=500
-                )
+                return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))
 
         return answer
 
@@ -237,25 +243,19 @@ class Gateway:
         text = f"there is no agent {named!r:.60}; name one as the model or in the key: {', '.join(session.agents)}"
         raise ProtocolError(404, "model_not_found", text, "model")
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._call(request, "chat")
-
-    async def _responses(self, request: web.Request) -> web.StreamResponse:
-        return await self._call(request, "responses")
-
-    async def _call(self, request: web.Request, form: Literal["chat", "responses"]) -> web.StreamResponse:
+    async def _call(self, request: web.Request) -> web.StreamResponse:
+        read, body, events = _FORMS[request.path]
         key = _key(request)
         session = self._session(key)
-        call = read_call(form, await _body(request), session.ignore)
+        call = read(await _body(request), session.ignore)
         served = await session.ask(self._agent(key, session, call.model), call)
         name = secrets.token_hex(12)
         try:
             if call.stream:
-                return await _stream(request, call, served, name)
+                return await _stream(request, events(call, served, name))
             if request.transport is None or request.transport.is_closing():
                 session.counts["disconnected"] += 1
-            body = chat_body(call, served, name) if form == "chat" else responses_body(call, served, name)
-            return web.json_response(body)
+            return web.json_response(body(call, served, name))
         except ConnectionResetError:
             session.counts["disconnected"] += 1
             raise
@@ -305,20 +305,27 @@ class Gateway:
         return web.json_response({})
 
 
-async def _stream(request: web.Request, call: Call, served: list[Served], name: str) -> web.StreamResponse:
+async def _stream(request: web.Request, events: Iterator[str]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for event in (chat_events if call.form == "chat" else responses_events)(call, served, name):
+    for event in events:
         await response.write(event.encode())
     await response.write_eof()
     return response
+
+
+def _refusal(request: web.Request, error: ProtocolError) -> web.Response:
+    """Return an error in the form of the protocol of the request."""
+    body = messages_error(error) if request.path == "/v1/messages" else error.body()
+    return web.json_response(body, status=error.status)
 
 
 def _key(request: web.Request) -> str:
     """Return the key of a request; on pages of an episode that in its path."""
     if "id" in request.match_info:
         return request.match_info["id"]
-    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    given = request.headers.get("x-api-key") or request.headers.get("Authorization", "")
+    return given.removeprefix("Bearer ").strip()
 
 
 async def _body(request: web.Request) -> Any:
