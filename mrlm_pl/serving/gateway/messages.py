@@ -53,6 +53,7 @@ def messages_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...]
     begun = body | dict.fromkeys(ends) | {"content": [], "usage": body["usage"] | {"output_tokens": 0}}
     events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(body["content"]):
+        empty: dict[str, Any]
         if block["type"] == "text":
             empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
         else:

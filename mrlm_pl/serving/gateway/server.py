@@ -324,7 +324,7 @@ def _key(request: web.Request) -> str:
     """Return the key of a request; on pages of an episode that in its path."""
     if "id" in request.match_info:
         return request.match_info["id"]
-    given = request.headers.get("x-api-key") or request.headers.get("Authorization", "")
+    given = request.headers.get("x-api-key", "") or request.headers.get("Authorization", "")
     return given.removeprefix("Bearer ").strip()
 
 
