@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
-from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp import web
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.serving.gateway.protocol import ProtocolError, chat_body, read_call
+from mrlm_pl.serving.gateway.session import Limits, Session
 from mrlm_pl.serving.transport.connection import submit
 from mrlm_pl.settings import at_least
 
 HARNESS = "mrlm_chat"
 TRACE_HEADER = "X-Session-ID"
+UNLIMITED = Limits(calls=sys.maxsize, lease_seconds=math.inf)
 
 
 class VerifiersEnvironment(Environment):
@@ -46,7 +48,7 @@ class VerifiersEnvironment(Environment):
         self._host = _Host(taskset, config or {}, limit)
         self.agents = self._host.agents
         self._tasks = DataTasks(self.name, self._host.rows, "stop")
-        self._episode: _Episode | None = None
+        self._session: Session | None = None
 
     def tasks(self, split: str) -> TaskSource:
         """Return the taskset's tasks, divided by their content; see :meth:`Environment.tasks`."""
@@ -63,28 +65,43 @@ class VerifiersEnvironment(Environment):
             RemoteError: it ends before its first model call.
         """
         self.close()
-        self._episode = await asyncio.wrap_future(submit(self._host.begin(task.data["index"])))
-        shown = await asyncio.wrap_future(submit(self._episode.next({})))
-        if not shown:
-            step = _end(self._episode.running.result())
-            raise RemoteError(f"verifiers: the episode of {task.key} ended without a model call: {step.stop_reason}")
-        return shown
+        self._said: dict[str, tuple[Message, ...]] = {}
+        self._session = await asyncio.wrap_future(submit(self._host.begin(task.data["index"])))
+        if shown := await asyncio.wrap_future(submit(self._next({}))):
+            return shown
+        step = _end(self._session.program.result())
+        raise RemoteError(f"verifiers: the episode of {task.key} ended without a model call: {step.stop_reason}")
 
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
-        """Answer the model call of the agent that is due; see :meth:`Environment.step`.
+        """Answer the model calls of the agents that are due; see :meth:`Environment.step`.
 
         Raises:
             RemoteError: the episode failed.
         """
-        assert self._episode is not None
-        shown = await asyncio.wrap_future(submit(self._episode.next(actions)))
-        return Step(shown) if shown else _end(self._episode.running.result())
+        assert self._session is not None
+        shown = await asyncio.wrap_future(submit(self._next(actions)))
+        return Step(shown) if shown else _end(self._session.program.result())
 
     def close(self) -> None:
         """Cancel the episode; see :meth:`Environment.close`."""
-        if self._episode is not None:
-            self._episode.running.get_loop().call_soon_threadsafe(self._episode.running.cancel)
-            self._episode = None
+        if self._session is not None:
+            submit(self._session.end())
+            self._session = None
+
+    async def _next(self, actions: Mapping[str, Message]) -> Observations:
+        """Give replies and return the new messages of the calls that wait next; none at the end of the episode."""
+        assert self._session is not None
+        for agent, action in actions.items():
+            text = action.content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # as JSON returns it
+            self._session.answer({agent: (reply := Message("assistant", text))})
+            self._said[agent] += (reply,)
+        shown = {}
+        for agent, prompt in (await self._session.next()).items():
+            known = self._said.get(agent, ())
+            if prompt.messages[: len(known)] != known or len(prompt) == len(known):
+                raise RemoteError(f"verifiers: seat {agent!r} begins a second conversation; an agent here has one")
+            shown[agent], self._said[agent] = prompt.messages[len(known) :], prompt.messages
+        return shown
 
 
 class _Host:
@@ -108,23 +125,23 @@ class _Host:
         ]
         self._lock = asyncio.Lock()
         self._client: Any = None
-        self._playing: set[_Episode] = set()
+        self._playing: dict[Session, list[Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Host:
         return self
 
-    async def begin(self, index: int) -> _Episode:
-        """Start the episode of a task."""
+    async def begin(self, index: int) -> Session:
+        """Start the episode of a task and return its calls."""
         async with self._lock:
             if self._client is None:
                 await self._environment.serving().__aenter__()  # until the process ends
                 self._client = self._vf.EvalClientConfig(base_url=await self._listen(), api_key_var="MRLM_NO_KEY")
-        episode, context = _Episode(), self._vf.ModelContext(model="policy", client=self._client)
-        playing = self._environment.run_episode(self._tasks[index], context, on_trace=episode.traces.append)
-        self._playing.add(episode)
-        episode.running = asyncio.ensure_future(playing)
-        episode.running.add_done_callback(lambda done: self._playing.discard(episode))
-        return episode
+        session, context = Session(self.agents, UNLIMITED, {}, ()), self._vf.ModelContext("policy", self._client)
+        traces = self._playing[session] = []
+        playing = self._environment.run_episode(self._tasks[index], context, on_trace=traces.append)
+        session.program = asyncio.ensure_future(playing)
+        session.program.add_done_callback(lambda done: self._playing.pop(session))
+        return session
 
     async def _listen(self) -> str:
         """Start the endpoint and return its address."""
@@ -137,55 +154,16 @@ class _Host:
 
     async def _complete(self, request: web.Request) -> web.Response:
         """Answer a model call with the agent's reply."""
-        body, trace = await request.json(), request.headers.get(TRACE_HEADER)
-        found = ((episode, one.agent.name) for episode in self._playing for one in episode.traces if one.id == trace)
-        episode, agent = next(found, (None, ""))
-        said = [(message["role"], _text(message.get("content"))) for message in body["messages"]]
-        if episode is None or body.get("tools") or body.get("stream") or not episode.continues(agent, said):
-            reason = f"seat {agent!r} uses tools, streams, or begins a second conversation; an agent here does not"
-            return web.json_response({"error": {"message": reason}}, status=400)
-        message = {"role": "assistant", "content": await episode.reply(agent, said)}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        made = {"id": "call", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
-        return web.json_response(made)
-
-
-class _Episode:
-    """An episode that runs, and the conversations of its seats."""
-
-    running: asyncio.Future[Any]
-
-    def __init__(self) -> None:
-        self.traces: list[Any] = []
-        self._calls: asyncio.Queue[tuple[str, list[tuple[Any, str]]]] = asyncio.Queue()
-        self._replies: dict[str, asyncio.Future[str]] = {}
-        self._said: dict[str, list[tuple[Any, str]]] = {}
-
-    def continues(self, agent: str, said: list[tuple[Any, str]]) -> bool:
-        """Return whether a call's messages extend the agent's conversation."""
-        known = self._said.get(agent, [])
-        return said[: len(known)] == known and len(said) > len(known)
-
-    async def reply(self, agent: str, said: list[tuple[Any, str]]) -> str:
-        """Return the agent's reply to a conversation."""
-        self._replies[agent] = asyncio.get_running_loop().create_future()
-        self._calls.put_nowait((agent, said[len(self._said.get(agent, [])) :]))
-        text = await self._replies[agent]
-        self._said[agent] = [*said, ("assistant", text)]
-        return text
-
-    async def next(self, actions: Mapping[str, Message]) -> dict[str, list[Message]]:
-        """Give replies and return the new messages of the next call; empty at the end of the episode."""
-        for agent, action in actions.items():
-            whole = action.content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # as JSON returns it
-            self._replies[agent].set_result(whole)
-        call = asyncio.ensure_future(self._calls.get())
-        await asyncio.wait([call, self.running], return_when=asyncio.FIRST_COMPLETED)
-        if not call.done():
-            call.cancel()
-            return {}
-        agent, said = call.result()
-        return {agent: [Message(role, text) for role, text in said]}
+        trace = request.headers.get(TRACE_HEADER)
+        found = ((session, one.agent.name) for session, own in self._playing.items() for one in own if one.id == trace)
+        session, agent = next(found, (None, ""))
+        try:
+            call = read_call("chat", await request.json(), ())
+            if session is None or call.prompt.tools or call.stream:
+                raise ProtocolError(400, "unsupported", f"seat {agent!r} uses tools or streams; an agent here does not")
+            return web.json_response(chat_body(call, await session.ask(agent, call), "call"))
+        except ProtocolError as error:
+            return web.json_response(error.body(), status=error.status)
 
 
 def _end(episode: Any) -> Step:
@@ -219,10 +197,6 @@ def _end(episode: Any) -> Step:
     )
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content or [])
-
-
 def _library() -> Any:
     """Return ``verifiers.v1`` with a harness that converses in this process.
 
@@ -231,36 +205,14 @@ def _library() -> Any:
     """
     try:
         import verifiers.v1 as vf
-        from verifiers.v1.dialects.chat import message_to_wire
+
+        from mrlm_environments.adapters import chat_harness
     except ImportError as error:
         raise ConfigurationError(
             f"verifiers: verifiers 0.4 cannot be imported ({error}); its packages collide with ours: run "
             "`make verifiers` and host it by `.venv-verifiers/bin/mrlm serve`"
         ) from error
-
     for name in ("verifiers", "httpx", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)  # they write several lines for each model call
-
-    class ChatHarness(vf.Harness[vf.HarnessConfig]):
-        APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
-        EXECUTES_CODE = NEEDS_CONTAINER = False
-
-        async def launch(
-            self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
-        ) -> Any:
-            """Ask for one reply to the conversation."""
-            system, prompt = self.resolve_prompt(data)
-            said = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
-            said = [*([vf.SystemMessage(content=system)] if system else []), *said]
-            body = {"model": ctx.model, "messages": [message_to_wire(message) for message in said]}
-            key = {"Authorization": f"Bearer {secret}"}
-            async with ClientSession(headers=key, timeout=ClientTimeout(None)) as session:
-                answer = await session.post(f"{endpoint}/chat/completions", json=body)
-                return vf.ProgramResult(int(answer.status != 200), "", await answer.text())
-
-    name = f"verifiers.v1.harnesses.{HARNESS}"  # where verifiers looks for harnesses
-    module = ModuleType(name)
-    module.__spec__, module.__dict__["ChatHarness"] = ModuleSpec(name, None), ChatHarness
-    module.__dict__["__all__"] = ["ChatHarness"]
-    sys.modules.setdefault(name, module)
+    sys.modules.setdefault(f"verifiers.v1.harnesses.{HARNESS}", chat_harness)  # where verifiers looks for harnesses
     return vf
