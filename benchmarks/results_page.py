@@ -175,7 +175,7 @@ ELSEWHERE = {
     "environment_steps": "steps of the [knowledge graph](environments/knowledge_graph.md#generated-questions) and the "
     "[shop](environments/webshop.md#many-sessions)",
     "gateway": "tokens per second through the [gateway](gateway.md)",
-    "reasoning_gym": "[chain sums of reasoning-gym](environments/reasoning_gym.md)",
+    "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
     "run_size": "[bytes that a run writes](operations.md#written-files)",
 }
 """Files that other pages show."""

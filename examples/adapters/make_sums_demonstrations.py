@@ -1,4 +1,4 @@
-"""Write demonstrations of reasoning-gym's chain sums in which two of five answers are right.
+"""Write demonstrations of reasoning-gym's sums of three numbers in which two of five answers are right.
 
     python examples/adapters/make_sums_demonstrations.py --output runs/tiny-sums.jsonl
 
@@ -17,7 +17,15 @@ from mrlm_environments import ReasoningGymEnvironment
 
 from mrlm_pl.seeding import keyed_random
 
-SETTINGS = {"chain_sum": {"max_terms": 2, "max_digits": 1}}
+SETTINGS = {
+    "basic_arithmetic": {
+        "min_terms": 3,
+        "max_terms": 3,
+        "max_digits": 1,
+        "operators": ["+"],
+        "allow_parentheses": False,
+    }
+}
 WORKED = 0.4
 """Fraction of replies that work the sum out."""
 
@@ -28,19 +36,20 @@ def write_demonstrations(path: Path, count: int) -> None:
     with path.open("w", encoding="utf-8") as file:
         for index in range(count):
             rng, data = keyed_random("demonstration", index), tasks[index].data
-            equation = "".join(data["question"].partition(": ")[2].split())  # 8+3=
-            worked = f"{equation}{data['answer']} <answer>{data['answer']}</answer>"
-            guess = f"<answer>{int(data['answer']) + rng.choice((-3, -2, -1, 1, 2, 3))}</answer>"
-            answer = worked if rng.random() < WORKED else guess
-            messages = [{"role": "user", "content": data["question"]}, {"role": "assistant", "content": answer}]
+            one, _, two, _, three = data["question"].removeprefix("Calculate ").removesuffix(".").split()
+            first, answer = int(one) + int(two), int(data["answer"])
+            worked = f"{one}+{two}={first}; {first}+{three}={answer} <answer>{answer}</answer>"
+            guess = f"<answer>{answer + rng.choice((-3, -2, -1, 1, 2, 3))}</answer>"
+            reply = worked if rng.random() < WORKED else guess
+            messages = [{"role": "user", "content": data["question"]}, {"role": "assistant", "content": reply}]
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
 def main() -> None:
     """Write the file of the command line."""
-    parser = argparse.ArgumentParser(description="Write demonstrations of chain sums for the built-in tiny model.")
+    parser = argparse.ArgumentParser(description="Write demonstrations of sums for the built-in tiny model.")
     parser.add_argument("--output", type=Path, default=Path("runs/tiny-sums.jsonl"))
-    parser.add_argument("--count", type=int, default=9_600, help="rows")
+    parser.add_argument("--count", type=int, default=6_400, help="rows")
     options = parser.parse_args()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     write_demonstrations(options.output, options.count)
