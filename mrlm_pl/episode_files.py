@@ -29,12 +29,19 @@ BEHIND = 2
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
 
 
-def iteration_file(folder: Path, iteration: int, suffix: str = "", kind: str = "episodes") -> Path:
-    """Return the path of an iteration's episodes, or of its measures of tokens, in a run folder.
+def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1), kind: str = "episodes") -> Path:
+    """Return the path of a rank's episodes of an iteration, or of its measures of tokens, in a run folder.
 
-    >>> iteration_file(Path("runs/a"), 3, "-rank1").as_posix()
+    Args:
+        folder: of the run.
+        iteration: from 0.
+        rank: its number and the number of ranks.
+        kind: ``episodes`` or ``tokens``.
+
+    >>> iteration_file(Path("runs/a"), 3, (1, 2)).as_posix()
     'runs/a/episodes/iteration-000003-rank1.jsonl.gz'
     """
+    suffix = f"-rank{rank[0]}" if rank[1] > 1 else ""
     return folder / kind / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
 
 
@@ -76,7 +83,8 @@ class EpisodeRetention:
 
     def keeps_tokens(self, iteration: int) -> bool:
         """Return True if the measures of an iteration's tokens are written."""
-        return self.tokens is not None and iteration % self.tokens == 0 and self.keeps(iteration, iteration)
+        every = self.tokens
+        return every is not None and iteration % every == 0 and self.keeps(iteration, iteration)
 
     def remove_displaced(self, newest: Path) -> None:
         """Remove the files of this rank that are kept no longer once the episodes of an iteration are written."""
@@ -113,15 +121,17 @@ def not_kept(files: Iterable[Path], collected: int = 0) -> str:
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
     """Write episodes as gzipped JSON lines, atomically; the paths of a turn tree make one line."""
-    lines = []
+    write_lines(path, _records(episodes))
+
+
+def _records(episodes: Sequence[Episode]) -> Iterator[str]:
     for tree, paths in itertools.groupby(episodes, lambda episode: episode.group if branches(episode) else None):
         records = [*paths]
         if tree is not None:
             with suppress(ValueError):  # episodes of several runs, which stay single ones
-                lines.append(TurnTree.of(records).to_json())
+                yield TurnTree.of(records).to_json()
                 continue
-        lines += [episode.to_json() for episode in records]
-    write_lines(path, lines)
+        yield from (episode.to_json() for episode in records)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ import copy
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -88,7 +88,8 @@ class Environment(ABC):
         cls._proxy = cls._proxy or proxy
         if cls._proxy:
             return
-        wrappers = {**ORDER_OF_CALLS, "tasks": partial(checked, note=_check_tasks)}  # sources check the split
+        of_tasks = partial(checked, note=_check_tasks)  # sources check the split
+        wrappers: dict[str, Callable[..., Any]] = {**ORDER_OF_CALLS, "tasks": of_tasks}
         for name, wrapper in wrappers.items():
             method = cls.__dict__.get(name)
             if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False):

@@ -55,7 +55,8 @@ class PolicyBatch:
             2 i + 1 for the rejected one of pair i, or None.
         teacher_prompts: [B, K, 1 + P] int64, the tokens with which each of K teachers begins the row, after their
             number; the number is 0 for the row's own prompt and -1 for none. Or None.
-        numbers: [B] int64, of the rows in the rollout, in micro-batches.
+        numbers: [B] int64, of the rows in the batch that they were selected from, which is the rollout's for
+            micro-batches; or None.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
     """
 
@@ -110,11 +111,11 @@ class PolicyBatch:
         return PolicyBatch(**moved, trajectories=self.trajectories, compared=self.compared)
 
     def select(self, rows: Tensor) -> PolicyBatch:
-        """Return the rows [b] of the given indices, padded to the longest of them."""
+        """Return the rows [b] of the given indices, with these as their numbers, padded to the longest of them."""
         width = int(self.lengths[rows].max()) if rows.numel() else 0
         chosen = {name: value[rows] for name, value in self.tensors().items()}
         cut: dict[str, Any] = {name: value[:, :width] if value.dim() == 2 else value for name, value in chosen.items()}
-        return PolicyBatch(**cut)
+        return PolicyBatch(**{**cut, "numbers": rows})
 
 
 class Batch:

@@ -76,15 +76,14 @@ class PolicyGradient(Algorithm):
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
     ``ratio_deviation`` (largest ``|rho - 1|``), of losses with a ratio ``clip_fraction`` (fraction of tokens whose
     gradient the loss removes) and ``loss_weight`` (mean weight of a token's gradient, 1 where the current policy is the
-    old one; see :meth:`mrlm_pl.losses.TokenLoss.weights`), ``grad_norm``, ``kl`` (k3 to the reference policy, if any),
-    ``entropy`` (nats per token, with a bonus) and with a target its ``entropy_coefficient``, ``value_loss`` (before its
-    coefficient), and how far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``,
-    ``mismatch_chi_square``, ``mismatch_mean_ratio``,
-    ``mismatch_effective_share``, ``mismatch_max_ratio`` (see :func:`mrlm_pl.losses.mismatch`), of the old policy where
-    the learner computed it (``recompute_old_logp``), and of the current one otherwise. With a ``correction``,
-    ``correction_weight`` is the mean of its weights. Once a rollout, with a reference policy, ``reference_kl`` (k1 in
-    nats per token, the measure of the controller) and ``kl_coefficient``. ``early_stop`` is 1 where ``stop_at_kl``
-    ended the updates on a rollout.
+    old one; see :meth:`mrlm_pl.losses.TokenLoss.with_weights`), ``grad_norm``, ``kl`` (k3 to the reference policy, if
+    any), ``entropy`` (nats per token, with a bonus) and with a target its ``entropy_coefficient``, ``value_loss``
+    (before its coefficient), and how far the learner is from the sampler: ``mismatch_k1``, ``mismatch_k3``,
+    ``mismatch_chi_square``, ``mismatch_mean_ratio``, ``mismatch_effective_share``, ``mismatch_max_ratio`` (see
+    :func:`mrlm_pl.losses.mismatch`), of the old policy where the learner computed it (``recompute_old_logp``), and of
+    the current one otherwise. With a ``correction``, ``correction_weight`` is the mean of its weights. Once a rollout,
+    with a reference policy, ``reference_kl`` (k1 in nats per token, the measure of the controller) and
+    ``kl_coefficient``. ``early_stop`` is 1 where ``stop_at_kl`` ended the updates on a rollout.
 
     Trajectories without a gradient, whose advantage is 0, count in these means. After the first update on a rollout the
     current policy is evaluated on them in a pass without gradient. The first update on a synchronous rollout skips that
@@ -282,10 +281,9 @@ class PolicyGradient(Algorithm):
         By default :attr:`loss`, and with a ratio ``clip_fraction`` and ``loss_weight``.
         """
         inputs = (logp, old_logp, rows.advantages, rows.action_mask)
-        losses, mask = self.loss(*inputs), rows.action_mask
         if not self.loss.uses_ratio:
-            return losses, {}
-        weights = self.loss.weights(*inputs)
+            return self.loss(*inputs), {}
+        (losses, weights), mask = self.loss.with_weights(*inputs), rows.action_mask
         return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
 
     def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:

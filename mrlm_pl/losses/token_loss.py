@@ -40,22 +40,26 @@ class TokenLoss:
         """Return the losses [B, T]."""
         return self.function(logp, old_logp, advantages, action_mask, **self.settings)
 
-    def weights(self, logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:
-        """Return the weight [B, T] of each token in the gradient, without gradient: that of ``-w A logp``.
+    def with_weights(
+        self, logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses [B, T], and the weight [B, T] of each token in the gradient: that of ``-w A logp``.
 
-        It is 1 for REINFORCE, the importance ratio for PPO, 0 for a token whose gradient the loss removes. It counts as
-        1 where the advantage is 0, and is 0 outside the mask.
+        The weight has no gradient. It is 1 for REINFORCE, the importance ratio for PPO, 0 for a token whose gradient
+        the loss removes. It counts as 1 where the advantage is 0, and is 0 outside the mask.
 
         >>> logp, old = torch.tensor([[-1.5, -1.5]]), torch.tensor([[-1.0, -1.0]])  # rho .61
-        >>> LOSSES["ppo"].weights(logp, old, torch.tensor([[-1.0, 1.0]]), torch.tensor([[True, True]]))
+        >>> LOSSES["ppo"].with_weights(logp, old, torch.tensor([[-1.0, 1.0]]), torch.tensor([[True, True]]))[1]
         tensor([[0.0000, 0.6065]])
         """
+        inputs = (old_logp, advantages, action_mask)
+        losses = self.function(logp, *inputs, **self.settings)
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self(leaf, old_logp, advantages, action_mask).sum(), leaf)
+            (gradient,) = torch.autograd.grad(self.function(leaf, *inputs, **self.settings).sum(), leaf)
         weighted = advantages != 0
         weights = torch.where(weighted, -gradient / torch.where(weighted, advantages, 1.0), 1.0)
-        return masked_values(weights, action_mask)
+        return losses, masked_values(weights, action_mask)
 
 
 def _reinforce(logp: Tensor, _: Tensor, advantages: Tensor, action_mask: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def weights(name: Any, ratios: list[list[float]], advantages: list[float], **opt
     logp = torch.tensor(ratios, dtype=torch.float64).log()
     spread = torch.tensor(advantages, dtype=torch.float64)[:, None].expand_as(logp)
     mask = torch.ones_like(logp, dtype=torch.bool)
-    found: list[list[float]] = token_loss(name, **options).weights(logp, 0 * logp, spread, mask).tolist()
+    found: list[list[float]] = token_loss(name, **options).with_weights(logp, 0 * logp, spread, mask)[1].tolist()
     return found
 
 
@@ -51,7 +51,7 @@ def test_ppo_gives_no_weight_to_clipped_tokens() -> None:
     old = torch.zeros(2, 3)
     expected = {Clip(): [0, 1.3, 0, 1.1], Clip(high=0.05): [0, 1.3, 0, 0], Clip(low=0.4): [0, 1.3, 0.7, 1.1]}
     for clip, wanted in expected.items():
-        found = token_loss("ppo", clip).weights(logp, old, advantages, MASK)
+        found = token_loss("ppo", clip).with_weights(logp, old, advantages, MASK)[1]
         assert found[MASK].tolist() == pytest.approx(wanted)
         assert not found[~MASK].any()
     assert not found.requires_grad
@@ -90,7 +90,7 @@ def test_the_weights_off_policy() -> None:
 def test_dppo_looks_at_the_probability() -> None:
     """From .01 to .05 is a ratio of 5 and allowed, from .5 to .8 a ratio of 1.6 and too far."""
     old, new = torch.tensor([[0.01, 0.5]]).log(), torch.tensor([[0.05, 0.8]]).log()
-    found = token_loss("dppo").weights(new, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))
+    found = token_loss("dppo").with_weights(new, old, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool))[1]
     assert found[0].tolist() == pytest.approx([5.0, 0.0], rel=1e-5)
 
 

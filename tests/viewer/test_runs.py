@@ -186,7 +186,7 @@ def test_measures_of_tokens_are_those_of_the_episodes_turns(folder: Path) -> Non
     def line(of: str, turn: str, **values: Any) -> str:
         return json.dumps({"of": of, "turns": {turn: values}}, separators=(",", ":"))
 
-    path = iteration_file(folder, 1, "-rank1", "tokens")
+    path = iteration_file(folder, 1, (1, 2), "tokens")
     ours = line("3-0", "/second/1", ratio=[1.5, None], kl=[0.25], token_ids=[1, 2])
     write_lines(
         path, [line("3-1", "/second/1", ratio=[9.0, 9.0]), '{"of":"3-0",', ours, line("3-0", "/third/1", ratio=[1.0])]

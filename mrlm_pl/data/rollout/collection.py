@@ -146,14 +146,16 @@ class Collection:
             RolloutError: all episodes failed.
             SIGTERMException: the signal came; a resumed run collects the iteration again.
         """
+        self.write_tokens()  # of the iteration before
         started, trainer, groups = time.perf_counter(), self.trainer, self.groups
-        if self.collector is None:
-            self.collector = self._new_collector()
         self.tasks.plan_until(iteration, last, self.plan.groups)
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
         with ended_by_sigterm(trainer):
+            if self.collector is None:
+                sync = None if self.max_lag else SyncCollector(self.players, self.plan, self.sampling)
+                self.collector = sync or self._async_collector()
             collected = self.collector.collect(iteration, last, groups)
         seconds, training = collected.seconds or time.perf_counter() - started, collected.training
         try:
@@ -165,7 +167,8 @@ class Collection:
                 rows = self._prepared(iteration, training, collected)
         finally:
             if self.saved is not None:  # also what cannot be trained on
-                self._writer.write(self._file(iteration, "episodes"), collected.played)
+                everything, folder = collected.played, Path(trainer.default_root_dir)
+                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
@@ -176,18 +179,11 @@ class Collection:
         """Write the measures of tokens that the learner has made, if any."""
         if (measures := self.learner.metrics.tokens) is not None:
             self.learner.metrics.tokens = None
-            self._writer.write_lines(self._file(measures.iteration, "tokens"), measures.lines())
+            folder, rank = Path(self.trainer.default_root_dir), data_parallel_rank(self.trainer)
+            self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
 
-    def _file(self, iteration: int, kind: str) -> Path:
-        """Return the path of this rank's file of an iteration."""
-        rank, ranks = data_parallel_rank(self.trainer)
-        suffix = f"-rank{rank}" if ranks > 1 else ""
-        return iteration_file(Path(self.trainer.default_root_dir), iteration, suffix, kind)
-
-    def _new_collector(self) -> SyncCollector | AsyncCollector:
-        """Return the collector of this fit."""
-        if not self.max_lag:
-            return SyncCollector(self.players, self.plan, self.sampling)
+    def _async_collector(self) -> AsyncCollector:
+        """Return the collector of this fit, with the groups that an earlier one has played ahead."""
         collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
         if self._ahead is not None:
             collector.load(self._ahead)
@@ -208,7 +204,7 @@ class Collection:
         if self.saved is not None:
             of_policies = {name: tables[name] for name in learner.policies if name in tables}
             collected.put_training(credited(training, episodes, of_policies))
-            if self.saved.keeps_tokens(iteration):
+            if self.saved.tokens is not None and self.saved.keeps_tokens(iteration):
                 self.learner.metrics.tokens = TokenMeasures.of(iteration, episodes, of_policies)
         for rows in tables.values():
             rows.trajectories, rows.compared = (), ()  # the rows live longer than the episodes

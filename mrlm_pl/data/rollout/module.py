@@ -149,8 +149,6 @@ class RolloutDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         trainer, learner = self._attached()
         self.players.learner = learner
-        self.sampling.check_policies([*learner.policies], "data.sampling")
-        self.validation_sampling.check_policies([*learner.policies], "data.validation_sampling")
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
@@ -191,6 +189,8 @@ class RolloutDataModule(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def _held_out(self, split: str) -> EvaluationStream:
+        learner = self._attached()[1]
+        self.validation_sampling.check_policies([*learner.policies], "data.validation_sampling")
         return EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
 
     def teardown(self, stage: str) -> None:

@@ -87,10 +87,12 @@ class TrainingStream:
 
     def next_batch(self) -> Batch:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
-        self._end_first_pass()
+        cut = self.cut
         if self._rows is None:
             self._rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
-        cut, learner, trainer = self.cut, self.collection.learner, self.collection.trainer
+        elif self.position == cut.pieces // cut.passes:  # all rows have been in an update
+            self.collection.write_tokens()
+        learner, trainer = self.collection.learner, self.collection.trainer
         pieces = cut.accumulation * data_parallel_rank(trainer)[1]
         if learner.collection_over:
             # The stream keeps its length, which schedules and the other ranks rely on; these batches change nothing.
@@ -109,11 +111,6 @@ class TrainingStream:
         if self.position == cut.pieces:
             self._rows, self._batches, self.position, self.iteration = None, [], 0, self.iteration + 1
         return batch
-
-    def _end_first_pass(self) -> None:
-        """Write the measures of tokens, where all rows of a rollout have been in an update."""
-        if self.position in (0, self.cut.pieces // self.passes):
-            self.collection.write_tokens()
 
     def _shuffled_groups(self, pass_number: int) -> Tensor:
         """Return this rank's group numbers in the order in which a pass serves them."""
@@ -145,7 +142,8 @@ class TrainingStream:
 
     def state(self) -> dict[str, Any]:
         """Return rows and position for a checkpoint; all ranks call it."""
-        self._end_first_pass()
+        if self.position in (0, self.cut.pieces // self.passes):
+            self.collection.write_tokens()
         rows = (
             None
             if self._rows is None
@@ -226,9 +224,9 @@ def micro_batches(
         for number, part in enumerate(parts):
             here = torch.isin(groups, part).to(own.groups.device)
             if (here & trained).any():
-                policies[number][name] = _numbered(own, here & trained)
+                policies[number][name] = own.select((here & trained).nonzero().flatten())
             if (here & ~trained & acting).any():
-                others[number][name] = _numbered(own, here & ~trained & acting)
+                others[number][name] = own.select((here & ~trained & acting).nonzero().flatten())
                 size[3 + number] = 1.0
     sizes = over_ranks(sizes)
     totals = {name: BatchTotals(*size[:3].tolist()) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
@@ -242,11 +240,3 @@ def micro_batches(
         )
         for number in range(len(parts))
     ]
-
-
-def _numbered(rows: PolicyBatch, chosen: Tensor) -> PolicyBatch:
-    """Return the rows where a mask [B] is True, with their numbers."""
-    numbers = chosen.nonzero().flatten()
-    found = rows.select(numbers)
-    found.numbers = numbers
-    return found

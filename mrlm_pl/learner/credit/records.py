@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -26,24 +27,18 @@ def credited(
         prepared: the same episodes, as the algorithm read them.
         tables: the rows that the algorithm made of them, by policy.
     """
-    found: dict[TurnKey, tuple[float | None, ...]] = {}
+    found: dict[TurnKey, dict[str, Any]] = {}
     for name, keys in turn_keys(prepared, tables).items():
         rows = tables[name]
         means = turn_means(rows.advantages, rows.trajectories)
         compared = rows.compared or [[(None, None)] * len(row) for row in keys]
         for row in zip(keys, compared, means, strict=True):
-            for key, pair, mean in zip(*row, strict=True):
-                if mean is not None:
-                    found[key] = (*pair, mean)
+            for key, (return_, baseline), advantage in zip(*row, strict=True):
+                if advantage is not None:
+                    found[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
 
     def with_credit(episode: Episode) -> Episode:
-        def changed(turn: Turn) -> Turn:
-            credit = found.get(key_of(episode, turn))
-            if credit is None:
-                return turn
-            return replace(turn, return_=credit[0], baseline=credit[1], advantage=credit[2])
-
-        return episode.with_turns(changed)
+        return episode.with_turns(lambda turn: replace(turn, **found.get(key_of(episode, turn), {})))
 
     return [with_credit(episode) for episode in episodes]
 
