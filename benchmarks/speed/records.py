@@ -3,10 +3,10 @@
     python benchmarks/speed/records.py [--rounds 3] [--iterations 6] [--before FOLDER] [--json FILE]
 
 The debate of ``configs/tasks/teams/debate.yaml`` is trained without ``data.save_episodes``, with it, and with the
-measures of tokens, in turns; with ``--before`` also by the code in another checkout of this repository, in processes of
-its own. Seconds are those of the CPU, of the whole process, so that other programs on the machine hardly count:
-printed are their medians over iterations, and the bytes on disk for 1,000 episodes. The episodes of the first run are
-then encoded and compressed file by file, as the writer does. zstandard is measured where it is installed.
+measures of tokens, in turns; with ``--before`` also by the code in another checkout of this repository, in a process
+beside the first. Seconds are those of the CPU, of the whole process, so that other programs on the machine hardly
+count: printed are their medians over iterations, and the bytes on disk for 1,000 episodes. The episodes of the first
+run are then encoded and compressed file by file, as the writer does. zstandard is measured where it is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ VARIANTS = {
     "saved": ("--data.save_episodes", "true"),
     "saved with tokens": ("--data.save_episodes", "{tokens: 1}"),
 }
-BEFORE = ("not saved", "saved")
+BEFORE = ["not saved", "saved"]
 """Variants of the code in another checkout."""
 
 CONFIGS = ("configs/tasks/teams/debate.yaml", "configs/debate.yaml")
@@ -43,7 +42,7 @@ CONFIGS = ("configs/tasks/teams/debate.yaml", "configs/debate.yaml")
 
 RUNS = "import json, sys; from mrlm_pl.cli.main import main; [main(words) for words in json.loads(sys.argv[1])]"
 
-EPISODES = 64
+EPISODES = 32
 """Of an iteration."""
 
 
@@ -63,39 +62,42 @@ class CpuClock(lightning.Callback):
             file.write(f"{time.process_time()}\n")
 
 
-def run(code: Path, folder: Path, iterations: int, variants: Sequence[str]) -> dict[str, tuple[list[float], float]]:
-    """Return the CPU seconds of each iteration, and the bytes on disk for 1,000 episodes, by variant.
+def started(code: Path, folder: Path, iterations: int, rounds: Sequence[Sequence[str]]) -> subprocess.Popen[bytes]:
+    """Start a process that trains with the code of a checkout, in ``FOLDER/ROUND-VARIANT``.
 
     Args:
-        code: checkout whose code trains, all variants in one process.
+        code: the checkout.
         folder: for the runs.
-        iterations: number of them, of 64 episodes each.
-        variants: of :data:`VARIANTS`.
+        iterations: of a run, of :data:`EPISODES` episodes each.
+        rounds: the variants of each, in their order.
     """
     config = next(code / name for name in CONFIGS if (code / name).exists())
-    common = ["train", "--config", str(config), "--data.iterations", str(iterations)]
+    common = ["train", "--config", str(config), "--data.iterations", str(iterations), "--data.group_size", "8"]
     common += ["--trainer.limit_val_batches", "0", "--trainer.enable_progress_bar", "false"]
-    places = {variant: folder / variant.replace(" ", "-") for variant in variants}
     commands = []
-    for variant, place in places.items():
-        clock = ["--trainer.callbacks+", "records.CpuClock", "--trainer.callbacks.path", f"{place}.clock"]
-        commands.append([*common, *VARIANTS[variant], *clock, "--output", str(place)])
+    for number, variants in enumerate(rounds):
+        for variant in variants:
+            place = folder / f"{number}-{variant}"
+            clock = ["--trainer.callbacks+", "records.CpuClock", "--trainer.callbacks.path", f"{place}.clock"]
+            commands.append([*common, *VARIANTS[variant], *clock, "--output", str(place)])
     folder.mkdir()
     sources = [code, code / "environments", code / "callbacks", Path(__file__).parent]
-    subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", RUNS, json.dumps(commands)],
-        check=True,
         cwd=code,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))},
         stdout=subprocess.DEVNULL,
     )
-    found = {}
-    for variant, place in places.items():
-        ends = [float(line) for line in Path(f"{place}.clock").read_text().split()]
-        size = sum(file.stat().st_size for kind in ("episodes", "tokens") for file in (place / kind).glob("*.gz"))
-        seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]  # without the first iteration
-        found[variant] = seconds, size * 1000 / (EPISODES * iterations)
-    return found
+
+
+def seconds_and_bytes(folder: Path, variant: str, iterations: int) -> tuple[float, float]:
+    """Return the median CPU seconds of an iteration over all rounds, and the bytes on disk for 1,000 episodes."""
+    seconds: list[float] = []
+    for clock in folder.glob(f"*-{variant}.clock"):
+        ends = [float(line) for line in clock.read_text().split()]
+        seconds += [later - earlier for earlier, later in itertools.pairwise(ends)]  # without the first iteration
+    files = [file for kind in ("episodes", "tokens") for file in folder.glob(f"0-{variant}/{kind}/*.gz")]
+    return statistics.median(seconds), sum(file.stat().st_size for file in files) * 1000 / (EPISODES * iterations)
 
 
 def formats() -> dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]]:
@@ -148,29 +150,29 @@ def costs(folder: Path, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print; ``--json`` writes a file too."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="Pairs of runs, and repetitions of each compression.")
+    parser.add_argument("--rounds", type=int, default=3, help="Runs of each kind, and repetitions of each compression.")
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--before", type=Path, help="Checkout of another revision.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    codes = {"now": (ROOT, tuple(VARIANTS))} | ({"before": (options.before, BEFORE)} if options.before else {})
-    seconds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in codes}
-    sizes: dict[str, dict[str, float]] = {name: {} for name in codes}
+    codes = {"now": (ROOT, [*VARIANTS])} | ({"before": (options.before.resolve(), BEFORE)} if options.before else {})
     with tempfile.TemporaryDirectory() as work:
-        for number in range(options.rounds):
-            for name, (code, variants) in codes.items():
-                turned = [*variants[number % len(variants) :], *variants[: number % len(variants)]]
-                found = run(code.resolve(), Path(work) / f"{number}-{name}", options.iterations, turned)
-                for variant, (spent, sizes[name][variant]) in found.items():
-                    seconds[name][variant] += spent
+        processes = []
+        for name, (code, variants) in codes.items():
+            rounds = [variants[number:] + variants[:number] for number in range(options.rounds)]
+            processes.append(started(code, Path(work) / name, options.iterations, rounds))
+        statuses = [process.wait() for process in processes]
+        if any(statuses):
+            sys.exit("a run has failed")
+        found = {
+            name: {variant: seconds_and_bytes(Path(work) / name, variant, options.iterations) for variant in variants}
+            for name, (_, variants) in codes.items()
+        }
         report = {
             **provenance(),
-            "cpu_s_per_iteration": {
-                name: {variant: statistics.median(values) for variant, values in measured.items()}
-                for name, measured in seconds.items()
-            },
-            "bytes_per_1000_episodes": sizes,
-            "per_1000_episodes": costs(Path(work) / "0-now" / "saved" / "episodes", options.rounds),
+            "cpu_s_per_iteration": {name: {key: pair[0] for key, pair in of.items()} for name, of in found.items()},
+            "bytes_per_1000_episodes": {name: {key: pair[1] for key, pair in of.items()} for name, of in found.items()},
+            "per_1000_episodes": costs(Path(work) / "now" / "0-saved" / "episodes", options.rounds),
         }
     text = json.dumps(report, indent=2)
     print(text)
