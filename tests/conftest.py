@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
+def pytest_collection_finish() -> None:
+    """Leave the million objects of imported modules and collected tests out of later collections of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 class EchoEnvironment(SingleAgentEnvironment):

@@ -288,7 +288,7 @@ def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) 
     lines = out.splitlines()
     assert lines[0] == "sampled with the policies of builtin:tiny"
     assert lines[1].startswith("recorded ")
-    assert lines[-1].startswith("advantage of the decision of a at step 0: ")
+    assert lines[-1].startswith("advantage of the decision of a at turn 0: ")
     assert len(json.loads((tmp_path / "report.json").read_text())["other"]["returns"]) == 4
     status, _, err = mrlm("whatif", *named, *decision[2:])
     assert status == 2

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import aiohttp
+import lazy_loader
 import mrlm_environments
 import pytest
 from mrlm_environments import HarnessEnvironment
-from openai import AsyncOpenAI, BadRequestError
 
 from mrlm_pl.cli.commands.serve import hosted_environments
 from mrlm_pl.environment.check import check_environment
@@ -24,6 +24,8 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import RecordPlayer, differences
 from mrlm_pl.serving.transport.codec import to_json
 from tests.support.harness_programs import CHAT, TOKENIZER, asked, harness, native, played, player_of, script
+
+openai = lazy_loader.load("openai")  # importing its types takes a second of each worker
 
 
 @pytest.mark.parametrize("name", ["KuhnPoker", "Helpers", "MathEnvironment"])
@@ -95,7 +97,7 @@ def test_tool_calls_are_objects_and_their_results_continue_the_conversation() ->
     seen: list[Any] = []
 
     async def program(row: Any, endpoint: Any) -> float:
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
             tools: Any = [{"type": "function", "function": ADD}]
             messages: Any = [{"role": "user", "content": "1+2?"}]
             reply = await client.chat.completions.create(model="agent", messages=messages, tools=tools)
@@ -125,7 +127,7 @@ def test_tool_calls_are_objects_and_their_results_continue_the_conversation() ->
 
 def test_several_replies_are_siblings() -> None:
     async def program(row: Any, endpoint: Any) -> float:
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
             messages: Any = [{"role": "user", "content": "Q"}]
             reply = await client.chat.completions.create(model="agent", messages=messages, n=2)
             texts = [choice.message.content for choice in reply.choices]
@@ -150,7 +152,7 @@ def test_streams_stops_and_the_form_of_responses() -> None:
 
     async def program(row: Any, endpoint: Any) -> float:
         key = endpoint.agent_key("agent")
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0) as client:
             messages: Any = [{"role": "user", "content": "Q"}]
             stream = await client.chat.completions.create(
                 model="x", messages=messages, stream=True, stop=["!"], stream_options={"include_usage": True}
@@ -197,12 +199,12 @@ def test_the_settings_of_a_call() -> None:
     errors: list[Any] = []
 
     async def program(row: Any, endpoint: Any) -> float:
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
             create, messages = client.chat.completions.create, [{"role": "user", "content": "Q"}]
             for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"seed": 1}):
                 try:
                     await create(model="agent", messages=messages, **bad)  # type: ignore[call-overload]
-                except BadRequestError as error:
+                except openai.BadRequestError as error:
                     errors.append(error.body)
             await create(model="agent", messages=messages, temperature=1, top_p=0.5, user="me")  # type: ignore[call-overload]
             return 1.0
@@ -274,7 +276,7 @@ def test_replies_to_calls_at_the_same_time_have_ids_of_their_own() -> None:
 
     async def program(row: Any, endpoint: Any) -> float:
         keys.append(endpoint.key.removeprefix("ep-"))
-        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
             said: Any = [{"role": "user", "content": "Q"}]
             create = client.chat.completions.create
             ids.extend(reply.id for reply in await asyncio.gather(*(create(model=x, messages=said) for x in "ab")))
