@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import (
-    group_centered_advantages,
-    group_max_advantages,
-    group_means,
-    group_normalized_advantages,
-    leave_one_out_advantages,
-)
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Engine, Sampling
@@ -33,7 +25,7 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import checked_advantages, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import BASELINES, checked_advantages, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.distillation import Distillation, Distiller
@@ -55,14 +47,6 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalties
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
-
-BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
-    group_normalized_advantages: group_means,
-    group_centered_advantages: group_means,
-    leave_one_out_advantages: partial(group_means, others=True),
-    group_max_advantages: lambda rewards, groups: rewards - group_max_advantages(rewards, groups),
-}
-"""Baselines [N] from returns [N] and group numbers [N], by the rule that compares with them."""
 
 
 class PolicyGradient(Algorithm):

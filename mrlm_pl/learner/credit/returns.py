@@ -5,11 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mrlm_pl.advantages import (
+    group_centered_advantages,
+    group_max_advantages,
+    group_means,
+    group_normalized_advantages,
+    leave_one_out_advantages,
+)
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import grouped
@@ -17,6 +25,14 @@ from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
 
 logger = logging.getLogger(__name__)
+
+BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
+    group_normalized_advantages: group_means,
+    group_centered_advantages: group_means,
+    leave_one_out_advantages: partial(group_means, others=True),
+    group_max_advantages: lambda rewards, groups: rewards - group_max_advantages(rewards, groups),
+}
+"""Baselines [N] from returns [N] and group numbers [N], by the rule that compares with them."""
 
 
 @dataclass(frozen=True)
