@@ -9,7 +9,8 @@ opens a random product or leaves out an option, in the graph it often follows a 
 takes a random object. Half of the rows end after the first reply. With ``--team`` the environment's team plays, and a
 row is one agent's conversation.
 
-The fixed parts of a call and the names of things are single tokens, so that one attention head can copy a name.
+The fixed parts of a call and the names of products, options and entities are single tokens, so that one attention head
+can copy a name.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CALL = r'<tool_call>\{"name": "\w+", "arguments": \{"\w+": "|", "\w+": "|"\}\}</
 """The fixed parts of a call."""
 PARTS = r"Final Answer: #|Back to Search|Buy Now|Next >|< Prev|Description \[SEP\] Features \[SEP\] Reviews"
 """Fixed parts of answers and pages."""
-WORDS = r" \[[A-Z]+\] |[a-z]+(?:[._][a-z_]+)+|\d+(?:\.\d+)?| ?(?![a-z]+[._][a-z])[A-Za-z]+|[\s\S]"
+WORDS = r" \[[A-Z]+\] |[a-z]+(?:[._][a-z_]+)+|\d+\.\d+| ?\d+| ?(?![a-z]+[._][a-z])[A-Za-z]+|[\s\S]"
 """Separators, names with dots, numbers, words, characters."""
 CHAT_TEMPLATE = """\
 {% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>{% endif %}
@@ -136,11 +137,12 @@ def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterato
 
 
 def names(environment: Environment) -> str:
-    """Return a pattern of the names that the environment's observations hold and its calls repeat."""
+    """Return a pattern of the names that calls repeat from observations, a token each."""
     if isinstance(environment, WebShopEnvironment):
-        found = {" ".join(part.split()) for part in _phrases(environment)}
-        return "|".join(re.escape(name) for name in sorted(found, key=len, reverse=True))
-    return r"[A-Z][a-z]+ [A-Z][a-z]+(?=[ ?.,\]\"])" if environment.name == "knowledge_graph" else r"[a-z]+ \d+"
+        return "|".join(re.escape(name) for name in sorted(set(_phrases(environment)), key=len, reverse=True))
+    if environment.name == "knowledge_graph":
+        return r"[A-Z][a-z]+ [A-Z][a-z]+(?=[ ?.,\]\"])"
+    return "(?!)"  # none: a thing in a house is a word and a number, which is copied from behind the word
 
 
 def _phrases(environment: WebShopEnvironment) -> Iterator[str]:
