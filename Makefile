@@ -64,7 +64,7 @@ SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "json
 verifiers: .venv-verifiers/.installed  ## verifiers, whose pinned packages collide with ours, and a server of ours without torch
 .venv-verifiers/.installed:
 	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/python -m pip install --quiet "verifiers==0.4.0" $(SERVER)
+	.venv-verifiers/bin/python -m pip install --quiet "verifiers[ta]==0.4.0" $(SERVER)
 	.venv-verifiers/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,31 @@ def test_a_taskset_of_an_own_folder(serve: Callable[..., RemoteEnvironment], tmp
     right = int(one) * int(other)
     said = (str(right), str(right - 1), "x")
     assert [played(environment, reply, task=task).rewards["agent"] for reply in said] == [1.0, 0.5, 0.0]
+
+
+@pytest.fixture
+def word_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put words of TextArena's dictionary where NLTK keeps the lists that the games would download."""
+    spec = find_spec("textarena")
+    assert spec is not None
+    assert spec.origin is not None
+    entries = (Path(spec.origin).parent / "envs/utils/data/en_US.dic").read_text().splitlines()[1:]
+    words = [word for entry in entries if (word := entry.partition("/")[0]).isascii() and word.islower()]
+    folder = tmp_path / "corpora" / "words"
+    folder.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (folder / name).write_text("\n".join(word for word in words if 3 <= len(word) <= 5 and word.isalpha()))
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("word_lists")
+@pytest.mark.parametrize("game", ["Hangman-v0", "WordLadder-v0", "WordSearch-v0"])
+def test_the_games_that_come_with_verifiers(serve: Callable[..., RemoteEnvironment], game: str) -> None:
+    config = json.dumps({"taskset": {"game": game}, "player": {"max_turns": 3}})
+    environment = serve("textarena", "--environment.config", config, "--environment.limit", "40")
+    check_environment(environment, tasks_per_split=3).raise_on_failure()
+    assert environment.agents == ("player",)
 
 
 @pytest.mark.slow
