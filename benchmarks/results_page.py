@@ -93,7 +93,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "GDPO, M-GRPO and IGPO against GRPO",
             "At equal generated tokens (`benchmarks/learning/pairs.py`): "
             "[GDPO](algorithms/gdpo.md) on problems with a small reward for short replies, "
-            "[M-GRPO](algorithms/mgrpo.md) on helpers with and without rewards of their own, "
+            "[M-GRPO](algorithms/mgrpo.md) on a planner that may ask helpers, "
             "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
             tables.pairs,
         ),

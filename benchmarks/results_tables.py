@@ -138,23 +138,14 @@ def branches(found: Any) -> str:
     return table(["task", "algorithm", "held-out reward", "minus MAGRPO"], rows)
 
 
-PAIRS = {
-    "components": ("reward", "success"),
-    "helpers": ("success", "told"),
-    "attempts": ("success",),
-    "unscored": ("success",),
-}
-"""Numbers of each pair of algorithms that the page shows."""
-
-
 def pairs(found: Any) -> str:
     """Return held-out numbers of algorithms and their differences to GRPO."""
     rows = []
-    for pair, names in PAIRS.items():
-        for arm, means in found["pairs"].get(pair, {}).get("summary", {}).items():
-            for name in names:
+    for pair, measured in found["pairs"].items():
+        for arm, means in measured["summary"].items():
+            for name in ("reward", "success"):
                 gap = means.get(f"{name} minus GRPO")
-                seeds = len(found["pairs"][pair]["runs"][arm])
+                seeds = len(measured["runs"][arm])
                 shown = [plus_minus(*means[name]), plus_minus(*gap, "+") if gap else "-"]
                 rows.append([f"`{pair}`", arm, seeds, name, *shown])
     return table(["task", "algorithm", "seeds", "number", "held-out", "minus GRPO"], rows)

@@ -5,7 +5,6 @@
     components  GDPO against GRPO: 1 for a right answer, and up to .1 more the shorter the reply is
     helpers     M-GRPO against GRPO: a planner and the helpers that it asks, which earn .5 for the right letter
     attempts    IGPO against GRPO: three attempts at a problem with a reference answer
-    unscored    ``helpers`` without rewards of the helpers' own: their letters matter through the planner's alone
 
 Printed are the held-out reward, success and reward components of the final weights; their means over the seeds have
 95 % intervals (Student's t), the differences to GRPO are paired by seed. ``--json`` keeps the runs that its file has,
@@ -43,7 +42,6 @@ from provenance import provenance
 
 EPISODES = 256
 """Episodes of the evaluation after a run."""
-SEATS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
 
 
 class BriefMath(MathEnvironment):
@@ -76,13 +74,6 @@ class Pair:
     seats: Mapping[str, str] = field(default_factory=dict)
 
 
-TEAM: dict[str, Any] = {
-    "arms": {"GRPO": (GRPO, {}), "MGRPO": (MGRPO, {"calls_per_group": 16})},
-    "tokens": 20000,
-    "data": {"groups": 8, "group_size": 16},
-    "max_tokens": 4,
-    "seats": SEATS,
-}
 PAIRS = {
     "components": Pair(
         partial(BriefMath, difficulty=(1, 2)),
@@ -91,7 +82,14 @@ PAIRS = {
         data={"groups": 8, "group_size": 8},
         max_tokens=32,
     ),
-    "helpers": Pair(partial(Helpers, cost=0.0), **TEAM),
+    "helpers": Pair(
+        partial(Helpers, cost=0.0),
+        {"GRPO": (GRPO, {}), "MGRPO": (MGRPO, {"calls_per_group": 16})},
+        tokens=20000,
+        data={"groups": 8, "group_size": 16},
+        max_tokens=4,
+        seats={"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}},
+    ),
     "attempts": Pair(
         partial(MathEnvironment, max_attempts=3),
         {"GRPO": (GRPO, {}), "IGPO": (IGPO, {})},
@@ -99,7 +97,6 @@ PAIRS = {
         data={"groups": 8, "group_size": 8},
         max_tokens=48,
     ),
-    "unscored": Pair(partial(Helpers, cost=0.0, score=0.0), **TEAM),
 }
 
 
@@ -133,19 +130,21 @@ def run(pair: Pair, arm: str, seed: int) -> dict[str, float]:
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, list[float]]]:
-    """Return mean and half width of each number by arm, and of its differences to GRPO by seed."""
+    """Return mean and half width of each number by arm, and of its differences to GRPO by seed.
+
+    A reward component that no episode of a run had is 0, as those of the helpers where the planner asks none.
+    """
+    names = {name for rows in runs.values() for row in rows for name in row if name != "seed"}
     found: dict[str, dict[str, list[float]]] = {}
     for arm, rows in runs.items():
         found[arm] = {}
-        for name in rows[0]:
-            values = {name: [row[name] for row in rows]}
+        for name in sorted(names):
+            values = {name: [row.get(name, 0.0) for row in rows]}
             if arm != "GRPO":
                 pairs = zip(rows, runs["GRPO"], strict=True)
-                values[f"{name} minus GRPO"] = [row[name] - other[name] for row, other in pairs]
+                values[f"{name} minus GRPO"] = [row.get(name, 0.0) - other.get(name, 0.0) for row, other in pairs]
             for key, numbers in values.items():
                 found[arm][key] = [round(number, 4) for number in mean_and_half(numbers)]
-        found[arm].pop("seed")
-        found[arm].pop("seed minus GRPO", None)
     return found
 
 

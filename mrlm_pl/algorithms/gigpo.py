@@ -36,6 +36,7 @@ class GiGPO(PolicyGradient):
 
     Raises:
         ConfigurationError: a value out of range.
+        DataError: in a rollout a record without messages, which has no states.
     """
 
     smallest_group = 2

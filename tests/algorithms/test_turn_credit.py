@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, TaskSource
 from mrlm_pl.episode import Message, Task
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import Policy
 from tests.support.turn_episodes import advantages, episode
 
@@ -82,6 +83,13 @@ def test_states_may_have_a_key(policies: Any, quiet_trainer: Any) -> None:
     found = advantages(one, EPISODES, quiet_trainer())
     others = (0 + 8 + 6 + 6) / 4  # the turns of the other episodes
     assert found[0] == pytest.approx([3 - 11 / 3 + 3 - others, 3 - 11 / 3 + 2 - others])
+
+
+def test_records_without_messages_have_no_states(policies: Any, quiet_trainer: Any) -> None:
+    silent = [played.with_rows(lambda row: replace(row, messages=())) for played in EPISODES]
+    with pytest.raises(DataError, match="agent 'a' of episode 0 of the rollout has turns, but no messages"):
+        advantages(GiGPO(policies), silent, quiet_trainer())
+    advantages(GRPO(policies, credit="turn"), silent, quiet_trainer())
 
 
 def test_components_are_normalized_one_by_one(policies: Any, quiet_trainer: Any) -> None:

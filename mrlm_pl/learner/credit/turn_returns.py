@@ -19,6 +19,7 @@ from mrlm_pl.advantages import (
     turn_advantages,
 )
 from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import group_numbers, paired
@@ -218,7 +219,18 @@ class TurnCredit:
         return by_play[index]
 
     def _states(self, turns: TurnReturns) -> Tensor:
-        """Return a number [S] that is equal for turns of the same agent, task group and state."""
+        """Return a number [S] that is equal for turns of the same agent, task group and state.
+
+        Raises:
+            DataError: a record lacks the messages that make up its states.
+        """
+        for row, trajectory in enumerate(turns.trajectory):
+            if trajectory.turns and not trajectory.messages:
+                number = int(turns.episode[row])
+                raise DataError(
+                    f"agent {trajectory.agent!r} of episode {number} of the rollout has turns, but no messages, and so "
+                    "no states to compare turns in; keep the messages in the record, or use GRPO with `credit: turn`"
+                )
         texts = turns.state if self.state_key is None else map(self.state_key, turns.state)
         numbers: dict[tuple[int, str], int] = {}
         keys = zip(turns.comparison.tolist(), texts, strict=True)
