@@ -35,6 +35,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     plan = SimpleNamespace(seed=0, groups=4)
     collection: Any = SimpleNamespace(trainer=trainer, learner=learner, plan=plan, on_policy=True)
     collection.collect = lambda iteration, last: (iteration, {})
+    collection.write_tokens = lambda: None
     monkeypatch.setattr(stream, "data_parallel_rank", lambda trainer: (0, 1))
     monkeypatch.setattr(TrainingStream, "_last_ahead", lambda self: 2)
 
