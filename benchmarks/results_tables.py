@@ -163,15 +163,15 @@ def marginal(found: Any) -> str:
 
 def agentbench(found: Any) -> str:
     """Return rewards and success on held-out tasks of AgentBench by algorithm."""
+    shown = [f"{name} {moment}" for name in ("reward", "success") for moment in ("before", "after", "gained")]
     rows = []
     for environment, part in found["environments"].items():
         for arm, row in part["summary"].items():
             compared = next((name for name in row if name.startswith("success minus")), "")
-            names = [f"{name} {moment}" for name in ("reward", "success") for moment in ("before", "after")]
             gap = f"{plus_minus(*row[compared], '+')} ({compared.removeprefix('success minus ')})" if compared else "-"
-            rows.append([f"`{environment}`", part["tokens"], arm, *(plus_minus(*row[name]) for name in names), gap])
-    moments = ("reward before", "reward after", "success before", "success after")
-    return table(["environment", "generated tokens", "algorithm", *moments, "success minus a peer's"], rows)
+            cells = [plus_minus(*row[name], "+" * name.endswith("gained")) for name in shown]
+            rows.append([f"`{environment}`", part["tokens"], arm, *cells, gap])
+    return table(["environment", "generated tokens", "algorithm", *shown, "success minus a peer's"], rows)
 
 
 def against(found: Any, peer: str) -> list[str]:
