@@ -264,7 +264,7 @@ def records(found: Any) -> str:
         if isinstance(row, dict)
     ]
     of_code = table(["code", "episodes", "1,000 episodes", "CPU time of an iteration"], costs)
-    return of_code + "\n\n" + table(["compression", "1,000 episodes", "to compress"], rows)
+    return of_code + "\n" + table(["compression", "1,000 episodes", "to compress"], rows)
 
 
 def shared_machine(found: Any) -> str:

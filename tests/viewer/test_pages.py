@@ -39,7 +39,7 @@ VIEWS = {
     "curves": '#curves?runs=["debate-seed0","debate-seed1"]',
     "episodes": f"#episodes?run={A}",
     "episode": f"#episode?run={A}&id=3-1-0",
-    "tokens": f"#tokens?run={A}&id=3-1-0&agent=con",
+    "tokens": f"#tokens?run={A}&id=3-1-0&agent=pro&by=entropy",
     "group": f"#group?run={A}&group=3-1&iteration=3",
     "credit": f"#credit?run={TREE}&id=2-1-1-1-1-1",
     "compare": f"#compare?run={A}&other={B}",
