@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrlm_pl import algorithms
-from mrlm_pl.learner.distillation import Distillation, Teacher
+from mrlm_pl.learner.policies.distillation import Distillation, Teacher
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 
 INDEX = Path(__file__).parent / "algorithms.md"

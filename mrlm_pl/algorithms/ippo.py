@@ -12,8 +12,8 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
+from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.reference import IN_REWARD, KL
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
 from mrlm_pl.settings import one_of

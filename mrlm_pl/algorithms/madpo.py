@@ -14,7 +14,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
 from mrlm_pl.learner.credit.returns import group_numbers
-from mrlm_pl.learner.reference import ReferencePolicy
+from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
 from mrlm_pl.losses.preference import preference_metrics, sequence_logp
 from mrlm_pl.policy import Policy

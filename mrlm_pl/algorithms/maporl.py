@@ -18,9 +18,9 @@ from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
 from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learned_in
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
+from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import each_share
-from mrlm_pl.learner.reference import IN_REWARD, KL
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
 from mrlm_pl.settings import at_least, one_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
-from mrlm_pl.learner.distillation import Distillation
+from mrlm_pl.learner.policies.distillation import Distillation
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import token_loss
 from mrlm_pl.policy import Policy
@@ -28,9 +28,9 @@ class OnPolicyDistillation(PolicyGradient):
         full      loss = reduce_t( D(p, q) + beta KL_t )
         top_k     the same with the teacher's k most probable tokens and one bucket of all others
 
-    with the divergence ``D`` of :class:`~mrlm_pl.learner.distillation.Distillation`. In expectation over the student's
-    tokens, ``sampled`` has the gradient of ``full`` with ``beta: 1`` at the first update on a rollout. As in the paper,
-    no gradient flows through the sampling of the tokens before.
+    with the divergence ``D`` of :class:`~mrlm_pl.learner.policies.distillation.Distillation`. In expectation over the
+    student's tokens, ``sampled`` has the gradient of ``full`` with ``beta: 1`` at the first update on a rollout. As in
+    the paper, no gradient flows through the sampling of the tokens before.
 
     With a ``reprompt`` and no ``policy`` the student teaches itself, with more information: SDPO (2601.20802) with
     ``sibling`` or ``feedback``, SDFT (2601.19897) with ``demonstration``. Any other policy gradient takes the same
@@ -42,7 +42,7 @@ class OnPolicyDistillation(PolicyGradient):
     ``taught_rows`` (share of the trajectories with a teacher).
 
     Args:
-        distillation: the teachers and the form; see :class:`~mrlm_pl.learner.distillation.Distillation`.
+        distillation: the teachers and the form; see :class:`~mrlm_pl.learner.policies.distillation.Distillation`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

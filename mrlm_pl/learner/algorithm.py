@@ -24,8 +24,8 @@ from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
 from mrlm_pl.learner.optimization import Optimization, clip_gradients, gradient_norm, weight_group
-from mrlm_pl.learner.reference import ReferencePolicy
-from mrlm_pl.learner.seats import check_seats, seat_of, seats_of_run
+from mrlm_pl.learner.policies.reference import ReferencePolicy
+from mrlm_pl.learner.policies.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.export import write_policy
 from mrlm_pl.policy.forward.logprobs import bounded_together

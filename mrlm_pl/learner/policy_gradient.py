@@ -28,10 +28,10 @@ from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import BASELINES, checked_advantages, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
-from mrlm_pl.learner.distillation import Distillation, Distiller
-from mrlm_pl.learner.old_policy import OldPolicy, sampler_differs
 from mrlm_pl.learner.optimization import Optimization
-from mrlm_pl.learner.reference import KL, KLPenalty, Placement, ReferencePolicy, ReferenceSync
+from mrlm_pl.learner.policies.distillation import Distillation, Distiller
+from mrlm_pl.learner.policies.old import OldPolicy, sampler_differs
+from mrlm_pl.learner.policies.reference import KL, KLPenalty, Placement, ReferencePolicy, ReferenceSync
 from mrlm_pl.losses import (
     Clip,
     Correction,
@@ -82,7 +82,7 @@ class PolicyGradient(Algorithm):
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`. None is that of the loss.
         max_length: longest response in tokens, for ``reduction: constant_length``.
-        kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.reference.KL`.
+        kl: penalty for the divergence from the reference policy; see :class:`~mrlm_pl.learner.policies.reference.KL`.
         entropy: entropy bonus; see :class:`mrlm_pl.losses.Entropy`.
         top_entropy: fraction of a policy's tokens in a rollout, those with the highest entropy on all ranks, that keep
             their advantage and teachers; the others count in the reduction alone (arXiv 2506.01939). Below 1 the
@@ -108,10 +108,10 @@ class PolicyGradient(Algorithm):
             one. A type whose advantages have no spread is left as it is, with a warning. Logged with several
             environments: ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
         reference_sync: moves the reference policy after the policy; see
-            :class:`~mrlm_pl.learner.reference.ReferenceSync`.
+            :class:`~mrlm_pl.learner.policies.reference.ReferenceSync`.
         reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.
         distillation: teachers that score the sampled tokens; see
-            :class:`~mrlm_pl.learner.distillation.Distillation`.
+            :class:`~mrlm_pl.learner.policies.distillation.Distillation`.
 
     Attributes:
         loss: of a token.

@@ -19,8 +19,8 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch
-from mrlm_pl.learner.distillation import Distillation, Teacher
-from mrlm_pl.learner.reprompts import REPROMPTS, Attempt
+from mrlm_pl.learner.policies.distillation import Distillation, Teacher
+from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.losses import batch_totals
 from mrlm_pl.policy import LoRA, Policy
 

@@ -16,7 +16,7 @@ from mrlm_pl import algorithms, data
 from mrlm_pl.cli.parsing.early_check import training_options
 from mrlm_pl.data.files.preferences import PreferenceDataModule
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
-from mrlm_pl.learner.reference import ReferenceSync
+from mrlm_pl.learner.policies.reference import ReferenceSync
 from mrlm_pl.losses import Entropy
 from tests.support.documents import ROOT
 

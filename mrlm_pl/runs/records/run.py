@@ -19,7 +19,7 @@ import yaml
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.seats import seated_policy
+from mrlm_pl.learner.policies.seats import seated_policy
 from mrlm_pl.model_folders import exported_policies, missing_folder
 from mrlm_pl.runs.plugins import (
     environments_by_name,

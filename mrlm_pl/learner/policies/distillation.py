@@ -15,8 +15,8 @@ from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.episode import Episode, Message, by_group
 from mrlm_pl.errors import ConfigurationError, nearest, place
 from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.learner.reprompts import REPROMPTS, Attempt
 from mrlm_pl.losses import Reduction, token_weights
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.families import forward_path
@@ -42,7 +42,7 @@ class Teacher:
             the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
             ``feedback`` the environment's later messages, ``team`` the last answers of the other agents, ``majority``
             their most frequent one in all episodes of the task; or a function, in a configuration its import path, from
-            an :class:`~mrlm_pl.learner.reprompts.Attempt` to messages or None.
+            an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to messages or None.
         partner: an agent of the same episode: the teacher reads its conversation up to its last turn.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mrlm_pl.learner.seats import seated_policy
+from mrlm_pl.learner.policies.seats import seated_policy
 
 
 @pytest.mark.parametrize(
