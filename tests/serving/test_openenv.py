@@ -103,6 +103,7 @@ def test_an_episode_is_that_of_the_environment(export: Callable[..., Exported]) 
     assert [step.rewards["agent"] for step in steps] == [-0.3, 1.0]
     assert steps[0].observations == {"agent": [Message("user", "That is not correct. Try again.")]}
     assert (steps[1].done, steps[1].success, steps[1].truncated) == (True, True, False)
+    environment.copy()  # for another episode
 
 
 def test_exported_environments_keep_the_contract_through_the_client(export: Callable[..., Exported]) -> None:

@@ -75,6 +75,7 @@ class OpenEnvEnvironment(Environment):
         # Without a file no token is sent: MRLM_TOKEN is not meant for servers of others.
         self._headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         self._tasks = DataTasks(self.name, data, "stop")
+        self._link: _Link | None = None
         self._disconnect: Callable[[], object] = lambda: None
 
     def tasks(self, split: str) -> TaskSource:
@@ -119,6 +120,7 @@ class OpenEnvEnvironment(Environment):
         Raises:
             RemoteError: the server does not answer, or its environment raised an error.
         """
+        assert self._link is not None
         self._turn += 1
         ((agent, action),), fault = actions.items(), ""
         try:
@@ -141,6 +143,7 @@ class OpenEnvEnvironment(Environment):
     def close(self) -> None:
         """Close the connection; see :meth:`Environment.close`."""
         self._disconnect()
+        self._link = None
 
     def _shown(self, found: Mapping[str, Any]) -> list[Message]:
         """Return an observation as messages."""
