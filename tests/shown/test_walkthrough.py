@@ -104,7 +104,7 @@ def test_the_commands_of_the_readme_in_order(
     assert len(Path("balanced.jsonl").read_text().splitlines()) > 8
     assert re.search(r"^math: (\d+) of \1 checks passed", out, re.MULTILINE)
     assert re.search(r"^(new minus old|old minus new) [+-]\d", out, re.MULTILINE)
-    assert re.search(r"^\| runs/sweep/seed-0 \| 2 \|", out, re.MULTILINE)
+    assert re.search(r"^\| runs/sweep/seed-0 \| 1 \|", out, re.MULTILINE)
     assert re.search(r"^\| runs .* last tenth of [\d,]+ tokens", out, re.MULTILINE)
     assert re.search(r"^0 sessions", out, re.MULTILINE)
 
