@@ -152,10 +152,11 @@ class Collection:
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
+        # Likewise the collector: it takes over the groups that a checkpoint would hold.
+        if self.collector is None:
+            sync = None if self.max_lag else SyncCollector(self.players, self.plan, self.sampling)
+            self.collector = sync or self._async_collector()
         with ended_by_sigterm(trainer):
-            if self.collector is None:
-                sync = None if self.max_lag else SyncCollector(self.players, self.plan, self.sampling)
-                self.collector = sync or self._async_collector()
             collected = self.collector.collect(iteration, last, groups)
         seconds, training = collected.seconds or time.perf_counter() - started, collected.training
         try:
