@@ -226,7 +226,8 @@ class PolicyGradient(Algorithm):
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
 
-        Records of the episodes keep both. Without a known rule there are no baselines.
+        Records of the episodes keep both. Without a known rule, or with :meth:`advantages` of a subclass, there are no
+        baselines.
 
         Args:
             returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
@@ -234,8 +235,9 @@ class PolicyGradient(Algorithm):
         """
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
-        rule = None if self.advantage is None else BASELINES.get(self.advantage)
-        return returns if rule is None else replace(returns, baseline=rule(returns.reward, returns.comparison))
+        own = type(self).advantages is not PolicyGradient.advantages
+        rules = [] if own else [rule for compares, rule in BASELINES.items() if compares is self.advantage]
+        return replace(returns, baseline=rules[0](returns.reward, returns.comparison)) if rules else returns
 
     def advantages(self, returns: Any) -> Tensor:
         """Return the advantages [N] of returns; every rank calls this.

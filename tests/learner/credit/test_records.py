@@ -105,6 +105,23 @@ def test_turns_whose_rewards_the_algorithm_changes_have_credit(model_folder: Pat
     assert all(None not in (turn.return_, turn.baseline, turn.advantage) for turn in turns)
 
 
+class Halved(GRPO):
+    """Compares with no group."""
+
+    def advantages(self, returns: Any) -> Any:
+        return returns.reward / 2
+
+
+@dataclasses.dataclass
+class Above:
+    """A rule that no table can have as a key: with ``eq`` it has no hash."""
+
+    level: float
+
+    def __call__(self, rewards: Any, groups: Any) -> Any:
+        return rewards - self.level
+
+
 REWARDS = {"g": [[1.0, 2.0], [3.0], [2.0, 0.0, 4.0]], "h": [[8.0], [6.0]]}
 """Of the turns of an agent in the episodes of two tasks: returns 3, 3, 6 and 8, 6."""
 
@@ -125,6 +142,8 @@ REWARDS = {"g": [[1.0, 2.0], [3.0], [2.0, 0.0, 4.0]], "h": [[8.0], [6.0]]}
             [0, 0, 1.5, 2.25, 2.25, 2.25, 4.125, 6.0625],
         ),
         (lambda own: GDPO(own), [3, 3, 3, 6, 6, 6, 8, 6], [None] * 8),
+        (lambda own: Halved(own), [3, 3, 3, 6, 6, 6, 8, 6], [None] * 8),
+        (lambda own: GRPO(own, advantage=Above(4.0)), [3, 3, 3, 6, 6, 6, 8, 6], [None] * 8),
         # The same turn in the other episodes, 0 in one that has ended.
         (lambda own: GRPO(own, credit="turn", gamma=0.5), [2, 2, 3, 3, 2, 4, 8, 6], [3, 1, 2.5, 2.5, 1, 0, 6, 8]),
         (lambda own: GiGPO(own, gamma=0.5), [2, 2, 3, 3, 2, 4, 8, 6], [None] * 8),
