@@ -11,27 +11,30 @@ from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, event_text, re
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
-_DEFAULTS: Mapping[str, Any] = {"tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}}
+_DEFAULTS: Mapping[str, Sequence[Any]] = {
+    "tool_choice": ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}),
+    "thinking": ({"type": "disabled"},),
+}
 
 
 def read_messages(body: Any, ignore: Sequence[str]) -> Call:
     """Return the call that a request's JSON makes; arguments and errors are those of :func:`read_call`."""
     if isinstance(body, Mapping):
-        body = {name: value for name, value in body.items() if value != _DEFAULTS.get(name)}
+        body = {name: value for name, value in body.items() if value not in _DEFAULTS.get(name, ())}
         system, given, tools = body.pop("system", ""), body.get("messages"), body.get("tools")
         if isinstance(given, list):
             prompt = [{"role": "system", "content": system}] if system else []
             body["messages"] = [*prompt, *_chat_messages(given)]
         if isinstance(tools, list):
             body["tools"] = [_chat_tool(tool) for tool in tools]
-        body["stop"] = body.pop("stop_sequences", None)
     return read_call("messages", body, ignore)
 
 
 def messages_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     ((text, calls, reason),), (reply,) = served, call.replies
-    stop = next((stop for stop in call.prompt.stop if stop in reply.content), None)
+    ends = [(place, stop) for stop in call.prompt.stop if (place := reply.content.find(stop)) >= 0]
+    stop = min(ends)[1] if ends else None
     content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in calls]
     return {

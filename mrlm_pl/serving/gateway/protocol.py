@@ -44,7 +44,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _SERVED: Mapping[str, set[str]] = {
     "chat": {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "n", "stream"},
     "responses": {"model", "input", "instructions", "tools", "max_output_tokens", "stream"},
-    "messages": {"model", "messages", "tools", "max_tokens", "stop", "stream"},
+    "messages": {"model", "messages", "tools", "max_tokens", "stop_sequences", "stream"},
 }
 _ROLES = {"developer": "system"}
 _TEXT = ("text", "input_text", "output_text", "refusal")
@@ -115,10 +115,11 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
             )
     limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     limit = min((_whole("max_tokens", value, 1) for value in limits if value is not None), default=None)
-    stop = body.get("stop") or []
+    ends = "stop_sequences" if form == "messages" else "stop"
+    stop = body.get(ends) or []
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
-        raise _fault(f"stop is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts", "stop")
+        raise _fault(f"{ends} is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts", ends)
     messages = _response_messages(body) if form == "responses" else _chat_messages(body.get("messages"))
     count = _whole("n", body.get("n") or 1, 1)
     if count > MOST_REPLIES:

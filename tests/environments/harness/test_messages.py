@@ -65,10 +65,17 @@ def test_stop_texts_and_refusals_have_its_form() -> None:
         messages: Any = [{"role": "user", "content": "Q"}]
         async with client(endpoint) as anthropic:
             ask: Any = anthropic.messages.create
-            for stop in ("!", "?"):
-                replies.append(await ask(model="agent", max_tokens=9, messages=messages, stop_sequences=[stop]))
+            auto = {"type": "auto", "disable_parallel_tool_use": False}
+            for stops in (["!"], ["?"], ["l", "He"]):
+                more = {"stop_sequences": stops, "tool_choice": auto}
+                replies.append(await ask(model="agent", max_tokens=9, messages=messages, **more))
             image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
-            for bad in ({"temperature": 0.2}, {"top_k": 5}, {"messages": [{"role": "user", "content": [image]}]}):
+            for bad in (
+                {"temperature": 0.2},
+                {"top_k": 5},
+                {"stop": ["!"]},
+                {"messages": [{"role": "user", "content": [image]}]},
+            ):
                 try:
                     await ask(model="agent", max_tokens=9, messages=messages, extra_body=bad)
                 except BadRequestError as error:
@@ -79,12 +86,13 @@ def test_stop_texts_and_refusals_have_its_form() -> None:
                 errors.append(error.body["error"])  # type: ignore[index]
         return 1.0
 
-    (episode,) = played(harness(program), [{"agent": ["Yes! No", "No"]}])
+    (episode,) = played(harness(program), [{"agent": ["Yes! No", "No", "Hello"]}])
     assert episode.error is None
-    cut, whole = replies
+    cut, whole, first = replies
     assert (cut.content[0].text, cut.stop_reason, cut.stop_sequence) == ("Yes", "stop_sequence", "!")
     assert (whole.content[0].text, whole.stop_reason, whole.stop_sequence) == ("No", "end_turn", None)
-    assert [error["type"] for error in errors] == ["invalid_request_error"] * 3 + ["authentication_error"]
-    named = ("'temperature'", "'top_k'", "only text can be served", "OPENAI_API_KEY")
+    assert (first.content, first.stop_sequence) == ([], "He"), "the first text that ends it, not the first of the list"
+    assert [error["type"] for error in errors] == ["invalid_request_error"] * 4 + ["authentication_error"]
+    named = ("'temperature'", "'top_k'", "'stop'", "only text can be served", "OPENAI_API_KEY")
     assert all(name in error["message"] for name, error in zip(named, errors, strict=True))
-    assert episode.metrics["refused"] == 3
+    assert episode.metrics["refused"] == 4
