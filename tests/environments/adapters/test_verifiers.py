@@ -140,7 +140,7 @@ def word_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("word_lists")
-@pytest.mark.parametrize("game", ["Hangman-v0", "WordLadder-v0", "WordSearch-v0"])
+@pytest.mark.parametrize("game", ["Hangman-v0", "WordSearch-v0"])
 def test_the_games_that_come_with_verifiers(serve: Callable[..., RemoteEnvironment], game: str) -> None:
     config = json.dumps({"taskset": {"game": game}, "player": {"max_turns": 3}})
     environment = serve("textarena", "--environment.config", config, "--environment.limit", "40")
