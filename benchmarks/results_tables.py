@@ -251,7 +251,7 @@ def families(found: Any) -> str:
 
 
 def records(found: Any) -> str:
-    """Return the CPU time of an iteration and the size of 1,000 episodes by what is saved, and by compression."""
+    """Return the CPU time of an iteration and the size of 1,000 episodes by saved content and by compression."""
     sizes, seconds = found["bytes_per_1000_episodes"], found["cpu_s_per_iteration"]
     costs = [
         [code, variant, f"{sizes[code][variant] / 1e6:.2f} MB", f"{seconds[code][variant]:.2f} s"]
