@@ -105,9 +105,13 @@ def sentences() -> Iterator[tuple[str, str]]:
         yield "operations.md", f"| {sizes['per iteration'][part] / 1000:.1f} kB per iteration |"
     for part in ("checkpoints", "policies", "other"):
         yield "operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
-    per = results_tables.read("records")["per_1000_episodes"]
+    records = results_tables.read("records")
+    per = records["per_1000_episodes"]
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['gzip 6']['bytes'] / 1e6:.2f} MB on the disk"
-    yield "data.md", f"takes {results_tables.read('records')['ratio']:.2f} of the time of one without writing"
+    seconds = records["cpu_s_per_iteration"]["now"]
+    yield "data.md", f"{seconds['saved']:.2f} s of CPU time with writing and {seconds['not saved']:.2f} s without"
+    sizes = [records["bytes_per_1000_episodes"][code]["saved"] / 1e6 for code in ("before", "now")]
+    yield "data.md", "took {:.2f} MB where this one takes {:.2f} MB".format(*sizes)
     busy = {name: row["busy_by_quiet"] for name, row in results_tables.read("shared_machine")["settings"].items()}
     yield "scaling.md", f"{busy['default']:.1f} times as long, {busy['one thread']:.1f} with".replace(" 0.", " .")
     covered = results_tables.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
