@@ -157,7 +157,7 @@ class GroupDraft:
         ]
 
     def take(self, episodes: Sequence[Episode]) -> None:
-        """Add the episodes that were due, and decide what is due next: further episodes, or another task.
+        """Add the episodes that were due, and decide whether further episodes or another task come next.
 
         Raises:
             EnvironmentContractError: a further episode differs from its origin before it branches.
@@ -296,7 +296,7 @@ class Collector:
     Attributes:
         playing: the players of episodes, once they are made.
         training: plays the episodes that train.
-        due: plays what is due in a group: ``training`` or ``trees``.
+        due: plays the due specs of a group: ``training`` or ``trees``.
         greedy: plays the greedy episode of each group, where the algorithm compares with it.
         trees: plays turn trees, where the algorithm trains on them.
     """
