@@ -209,7 +209,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
     _limit(cell, cell.processes)
-    _close_file_system(cell, ["/"] if cell.shell else [BOX])  # what a shell's root holds of the machine is read-only
+    _close_file_system(cell, ["/"] if cell.shell else [BOX])  # the machine's folders in a shell's root are read-only
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     seccomp.install(_filter_in_namespaces(cell.shell))
 
