@@ -34,6 +34,7 @@ from mrlm_pl.episode_files import EpisodeWriter
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import LastCheckpoint, MetricsFile, Trainer
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
@@ -61,6 +62,7 @@ class Mover(Algorithm):
     def __init__(self) -> None:
         super(Algorithm, self).__init__()
         self.metrics = Metrics(("main",))
+        self.reference = ReferencePolicy()
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
     @property

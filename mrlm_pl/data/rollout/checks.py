@@ -92,9 +92,8 @@ def check_sampling(learner: RolloutLearner, sampling: Sampling) -> None:
     """Validate the sampling of the training episodes.
 
     Raises:
-        ConfigurationError: it names a policy that does not exist, or the algorithm cannot learn from such episodes.
+        ConfigurationError: the algorithm cannot learn from such episodes.
     """
-    sampling.check_policies([*learner.policies], "data.sampling")
     if learner.uses_greedy_baseline and not any(sampling.of(name).temperature for name in learner.policies):
         raise ConfigurationError(
             f"data.sampling.temperature is 0, so every episode is the greedy one that {type(learner).__name__} "

@@ -149,6 +149,9 @@ class RolloutDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         trainer, learner = self._attached()
         self.players.learner = learner
+        for option, settings in {"sampling": self.sampling, "validation_sampling": self.validation_sampling}.items():
+            if settings.policies:
+                settings.check_policies([*learner.policies], f"data.{option}")
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
@@ -189,8 +192,7 @@ class RolloutDataModule(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def _held_out(self, split: str) -> EvaluationStream:
-        learner = self._attached()[1]
-        self.validation_sampling.check_policies([*learner.policies], "data.validation_sampling")
+        self._attached()
         return EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
 
     def teardown(self, stage: str) -> None:
