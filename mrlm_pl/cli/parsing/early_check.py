@@ -41,7 +41,7 @@ LEARNER = PACKAGE / "learner"
 SETTINGS = {
     "clip": ("Clip", PACKAGE / "losses" / "policy_gradient.py"),
     "correction": ("Correction", PACKAGE / "losses" / "corrections.py"),
-    "kl": ("KL", LEARNER / "reference.py"),
+    "kl": ("KL", LEARNER / "policies" / "reference.py"),
     "optimization": ("Optimization", LEARNER / "optimization.py"),
     "policies": ("Policy", PACKAGE / "policy" / "policy.py"),
     "sampling": ("Sampling", PACKAGE / "engines" / "base.py"),

@@ -138,7 +138,8 @@ def test_the_source_has_the_parameters_that_the_parser_finds(group: str) -> None
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_source_has_the_fields_of_settings(setting: str) -> None:
     from mrlm_pl import engines, losses, policy
-    from mrlm_pl.learner import optimization, reference
+    from mrlm_pl.learner import optimization
+    from mrlm_pl.learner.policies import reference
 
     name, file = SETTINGS[setting]
     cls = next(
