@@ -49,7 +49,7 @@ _ETC = {
 """Files of the system folder that a shell finds: of no real system."""
 
 OWN_PROGRAMS = "/usr/local/bin"
-"""Where scripts put programs of their own, beside links to those of the machine."""
+"""Folder for programs of the scripts, beside links to those of the machine."""
 
 MACHINE_PATH = "/usr/local/.bin:/usr/bin:/bin"
 """Folders of the machine's programs, which no script can replace."""

@@ -45,7 +45,7 @@ _FORMS: dict[str, tuple[Callable[..., Call], Callable[..., dict[str, Any]], Call
     "/v1/responses": (partial(read_call, "responses"), responses_body, responses_events),
     "/v1/messages": (read_messages, messages_body, messages_events),
 }
-"""How the calls of each address are read, answered and streamed."""
+"""Functions by address that read, answer and stream its calls."""
 
 logger = logging.getLogger(__name__)
 

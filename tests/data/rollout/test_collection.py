@@ -33,4 +33,4 @@ def test_a_signal_while_the_collector_takes_over_groups_loses_none(monkeypatch: 
             collection.collect(0, 0)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert collection.collector is holder, "a checkpoint holds what it has taken over"
+    assert collection.collector is holder, "a checkpoint has its groups"
