@@ -48,7 +48,7 @@ class TokenMeasures:
             iteration,
             {
                 name: [
-                    [(key, turn.start, turn.stop) for key, turn in zip(of_row, row.turns, strict=True)]
+                    [(key, turn.start, turn.stop) for key, turn in zip(of_row, row.turns, strict=True) if key]
                     for of_row, row in zip(keys, tables[name].trajectories, strict=True)
                 ]
                 for name, keys in turn_keys(prepared, tables).items()

@@ -34,7 +34,7 @@ def credited(
         compared = rows.compared or [[(None, None)] * len(row) for row in keys]
         for row in zip(keys, compared, means, strict=True):
             for key, (return_, baseline), advantage in zip(*row, strict=True):
-                if advantage is not None:
+                if key is not None and advantage is not None:
                     found[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
 
     def with_credit(episode: Episode) -> Episode:
@@ -55,10 +55,11 @@ def key_of(episode: Episode, turn: Turn) -> TurnKey:
     return episode.id, "", turn.agent, turn.index
 
 
-def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> dict[str, list[list[TurnKey]]]:
+def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> dict[str, list[list[TurnKey | None]]]:
     """Return the keys of the turns of each row, by policy.
 
-    A turn is found by its identity or, where an algorithm has changed its rewards, by its trajectory's tokens.
+    A turn is found by its identity or, where an algorithm has changed its rewards, by its trajectory's tokens. The key
+    is None if both are new.
 
     Args:
         prepared: the episodes, as the algorithm read them.
@@ -72,7 +73,7 @@ def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) ->
                 of_turns[id(turn)] = of_spans[id(row.token_ids), turn.start] = key_of(episode, turn)
     return {
         name: [
-            [of_turns.get(id(turn)) or of_spans[id(row.token_ids), turn.start] for turn in row.turns]
+            [of_turns.get(id(turn)) or of_spans.get((id(row.token_ids), turn.start)) for turn in row.turns]
             for row in rows.trajectories
         ]
         for name, rows in tables.items()

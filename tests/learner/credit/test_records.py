@@ -36,6 +36,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.learner.credit.records import credited
 from mrlm_pl.learner.credit.returns import returns_of
+from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.replay import differences
 from tests.support.turn_episodes import episode as played_episode
@@ -239,3 +240,20 @@ def test_records_without_credit_are_read_and_credit_is_no_difference(
     plain = Episode.from_dict(old)
     assert plain.rows()[0].turns[0].advantage is None
     assert differences(plain, dataclasses.replace(episode, id="again")) == []
+
+
+def test_new_rows_of_an_algorithm_have_no_record(model_folder: Path, quiet_trainer: Any) -> None:
+    """It cuts the first token off; the tokens and turns are no longer those of the episodes."""
+    learner = GRPO(policy(model_folder))
+    learner.trainer = quiet_trainer()
+    played = [played_episode(str(n), "g", {"agent": [("", reward)]}) for n, reward in enumerate((1.0, 3.0))]
+    (rows,) = learner.trained_rows(played, Sampling(max_tokens=8)).values()
+    first, second = rows.trajectories
+    (turn,) = first.turns
+    moved = dataclasses.replace(turn, start=turn.start - 1, stop=turn.stop - 1)
+    cut = {name: getattr(first, name)[1:] for name in ("token_ids", "action_mask", "logprobs")}
+    rows.trajectories = (dataclasses.replace(first, **cut, turns=(moved,)), second)
+    (one,), (other,) = (list(episode.turns()) for episode in credited(played, played, {"main": rows}))
+    assert (one.return_, one.baseline, one.advantage) == (None, None, None)
+    assert (other.return_, other.baseline) == (3.0, 2.0)
+    assert TokenMeasures.of(0, played, {"main": rows}).spans["main"][0] == []
