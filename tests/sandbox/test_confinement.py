@@ -67,3 +67,51 @@ def test_the_tasks_of_a_user_are_its_threads_and_those_of_its_processes() -> Non
     if isinstance(counts, str):
         pytest.skip(f"root cannot become another user here: {counts}")
     assert counts == [[1, 1], [4, 4], [5, 5], [1, 1]]
+
+
+MACHINE = """
+import os
+from mrlm_pl.sandbox import MACHINE_PATH, Sandbox
+from mrlm_pl.sandbox.wall import kernel
+
+try:
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    for folder in ("/usr/share", "/usr/local"):
+        kernel.mount("tmpfs", folder, "tmpfs", 0, "mode=1777")
+except OSError as error:
+    print("skip", error)
+    raise SystemExit
+os.mkdir("/usr/share/inner")
+kernel.mount("tmpfs", "/usr/share/inner", "tmpfs", 0, "mode=1777")
+for path in ("/usr/share/inner/file", "/usr/share/file"):
+    with open(path, "w") as file:
+        file.write("machine")
+    os.chmod(path, 0o666)
+os.mkdir("/usr/local/bin")
+os.symlink("/usr/local/missing-1", "/usr/local/missing")
+os.symlink("/opt/missing/sh", "/usr/local/bin/sh")
+time = os.stat("/dev/null").st_mtime_ns
+sandbox = Sandbox(level="namespaces", wall_seconds=20)
+print(sandbox.shell('''
+for folder in /usr/share /usr/share/inner; do
+  test -e $folder/file || echo no file
+  (echo x > $folder/file; touch $folder/new; mkdir $folder/folder; ln $folder/file $folder/link) 2> /dev/null
+done
+touch /dev/null 2> /dev/null && echo touched
+mkdir /opt/missing; ln -s /bin/true /opt/missing/sh
+PATH=@ sh -c 'exit 1' && echo started a program of the script
+'''.replace("@", MACHINE_PATH)).output.split())
+changed = [path for path in ("/usr/share/inner/file", "/usr/share/file") if open(path).read() != "machine"]
+print(changed, sorted(os.listdir("/usr/share/inner") + os.listdir("/usr/share")), os.stat("/dev/null").st_mtime_ns - time)
+"""
+
+
+def test_scripts_change_and_replace_nothing_of_a_machine_with_mounts_and_broken_links() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system there")
+    done = subprocess.run([sys.executable, "-c", MACHINE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("skip"):
+        pytest.skip(done.stdout)
+    assert done.stdout.splitlines() == ["[]", "[] ['file', 'file', 'inner'] 0"]

@@ -51,8 +51,8 @@ _ETC = {
 OWN_PROGRAMS = "/usr/local/bin"
 """Folder for programs of the scripts, beside links to those of the machine."""
 
-MACHINE_PATH = "/usr/local/.bin:/usr/bin:/bin"
-"""Folders of the machine's programs, which no script can replace."""
+MACHINE_PATH = "/usr/bin:/bin:/usr/local/.bin"
+"""Folders of the machine's programs, which no script can replace; the last one may hold links to places that it can."""
 
 _NEVER_THEIRS = {
     **{f"{folder}/pyvenv.cfg": "/dev/null" for folder in ("", "/usr", "/usr/local")},
@@ -64,8 +64,8 @@ _LOG = "2024-01-01 00:00:00 startup archives unpack\n"
 """Content of the one log file of a shell's system."""
 
 _DESCRIPTORS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
-_READ_ONLY = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_READ_ONLY = syscalls.MS_RDONLY | _SAFE
 MEBIBYTE = 1 << 20
 
 
@@ -166,8 +166,8 @@ def _make_root(folders: Iterable[str]) -> None:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         syscalls.mount(f"/proc/self/fd/{sources[path]}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
-        if path in shown:
-            syscalls.mount(None, target, None, _READ_ONLY)
+        if path != "/proc":  # in which children write the maps of their users
+            syscalls.restrict_mounts(target, _READ_ONLY if path in shown else syscalls.MS_RDONLY)
     for descriptor in sources.values():
         os.close(descriptor)
     for name in _LINKS:
@@ -184,7 +184,7 @@ def _make_root(folders: Iterable[str]) -> None:
     syscalls.pivot_root(".", "old")
     os.chdir("/")
     syscalls.detach("/old")
-    syscalls.mount(None, "/", None, _READ_ONLY)  # else what one child leaves in it, the next one finds
+    syscalls.restrict_mounts("/", _READ_ONLY, below=False)  # else what one child leaves in it, the next one finds
 
 
 def confine_in_namespaces(cell: CellSettings) -> None:
@@ -233,14 +233,16 @@ def _enter_own_root() -> None:
     for place, path in (_NEVER_THEIRS | shown).items():
         if place not in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
             _show(path, place)
-    syscalls.mount(None, f"{BOX}/proc", None, _READ_ONLY | syscalls.MS_NOEXEC)
+    syscalls.restrict_mounts(f"{BOX}/proc", _READ_ONLY | syscalls.MS_NOEXEC)
     os.chdir(BOX)
     syscalls.pivot_root(".", ".")  # the old root is put over the new one
     syscalls.detach(".")
 
 
 def _entries(folder: str) -> list[str]:
-    return [os.path.join(folder, name) for name in os.listdir(folder)] if os.access(folder, os.R_OK) else []
+    """Return paths in a folder, without links to what is not shown: scripts could put their own files there."""
+    names = os.listdir(folder) if os.access(folder, os.R_OK) else ()
+    return [path for path in (os.path.join(folder, name) for name in names) if os.path.exists(path)]
 
 
 def _show(path: str, place: str) -> None:

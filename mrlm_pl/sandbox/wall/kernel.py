@@ -12,13 +12,14 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 16384
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 
 MACHINE = platform.machine()
 CAP_SYS_PTRACE = 19
+_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _CAPGET = {"x86_64": 125, "aarch64": 90}.get(MACHINE, -1)
 _CAPSET = {"x86_64": 126, "aarch64": 91}.get(MACHINE, -1)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
@@ -90,6 +91,12 @@ def mount(source: str | None, target: str, kind: str | None, flags: int = 0, opt
     values = [None if value is None else value.encode() for value in (source, target, kind, options)]
     result = libc.mount(values[0], values[1], values[2], ctypes.c_ulong(flags), values[3])
     checked(result, f"mount {target}")
+
+
+def restrict_mounts(path: str, flags: int, *, below: bool = True) -> None:
+    """Add flags, such as ``MS_RDONLY``, to a mount, and to all mounts below it (Linux 5.12)."""
+    attributes = ctypes.create_string_buffer(struct.pack("4Q", flags, 0, 0, 0), 32)
+    syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE if below else 0, attributes, 32)
 
 
 def pivot_root(new_root: str, old_root: str) -> None:
