@@ -371,6 +371,35 @@ def test_an_agent_cannot_forge_a_check(script: str, language: str) -> None:
     assert not solved([bash(script), FINISH], checked({"language": language, "code": code}), sandbox=QUICK)
 
 
+SPY = """
+cat > spy.py <<'END'
+import os, signal
+first = os.getpid()
+open("ready", "w").close()
+while True:
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(process) > first:
+                os.kill(int(process), signal.SIGSTOP)
+                words = open(f"/proc/{process}/cmdline").read().split(chr(0))
+                if "--" in words:
+                    open("out", "w").write(words[words.index("--") + 2])
+                os.kill(int(process), signal.SIGCONT)
+        except (OSError, IndexError):
+            pass
+END
+python3 spy.py > /dev/null 2>&1 &
+until test -e ready; do sleep 0.01; done
+"""
+
+
+def test_a_process_in_the_background_does_not_see_what_the_checks_expect() -> None:
+    expects = {"language": "bash", "code": '[ "$(cat ~/out)" = "$2" ]'}
+    row = checked(None, expects, example="printf 4711")
+    assert solved([bash("printf 4711 > ~/out"), FINISH], row, sandbox=PATIENT)
+    assert not solved([bash(SPY), FINISH], row, sandbox=PATIENT)
+
+
 def test_a_system_that_ended_fails_its_checks() -> None:
     passes = checked({"language": "bash", "code": "true"})
     assert solved([FINISH], passes)
