@@ -103,7 +103,8 @@ mkdir /opt/missing; ln -s /bin/true /opt/missing/sh
 PATH=@ sh -c 'exit 1' && echo started a program of the script
 '''.replace("@", MACHINE_PATH)).output.split())
 changed = [path for path in ("/usr/share/inner/file", "/usr/share/file") if open(path).read() != "machine"]
-print(changed, sorted(os.listdir("/usr/share/inner") + os.listdir("/usr/share")), os.stat("/dev/null").st_mtime_ns - time)
+print(changed, sorted(os.listdir("/usr/share/inner") + os.listdir("/usr/share")), end=" ")
+print(os.stat("/dev/null").st_mtime_ns - time)
 """
 
 

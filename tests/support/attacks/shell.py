@@ -51,6 +51,31 @@ SHELL = {
         "for place in /usr/bin /usr/lib /usr/local/lib /usr/share /bin /lib; do"
         " touch $place/written-@TOKEN@ && rm $place/written-@TOKEN@ && echo SUCC''EEDED; done",
     ),
+    "shell_sets_times_of_devices": (
+        "writing",
+        """
+        before=$(stat -c %y /dev/null /dev/zero); sleep 0.05
+        touch /dev/null /dev/zero
+        test "$(stat -c %y /dev/null /dev/zero)" != "$before" && echo SUCC''EEDED
+        """,
+    ),
+    "shell_uncovers_and_moves_folders_of_the_machine": (
+        "writing",
+        """
+        for place in /usr/bin /bin /lib /etc /dev /proc; do
+          umount -l $place || mount -o remount,bind,rw $place || mount --bind . $place || continue
+          echo SUCC''EEDED
+        done
+        python3 -c '
+        import ctypes
+        calls = ctypes.CDLL(None)
+        for place in (b"/usr/bin", b"/bin", b"/lib", b"/etc", b"/dev", b"/usr"):
+            if calls.renameat2(-100, place, -100, b"moved", 0) == 0:
+                calls.renameat2(-100, b"moved", -100, place, 0)
+                print("SUCC" + "EEDED")
+        '
+        """.replace("\n        ", "\n"),
+    ),
     "shell_writes_outside": ("writing", "echo x > @OUTSIDE@/from-bash && echo SUCC''EEDED"),
     "shell_writes_through_a_link": (
         "writing",
