@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 SHOWN_CHARACTERS = 800
 SOLVED = 1.0
-_CHECKERS = {"bash": "bash -c", "python": "python3 -I -c"}
-"""The command of a check program. ``-I``: else it would import modules that the agent left in its home folder."""
+_CHECKERS = {"bash": ("bash", "-c"), "python": ("python3", "-I -c")}
+"""Program and options of a check program. ``-I``: else it would import modules that the agent left in its home folder."""
 
 _NO_ERRORS = "2> /dev/null"
 """A script's errors are no part of its output."""
@@ -230,7 +230,9 @@ class ShellEnvironment(SingleAgentEnvironment):
             return None
         name = ["--"] if check["language"] == "bash" else []
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]
-        command = f"PATH={MACHINE_PATH}:$PATH {_CHECKERS[check['language']]} {' '.join(words)} {_NO_ERRORS}"
+        program, options = _CHECKERS[check["language"]]
+        found = f'"$(PATH={MACHINE_PATH} type -P {program})"'  # nothing, which fails, where the machine has none
+        command = f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}"
         return self._script(self._cell, command)
 
     def _expected_of(self, data: Mapping[str, Any]) -> str:

@@ -262,6 +262,12 @@ def test_checks_run_the_machines_own_programs(check: dict[str, str]) -> None:
     assert solved([bash(f"{REPLACEMENTS}touch ~/x"), FINISH], checked(check), sandbox=PATIENT)
 
 
+def test_an_agent_does_not_supply_the_interpreter_that_a_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_environments.shell.environment.MACHINE_PATH", "/nothing")
+    script = "ln -sf /bin/true /usr/local/bin/python3"
+    assert not solved([bash(script), FINISH], checked({"language": "python", "code": "raise SystemExit(1)"}))
+
+
 def test_files_last_and_scripts_share_nothing_else() -> None:
     steps = play([bash("cd /tmp; export A=1; echo x > ~/kept"), bash('echo "$A$(pwd)"; cat ~/kept'), bash("exit 7")])
     assert seen(steps[0]) == ["[no output]"]
