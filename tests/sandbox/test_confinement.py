@@ -100,6 +100,7 @@ for folder in /usr/share /usr/share/inner; do
 done
 touch /dev/null 2> /dev/null && echo touched
 mkdir /opt/missing; ln -s /bin/true /opt/missing/sh
+mkdir -p /usr/local/share/perl 2> /dev/null && echo wrote where Perl looks for modules
 PATH=@ sh -c 'exit 1' && echo started a program of the script
 '''.replace("@", MACHINE_PATH)).output.split())
 changed = [path for path in ("/usr/share/inner/file", "/usr/share/file") if open(path).read() != "machine"]

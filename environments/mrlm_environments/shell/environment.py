@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 SHOWN_CHARACTERS = 800
 SOLVED = 1.0
 _CHECKERS = {"bash": ("bash", "-c"), "python": ("python3", "-I -c")}
-"""Program and options of a check program. ``-I``: else it would import modules that the agent left in its home folder."""
+"""Program and options of a check. ``-I``: else it would import modules that the agent left in its home folder."""
 
 _NO_ERRORS = "2> /dev/null"
 """A script's errors are no part of its output."""

@@ -56,9 +56,9 @@ MACHINE_PATH = "/usr/bin:/bin:/usr/local/.bin"
 
 _NEVER_THEIRS = {
     **{f"{folder}/pyvenv.cfg": "/dev/null" for folder in ("", "/usr", "/usr/local")},
-    **{f"/usr/local/{folder}": "/old" for folder in ("lib", "lib64")},
+    **{f"/usr/local/{folder}": "/old" for folder in ("lib", "lib64", "share")},
 }
-"""Places in which Python looks for its library and its start-up modules: something empty where the machine has none."""
+"""Places in which Python and Perl look for modules and settings: something empty where the machine has none."""
 
 _LOG = "2024-01-01 00:00:00 startup archives unpack\n"
 """Content of the one log file of a shell's system."""
