@@ -91,6 +91,9 @@ for path in ("/usr/share/inner/file", "/usr/share/file"):
 os.mkdir("/usr/local/bin")
 os.symlink("/usr/local/missing-1", "/usr/local/missing")
 os.symlink("/opt/missing/sh", "/usr/local/bin/sh")
+with open("/usr/local/libraries", "wb") as file:
+    file.write(b"2 libraries\\0libtinfo.so.6\\0/opt/missing/lib/libtinfo.so.6\\0")
+kernel.mount("/usr/local/libraries", "/etc/ld.so.cache", None, kernel.MS_BIND)
 time = os.stat("/dev/null").st_mtime_ns
 sandbox = Sandbox(level="namespaces", wall_seconds=20)
 print(sandbox.shell('''
@@ -101,6 +104,7 @@ done
 touch /dev/null 2> /dev/null && echo touched
 mkdir /opt/missing; ln -s /bin/true /opt/missing/sh
 mkdir -p /usr/local/share/perl 2> /dev/null && echo wrote where Perl looks for modules
+test -s /etc/ld.so.cache && echo libraries of a folder that scripts can make
 PATH=@ sh -c 'exit 1' && echo started a program of the script
 '''.replace("@", MACHINE_PATH)).output.split())
 changed = [path for path in ("/usr/share/inner/file", "/usr/share/file") if open(path).read() != "machine"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import resource
 import signal
 import sys
@@ -30,7 +31,8 @@ HOME = "/home/student"
 SYSTEM_FOLDERS = ("/home", "/root", "/tmp", "/var", "/srv", "/opt")
 """Folders that a shell finds private and empty, whatever the machine holds in them."""
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
+_LINKER_CACHE = "/etc/ld.so.cache"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", _LINKER_CACHE, "/etc/localtime")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _LINKS = ("bin", "sbin", "lib", "lib64")
 _USERS = ("root:0:/root", "daemon:1:/usr/sbin", "bin:2:/bin", "sys:3:/dev", "mail:8:/var/mail", "www-data:33:/var/www")
@@ -107,9 +109,20 @@ def _program_folders() -> tuple[str, ...]:
     return tuple(path for path in sorted(places) if not any(path.startswith(f"{other}/") for other in places))
 
 
+@functools.cache
+def _libraries_are_shown() -> bool:
+    """Return whether a shell's root holds all folders that the linker's cache names; scripts could make the others."""
+    with suppress(OSError), open(_LINKER_CACHE, "rb") as file:
+        folders = {os.fsdecode(folder) for folder in re.findall(rb"(?<=\0)(/[^\0]*)/[^/\0]+\0", file.read())}
+        hidden = tuple(f"{folder}/" for folder in SYSTEM_FOLDERS)
+        return all(os.path.isdir(folder) and not folder.startswith(hidden) for folder in folders)
+    return True
+
+
 def prepare(level: str) -> None:
     """Compute in the server what all its children need, so that none of them does."""
     _program_folders()
+    _libraries_are_shown()
     for shell in (False, True):
         if level == "namespaces":
             seccomp.program(_filter_in_namespaces(shell))
@@ -233,6 +246,8 @@ def _enter_own_root() -> None:
     for place, path in (_NEVER_THEIRS | shown).items():
         if place not in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
             _show(path, place)
+    if not _libraries_are_shown():
+        syscalls.mount("/dev/null", BOX + _LINKER_CACHE, None, syscalls.MS_BIND)
     syscalls.restrict_mounts(f"{BOX}/proc", _READ_ONLY | syscalls.MS_NOEXEC)
     os.chdir(BOX)
     syscalls.pivot_root(".", ".")  # the old root is put over the new one
