@@ -344,7 +344,8 @@ class Algorithm(LightningModule, ABC):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self.reference.follow(list(self.trained_policies.values()), self.global_step + 1)
+        if self.reference.moves:
+            self.reference.follow(self.trained_policies.values(), self.global_step + 1)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.measure("val", batch)
