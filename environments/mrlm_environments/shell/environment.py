@@ -209,7 +209,7 @@ class ShellEnvironment(SingleAgentEnvironment):
     def _passes(self, answer: str) -> bool:
         """Return whether every check holds; each one receives the answer and the outputs of those before it."""
         values = [answer]
-        if self._cell is not None:  # else a process in the background reads what the checks expect, and provides it
+        if self._cell is not None:  # else a background process reads the expected output, and provides it
             self.sandbox.execute(self._cell, {"operation": "stop"})
         for check in self._task.data["checks"]:
             if check is None:
