@@ -255,7 +255,7 @@ def _enter_own_root() -> None:
 
 
 def _entries(folder: str) -> list[str]:
-    """Return paths in a folder, without links to what is not shown: scripts could put their own files there."""
+    """Return paths in a folder, without broken links: scripts could supply their targets."""
     names = os.listdir(folder) if os.access(folder, os.R_OK) else ()
     return [path for path in (os.path.join(folder, name) for name in names) if os.path.exists(path)]
 
