@@ -79,7 +79,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
-            "A small model after its recipe, at equal generated tokens of all agents, on new tasks (shop and graph: of the split train): "
+            "A small model after its recipe, at equal generated tokens of all agents, on new tasks (shop and graph: of "
+            "the split train): "
             "[shop](environments/webshop.md#measured), [graph](environments/knowledge_graph.md#measured), "
             "[house](environments/alfworld.md#measured).",
             tables.agentbench,
