@@ -4,13 +4,15 @@
 
 Every configuration starts from builtin:tiny on the generated problems of difficulty 1 and is evaluated on the same 500
 held-out problems before and after. SFT and the preference algorithms train on 6,000 episodes of the policy from `mrlm
-collect`: SFT on the right ones, the others on 8 of each problem, KTO on each by its success. CPU seconds are those of
-all processes, collection and evaluations included. Runs that ``--json`` holds already are not repeated.
+collect`: SFT on the right ones, the others on 8 of each problem, KTO on each by its success. ``rewards`` are the mean
+rewards of the rollouts, one per iteration; CPU seconds are those of all processes, collection and evaluations included.
+Runs that ``--json`` holds already are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import resource
 import subprocess
@@ -48,29 +50,32 @@ def call(*arguments: str) -> None:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
 
 
-def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the reports before and after an online algorithm, whose callback evaluates."""
+def from_rollouts(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return the accuracies before and after an online algorithm, whose callback evaluates, and its rewards."""
     options = ["--seed_everything", str(seed), "--trainer.default_root_dir", str(folder / "run"), *overrides]
     path, *own = config.split()
     call("fit", "--config", f"configs/{path}.yaml", *own, *options)
-    moments = ("before", "after")
-    return {moment: json.loads((folder / f"run/evaluation_{moment}.json").read_text())["math"] for moment in moments}
+    with (folder / "run/metrics.csv").open() as file:
+        rewards = [round(float(row["rollout/reward"]), 3) for row in csv.DictReader(file) if row["rollout/reward"]]
+    files = {moment: folder / f"run/evaluation_{moment}.json" for moment in ("before", "after")}
+    accuracies = {moment: json.loads(file.read_text())["math"]["accuracy"] for moment, file in files.items()}
+    return accuracies | {"rewards": rewards}
 
 
-def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the reports before and after training on the policy's own episodes."""
+def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return the accuracies before and after training on the policy's own episodes."""
     kept = ["--filter-reward", "1"] if config == "algorithms/sft" else ["--samples-per-task", "8"]
     episodes = str(folder / "episodes.jsonl")
     collected = ["--num-episodes", str(EPISODES), "--seed", str(seed), "--output", episodes, *kept]
     call("collect", "--model", "builtin:tiny", *MATH, *collected)
     options = ["--data.train", episodes, "--seed_everything", str(seed), *overrides]
     call("fit", "--config", f"configs/{config}.yaml", "--trainer.default_root_dir", str(folder / "run"), *options)
-    reports = {}
+    accuracies = {}
     for moment, model in (("before", "builtin:tiny"), ("after", str(folder / "run"))):
         output = folder / f"{moment}.json"
         call("eval", "--model", model, *MATH, "--num-episodes", "500", "--seed", str(seed), "--output", str(output))
-        reports[moment] = json.loads(output.read_text())
-    return reports
+        accuracies[moment] = json.loads(output.read_text())["accuracy"]
+    return accuracies
 
 
 def run(config: str, seed: int, overrides: list[str]) -> dict[str, Any]:
@@ -78,11 +83,10 @@ def run(config: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     learn = from_episodes if config.startswith(("algorithms/sft", "algorithms/preferences")) else from_rollouts
     with tempfile.TemporaryDirectory() as folder:
-        reports = learn(config, seed, Path(folder), overrides)
+        found = learn(config, seed, Path(folder), overrides)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    accuracy = {moment: report["accuracy"] for moment, report in reports.items()}
-    return {"config": config, "seed": seed, "cpu_s": round(seconds, 1), **accuracy}
+    return {"config": config, "seed": seed, "cpu_s": round(seconds, 1), **found}
 
 
 def main() -> None:

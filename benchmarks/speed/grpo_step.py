@@ -54,11 +54,17 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 class Clock:
-    """Wall and processor seconds at the ends of steps."""
+    """Wall and processor seconds at the ends of steps, and the rewards of all episodes in order."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
         self.cpu: list[float] = []
+        self.rewards: list[float] = []
+
+    def rewarded(self, value: float) -> float:
+        """Note a reward and return it."""
+        self.rewards.append(value)
+        return value
 
     def tick(self) -> None:
         """Note the end of a step."""
@@ -66,7 +72,7 @@ class Clock:
         self.cpu.append(time.process_time())
 
     def report(self, ticks: int = 1) -> dict[str, Any]:
-        """Return the seconds of each step after the warm-up, and the process's peak memory in MiB.
+        """Return the seconds of each step after the warm-up, all rewards, and the process's peak memory in MiB.
 
         Args:
             ticks: in a step.
@@ -74,6 +80,7 @@ class Clock:
         both = {"steps": self.wall, "cpu": self.cpu}
         return {
             **{unit: _between(ends[ticks - 1 :: ticks]) for unit, ends in both.items()},
+            "rewards": self.rewards,
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
 
@@ -122,7 +129,9 @@ def reward(text: str) -> float:
     return sum(number % 2 == 0 for number in numbers) / max(len(numbers), 1)
 
 
-def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, Any]:
+def run_ours(
+    folder: str, size: str, steps: int, precision: str, learning_rate: float = 1e-5, seed: int = 0
+) -> dict[str, Any]:
     """Return step times and memory of this project."""
     import lightning
     from quiet_trainer import quiet_trainer
@@ -144,7 +153,7 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
             return str(task.data["prompt"])
 
         def reply(self, message: Any) -> Outcome:
-            return Outcome({"even": reward(message.content)})
+            return Outcome({"even": clock.rewarded(reward(message.content))})
 
     clock = Clock()
 
@@ -152,6 +161,7 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
         def on_train_batch_end(self, *args: Any) -> None:
             clock.tick()
 
+    lightning.seed_everything(seed, verbose=False)
     trainer = quiet_trainer(
         max_steps=steps,
         precision=precision,
@@ -160,13 +170,13 @@ def run_ours(folder: str, size: str, steps: int, precision: str) -> dict[str, An
         callbacks=[Ticks()],
     )
     data = RolloutDataModule(
-        Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS)
+        Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS), seed=seed
     )
-    trainer.fit(GRPO({"main": Policy(folder, learning_rate=1e-5, chat_template=TEMPLATE)}), data)
+    trainer.fit(GRPO({"main": Policy(folder, learning_rate=learning_rate, chat_template=TEMPLATE)}), data)
     return clock.report()
 
 
-def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
+def run_peer(folder: str, size: str, steps: int, learning_rate: float = 1e-5, seed: int = 0) -> dict[str, Any]:
     """Return step times and memory of TRL with its default generation."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -185,7 +195,8 @@ def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
         num_generations=GROUP,
         max_completion_length=NEW_TOKENS,
         max_steps=steps,
-        learning_rate=1e-5,
+        learning_rate=learning_rate,
+        seed=seed,
         lr_scheduler_type="constant",
         beta=0.0,
         use_cpu=True,
@@ -199,7 +210,7 @@ def run_peer(folder: str, size: str, steps: int) -> dict[str, Any]:
     )
     trainer = GRPOTrainer(
         model=folder,
-        reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+        reward_funcs=lambda completions, **_: [clock.rewarded(reward(text)) for text in completions],
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(64)]),
         callbacks=[Ticks()],
@@ -215,6 +226,7 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
     """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--threads", str(options.threads), "--precision", options.precision]
+    command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
     return of_child(command, side, options.threads)
 
 
@@ -261,6 +273,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -270,7 +284,8 @@ def main() -> None:
 
         torch.set_num_threads(options.threads)
         run = partial(run_ours, precision=options.precision) if options.side == "ours" else run_peer
-        print(json.dumps(run(options.folder, options.size, options.steps)))
+        settings = {"learning_rate": options.learning_rate, "seed": options.seed}
+        print(json.dumps(run(options.folder, options.size, options.steps, **settings)))
         return
     folder = tempfile.mkdtemp()
     make_model(Path(folder), options.size)

@@ -31,6 +31,8 @@ from provenance import provenance
 
 TASKS = 64
 FURTHER = "w1"
+TREES = ("magrpo", "marloo")
+"""Algorithms whose turns branch."""
 FORWARD_TOKENS = 540
 """Maximal tokens of a forward pass, two states at most; CoMLRL makes a pass per sequence."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
@@ -47,11 +49,13 @@ class Work:
     group: int
     new_tokens: int
     critic: str
+    learning_rate: float
+    seed: int
 
     @property
     def tasks_in_step(self) -> int:
         """Return the number of tasks in a step."""
-        return 1 if self.algorithm == "magrpo" or self.turns == 1 else self.group
+        return 1 if self.algorithm in TREES or self.turns == 1 else self.group
 
 
 def joint_reward(texts: list[str]) -> float:
@@ -64,7 +68,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     import lightning
     from quiet_trainer import quiet_trainer
 
-    from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO
+    from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO, MARLOO
     from mrlm_pl.data import RolloutDataModule
     from mrlm_pl.engines import Sampling
     from mrlm_pl.environment import DatasetTasks, Environment, Step
@@ -86,7 +90,8 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
 
         def step(self, actions: Any) -> Step:
             self.left -= 1
-            rewards = dict.fromkeys(self.agents, joint_reward([message.content for message in actions.values()]))
+            joint = joint_reward([message.content for message in actions.values()])
+            rewards = dict.fromkeys(self.agents, clock.rewarded(joint))
             if not self.left:
                 return Step(rewards=rewards, done=True, stop_reason="end")
             return Step({agent: [Message("user", FURTHER)] for agent in self.agents}, rewards)
@@ -97,6 +102,7 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
         def on_train_batch_end(self, *args: Any) -> None:
             clock.tick()
 
+    lightning.seed_everything(work.seed, verbose=False)
     trainer = quiet_trainer(max_steps=work.steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Ticks()])
     groups = work.tasks_in_step
     data = RolloutDataModule(
@@ -105,14 +111,16 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
         group_size=work.group if groups == 1 else 1,
         iterations=work.steps,
         sampling=Sampling(max_tokens=work.new_tokens),
+        seed=work.seed,
     )
 
     def model(source: str = folder) -> Policy:
-        return Policy(source, learning_rate=1e-5, chat_template=TEMPLATE, max_forward_tokens=FORWARD_TOKENS)
+        settings = {"chat_template": TEMPLATE, "max_forward_tokens": FORWARD_TOKENS, "weight_decay": 0.01}
+        return Policy(source, learning_rate=work.learning_rate, **settings)
 
     policies = {name: model() for name in Words.agents}
-    if work.algorithm == "magrpo":
-        module: Any = MAGRPO(policies)
+    if work.algorithm in TREES:
+        module: Any = {"magrpo": MAGRPO, "marloo": MARLOO}[work.algorithm](policies)
     elif work.algorithm == "ippo":
         module = IPPO(policies, agent_critics={name: model() for name in Words.agents})
     else:
@@ -124,13 +132,14 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
 def run_peer(folder: str, work: Work) -> dict[str, Any]:
     """Return step times and memory of CoMLRL."""
     from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
-    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
     from datasets import Dataset
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, set_seed
 
     clock = Clock()
     config_class, trainer_class, per_task = {
         "magrpo": (MAGRPOConfig, MAGRPOTrainer, "_train_step_returns"),
+        "marloo": (MARLOOConfig, MARLOOTrainer, "_train_step_returns"),
         "ippo": (IACConfig, IACTrainer, "_run_batch"),
         "mappo": (MAACConfig, MAACTrainer, "_run_batch"),
     }[work.algorithm]
@@ -149,10 +158,13 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
             for prompts, responses in zip(prompt_history_per_agent, response_history_per_agent, strict=True)
         ]
 
+    def rewards(*texts: Any, **_: Any) -> list[float]:
+        return [clock.rewarded(joint_reward(list(joint))) for joint in zip(*texts, strict=True)]
+
     tasks, vocabulary = work.tasks_in_step, int(SIZES[work.size]["vocab"])
     settings: dict[str, Any] = {
         "num_train_epochs": 1,
-        "agent_learning_rate": 1e-5,
+        "agent_learning_rate": work.learning_rate,
         "num_agents": 2,
         "num_generations": work.group if tasks == 1 else 1,
         "max_new_tokens": work.new_tokens,
@@ -162,22 +174,25 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
         "num_turns": work.turns,
         "early_termination_threshold": None,
         "eval_interval": 0,
-        "advantage_normalization": work.algorithm != "magrpo",
+        "advantage_normalization": work.algorithm not in TREES,
     }
     more: dict[str, Any] = {}
-    if work.algorithm == "magrpo":
+    if work.algorithm in TREES:
         states = sum(work.group**turn for turn in range(work.turns))
         settings |= {"joint_mode": "aligned", "rollout_buffer_size": states}
         more["num_agents"] = 2
     else:
-        settings |= {"critic_learning_rate": 1e-5, "rollout_buffer_size": work.group * work.turns}
+        settings |= {"critic_learning_rate": work.learning_rate, "rollout_buffer_size": work.group * work.turns}
         more["critics"] = [folder] * 2 if work.algorithm == "ippo" else [work.critic]
+    set_seed(work.seed)
     trainer = trainer_class(
         agents=[folder, folder],
         tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(2)],
         model_config={"torch_dtype": "float32"},
         train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(work.steps * tasks)]),
-        reward_func=lambda *texts, **_: [joint_reward(list(joint)) for joint in zip(*texts, strict=True)],
+        reward_func=lambda *texts, **_: [
+            clock.rewarded(joint_reward(list(joint))) for joint in zip(*texts, strict=True)
+        ],
         external_transition=further if work.turns > 1 else None,
         args=config_class(**settings),
         **more,
@@ -193,6 +208,7 @@ def child(python: str, side: str, folder: str, turns: int, options: argparse.Nam
     command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
     command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
     command += ["--threads", str(options.threads)]
+    command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
     return of_child(command, side, options.threads, WANDB_MODE="disabled")
 
 
@@ -211,7 +227,7 @@ def main() -> None:
     parser.add_argument(
         "--peer-python", required="--side" not in sys.argv, help="a Python with CoMLRL: .venv-peers-multi/bin/python"
     )
-    parser.add_argument("--algorithm", choices=["magrpo", "ippo", "mappo"], default="magrpo")
+    parser.add_argument("--algorithm", choices=["magrpo", "marloo", "ippo", "mappo"], default="magrpo")
     parser.add_argument("--size", choices=sorted(SIZES), default="s")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--group", type=int, default=4, help="decisions of each agent in each state")
@@ -219,6 +235,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=["ours", "comlrl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -230,8 +248,8 @@ def main() -> None:
         torch.set_num_threads(options.threads)
         run = run_ours if options.side == "ours" else run_peer
         (turns,) = options.turns
-        amounts = (options.group, options.new_tokens)
-        work = Work(options.size, turns, options.steps, options.algorithm, *amounts, options.critic)
+        settings = (options.group, options.new_tokens, options.critic, options.learning_rate, options.seed)
+        work = Work(options.size, turns, options.steps, options.algorithm, *settings)
         print(json.dumps(run(options.folder, work)))
         return
     folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
