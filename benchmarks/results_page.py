@@ -66,6 +66,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "[KTO](algorithms/kto.md).",
             tables.learning,
         ),
+        "parity": Section(
+            "Learning curves beside TRL and CoMLRL",
+            "The same random models, prompts, seeds and rewards (the fraction of even words) with the same optimizer.",
+            tables.parity,
+            plot=True,
+        ),
         "token_losses": Section(
             "Token losses",
             "A shortened quick start with four updates per rollout: [algorithms](algorithms.md#token-losses).",
@@ -269,14 +275,20 @@ def draw() -> None:
     PLOTS.mkdir(parents=True, exist_ok=True)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
-    curves = [row["rewards"] for row in tables.read("quickstart")["rows"]]
-    points = [mean_and_half(values) for values in zip(*map(smooth, curves), strict=True)]
-    low, high = ([mean + sign * half for mean, half in points] for sign in (-1, 1))
-    iterations = range(1, len(points) + 1)
-    axes.plot(iterations, [mean for mean, _ in points], color="tab:blue")
-    axes.fill_between(iterations, low, high, color="tab:blue", alpha=0.25, linewidth=0)
+    curves = [smooth(row["rewards"]) for row in tables.read("quickstart")["rows"]]
+    draw_band(axes, curves, len(curves[0]), "tab:blue")
     axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
     save(figure, "quickstart")
+
+    parity = tables.read("parity")
+    figure, panels = pyplot.subplots(ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True, layout="constrained")
+    for axes, (name, pair) in zip(panels, parity["pairs"].items(), strict=True):
+        for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", pair["peer"], "tab:orange")):
+            draw_band(axes, [row[side] for row in pair["rows"]], parity["steps"], color, label)
+        axes.set(title=name, xlabel="step")
+        axes.legend(frameon=False)
+    panels[0].set(ylabel="mean reward")
+    save(figure, "parity")
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     rows = tables.read("token_losses")["summary"]
@@ -291,6 +303,15 @@ def draw() -> None:
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="held-out accuracy after 6 rollouts")
     axes.invert_yaxis()
     save(figure, "token_losses")
+
+
+def draw_band(axes: Any, curves: Sequence[Sequence[float]], steps: int, color: str, label: str = "") -> None:
+    """Draw the mean of curves of equal length over steps, with its 95 % interval."""
+    points = [mean_and_half(values) for values in zip(*curves, strict=True)]
+    low, high = ([mean + sign * half for mean, half in points] for sign in (-1, 1))
+    x = [steps * (number + 1) / len(points) for number in range(len(points))]
+    axes.plot(x, [mean for mean, _ in points], color=color, label=label)
+    axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
 
 
 def smooth(values: Sequence[float], width: int = 5) -> list[float]:

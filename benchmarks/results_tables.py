@@ -68,6 +68,18 @@ def learning(found: Any) -> str:
     return table(["configuration", "seeds", "before", "after"], rows)
 
 
+def parity(found: Any) -> str:
+    """Return the rewards of both sides by pair, at the end and over the run, and their differences."""
+    shown = [f"{part} {side}" for part in ("end", "run") for side in ("ours", "peer", "difference")]
+    rows = [
+        [name, pair["peer"], len(pair["rows"])]
+        + [plus_minus(*pair["summary"][key], "+" * key.endswith("difference")) for key in shown]
+        for name, pair in found["pairs"].items()
+    ]
+    columns = [f"{part}: {side}" for part in ("last tenth", "whole run") for side in ("mrlm", "peer", "difference")]
+    return table(["algorithm", "peer", "seeds", *columns], rows)
+
+
 def token_losses(found: Any) -> str:
     """Return accuracies by token loss, and their differences to PPO's."""
     rows = []
