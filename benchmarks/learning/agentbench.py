@@ -9,8 +9,8 @@ Held-out tasks are played before and after it: in the house those of the split t
 ones of the split train that are not in the recipe's rows, because a small model cannot know the products and relations
 of the split test.
 
-Means over the seeds have 95 % intervals (Student's t); differences are paired by seed. ``--json`` keeps the runs of
-other environments and arms in the file, ``--folder`` keeps the recipes' policies.
+Means over the seeds have 95 % intervals (Student's t); differences are paired by seed. Runs that ``--json``
+holds already are not repeated, and ``--folder`` keeps the recipes' policies.
 """
 
 from __future__ import annotations
@@ -175,15 +175,16 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     folder = options.folder or Path(tempfile.mkdtemp())
-    kept = json.loads(options.json.read_text())["environments"] if options.json and options.json.exists() else {}
-    written: dict[str, Any] = {**provenance(), "episodes": EPISODES, "environments": kept}
+    found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    kept = found.get("environments", {})
+    written: dict[str, Any] = {**provenance(kept=found), "episodes": EPISODES, "environments": kept}
     for environment in options.environments:
-        runs = {**kept.get(environment, {}).get("runs", {}), **{arm: [] for arm in options.arms}}
+        runs = {**{arm: [] for arm in options.arms}, **kept.get(environment, {}).get("runs", {})}
         tokens = options.tokens or BUDGET[environment]
         if (spent := kept.get(environment, {}).get("tokens", tokens)) != tokens:
             raise SystemExit(f"{options.json} has {environment} with {spent} tokens; give --tokens {spent}")
-        for seed in options.seeds:
-            for arm in options.arms:
+        for seed, arm in itertools.product(options.seeds, options.arms):
+            if all(row["seed"] != seed for row in runs[arm]):
                 team = ARMS[arm][1]
                 start = recipe(environment, team, folder / f"{environment}{'-team' if team else ''}")
                 runs[arm].append(run(environment, arm, start, seed, tokens))

@@ -42,7 +42,8 @@ def test_its_environment_is_found_by_name_and_keeps_the_contract(mrlm: Command, 
     checked = run(*words, folder=tmp_path, path=Path("deep/lab").resolve())
     assert "ok   oracle: gold replies earn 1 on 8 tasks" in checked
     assert "FAIL" not in checked
-    left = [path for path in Path("deep/lab").rglob("*") if path.is_file() and "$" in path.read_text(errors="replace")]
+    files = [path for path in Path("deep/lab").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    left = [path for path in files if "$" in path.read_text(errors="replace")]
     assert not left, "every name is filled in"
 
 

@@ -13,6 +13,7 @@ from mrlm_pl.episode import Episode, Task
 from mrlm_pl.errors import DataError, NonFiniteError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.policies.reference import ReferencePolicy
 
 
 @final
@@ -38,6 +39,7 @@ class ToyAlgorithm(Algorithm):
     def __init__(self, policies: dict[str, ToyPolicy] | None = None, rate: float = 0.5, fail_at: int = -1) -> None:
         super(Algorithm, self).__init__()  # the toy has no models to be put in seats
         self.metrics = Metrics(())
+        self.reference = ReferencePolicy()
         self.save_hyperparameters()
         self.settings, self.rate, self.fail_at = policies or {}, rate, fail_at
         self.weight = torch.nn.Parameter(torch.zeros(()))
