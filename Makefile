@@ -60,7 +60,7 @@ peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with
 
 # An environment server of ours needs neither torch nor the other dependencies that are left out here.
 SERVER = aiohttp "grpcio>=1.85.1" grpcio-health-checking grpcio-reflection "jsonargparse[signatures]" jsonschema lazy-loader \
-	msgspec "protobuf>=7.35.1" regex rich sqlglot xxhash
+	msgspec "protobuf>=7.35.1" regex rich sqlglot xxhash zstandard
 verifiers: .venv-verifiers/.installed  ## verifiers, whose pinned packages collide with ours, and a server of ours without torch
 .venv-verifiers/.installed:
 	$(PYTHON) -m venv .venv-verifiers

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import re
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,14 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.settings import at_least
 from mrlm_pl.turn_tree import TurnTree, branches, episodes_of
-
-LEVEL = 6
-"""Of gzip; see ``benchmarks/results/records.json``."""
 
 BEHIND = 2
 """Files that may be pending while the learner continues."""
@@ -39,10 +35,10 @@ def iteration_file(folder: Path, iteration: int, rank: tuple[int, int] = (0, 1),
         kind: ``episodes`` or ``tokens``.
 
     >>> iteration_file(Path("runs/a"), 3, (1, 2)).as_posix()
-    'runs/a/episodes/iteration-000003-rank1.jsonl.gz'
+    'runs/a/episodes/iteration-000003-rank1.jsonl.zst'
     """
     suffix = f"-rank{rank[0]}" if rank[1] > 1 else ""
-    return folder / kind / f"iteration-{iteration:06d}{suffix}.jsonl.gz"
+    return folder / kind / f"iteration-{iteration:06d}{suffix}.jsonl.zst"
 
 
 @dataclass(frozen=True)
@@ -101,6 +97,11 @@ def _parts(path: Path) -> tuple[int, str]:
     return (int(found[1]), found[2]) if found else (-1, path.name)
 
 
+def episode_files(folder: Path) -> list[Path]:
+    """Return the compressed files of episodes in a folder, by name."""
+    return sorted(path for path in folder.glob("*.jsonl.*") if path.suffix in (".zst", ".gz"))
+
+
 def not_kept(files: Iterable[Path], collected: int = 0) -> str:
     """Return a note on the iterations of a run that have no file; empty if all have one.
 
@@ -120,7 +121,7 @@ def not_kept(files: Iterable[Path], collected: int = 0) -> str:
 
 
 def write_episodes(path: str | Path, episodes: Sequence[Episode]) -> None:
-    """Write episodes as gzipped JSON lines, atomically; the paths of a turn tree make one line."""
+    """Write episodes as JSON lines, atomically, compressed as the suffix says; a turn tree is one line."""
     write_lines(path, _records(episodes))
 
 
@@ -135,10 +136,10 @@ def _records(episodes: Sequence[Episode]) -> Iterator[str]:
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write a gzipped file of lines, atomically."""
+    """Write a file of lines, compressed as its suffix says, atomically."""
     text = "".join(f"{line}\n" for line in lines)
     with replacing(path) as draft:
-        draft.write_bytes(gzip.compress(text.encode(), LEVEL, mtime=0))
+        draft.write_bytes(packed(Path(path), text.encode()))
 
 
 class EpisodeWriter:
@@ -173,6 +174,8 @@ class EpisodeWriter:
 
     def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
         write_episodes(path, episodes)
+        if path.suffix == ".zst":
+            path.with_suffix(".gz").unlink(missing_ok=True)  # of an earlier version, whose run was resumed
         self.retention.remove_displaced(path)
 
     def finish(self) -> None:
@@ -196,7 +199,7 @@ class EpisodeWriter:
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:
-    """Yield the episodes of a JSON-lines file, gzipped or not, or of all ``*.jsonl.gz`` files of a folder by name.
+    """Yield the episodes of a JSON-lines file, compressed or not, or of all :func:`episode_files` of a folder.
 
     A file of a folder that its run removes meanwhile is left out.
 
@@ -214,25 +217,29 @@ def versioned_episodes(path: str | Path) -> Iterator[tuple[int, Episode]]:
     """
     path = Path(path)
     whole_folder = path.is_dir()
-    files = sorted(path.glob("*.jsonl.gz")) if whole_folder else [path]
+    files = episode_files(path) if whole_folder else [path]
     if not files or not (whole_folder or path.is_file()):
         raise DataError(f"there are no episodes at {str(path)!r}; name a run's `episodes` folder or a file in it")
     for file in files:
         try:
-            with (
-                gzip.open(file, "rt", encoding="utf-8")
-                if file.suffix == ".gz"
-                else file.open(encoding="utf-8") as lines
-            ):
-                for number, line in enumerate(lines, start=1):
-                    yield from _episodes(line, f"{file}, line {number}")
-        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+            for number, line in enumerate(_lines(file), start=1):
+                yield from _episodes(line, f"{file}, line {number}")
+        except (OSError, EOFError, ValueError) as error:
             if whole_folder and isinstance(error, FileNotFoundError):
                 continue
             raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _episodes(line: str, where: str) -> list[tuple[int, Episode]]:
+def _lines(file: Path) -> Iterator[bytes]:
+    rest = b""
+    for piece in unpacked(file):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _episodes(line: bytes, where: str) -> list[tuple[int, Episode]]:
     try:
         record = json.loads(line)
         return [(int(record.get("schema", 1)), episode) for episode in episodes_of(record)]

@@ -41,8 +41,9 @@ def branching(number: int, group: str, said: int, state: str = "root") -> Episod
     ],
     ids=["two trees", "interleaved", "two runs of one group", "mixed"],
 )
-def test_files_keep_every_episode_and_their_order(tmp_path: Path, episodes: list[Episode]) -> None:
-    write_episodes(tmp_path / "e.jsonl.gz", episodes)
+@pytest.mark.parametrize("suffix", [".zst", ".gz"])
+def test_files_keep_every_episode_and_their_order(tmp_path: Path, suffix: str, episodes: list[Episode]) -> None:
+    write_episodes(tmp_path / f"e.jsonl{suffix}", episodes)
     assert list(read_episodes(tmp_path)) == episodes
 
 
@@ -62,17 +63,17 @@ def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(episode_files, "write_episodes", slow)
     writer = EpisodeWriter(behind=2)
-    writer.write(tmp_path / "0.jsonl.gz", [episode(0)])
-    writer.write(tmp_path / "1.jsonl.gz", [episode(1)])
+    writer.write(tmp_path / "0.jsonl.zst", [episode(0)])
+    writer.write(tmp_path / "1.jsonl.zst", [episode(1)])
     assert list(tmp_path.iterdir()) == []
-    third = threading.Thread(target=writer.write, args=(tmp_path / "2.jsonl.gz", [episode(2)]))
+    third = threading.Thread(target=writer.write, args=(tmp_path / "2.jsonl.zst", [episode(2)]))
     third.start()
     third.join(0.2)
     assert third.is_alive()
     gate.release()
     third.join(30)
     assert not third.is_alive()
-    assert [path.name for path in tmp_path.iterdir()] == ["0.jsonl.gz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["0.jsonl.zst"]
     gate.release(2)
     writer.finish()
     assert [item.id for item in read_episodes(tmp_path)] == ["0", "1", "2"]
@@ -96,7 +97,7 @@ def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(
 
     def watched() -> dict[str, Any]:
         state = state_dict()
-        found.append(len(list((Path(trainer.default_root_dir) / "episodes").glob("*.gz"))))
+        found.append(len(list((Path(trainer.default_root_dir) / "episodes").glob("*.zst"))))
         return state
 
     monkeypatch.setattr(data, "state_dict", watched)
@@ -131,7 +132,7 @@ def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
         return [(path.name, [replace(item, timings={}) for item in read_episodes(path)]) for path in found]
 
     whole = fit("whole", 5)
-    assert [name for name, _ in whole] == [f"iteration-{number:06d}.jsonl.gz" for number in kept]
+    assert [name for name, _ in whole] == [f"iteration-{number:06d}.jsonl.zst" for number in kept]
     fit("killed", 3)
     assert fit("killed", 5, tmp_path / "killed.ckpt") == whole
     if "tokens" in retention:
@@ -140,18 +141,18 @@ def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
             for name in ("whole", "killed")
         ]
         assert tokens[0] == tokens[1]
-        assert sorted(tokens[0]) == ["iteration-000000.jsonl.gz", "iteration-000004.jsonl.gz"]
+        assert sorted(tokens[0]) == ["iteration-000000.jsonl.zst", "iteration-000004.jsonl.zst"]
 
 
 def test_files_of_other_ranks_and_later_iterations_stay(tmp_path: Path) -> None:
-    names = ["iteration-000000-rank0.jsonl.gz", "iteration-000000.jsonl.gz", "iteration-000002.jsonl.gz"]
-    names += ["predict-0-000000.jsonl.gz", "iteration-000000.jsonl.gz.part"]
+    names = ["iteration-000000-rank0.jsonl.zst", "iteration-000000.jsonl.zst", "iteration-000002.jsonl.zst"]
+    names += ["predict-0-000000.jsonl.zst", "iteration-000000.jsonl.zst.part"]
     for name in names:
         (tmp_path / name).touch()
     writer = EpisodeWriter(EpisodeRetention(last=1))
-    writer.write(tmp_path / "iteration-000001.jsonl.gz", [episode(0)])
+    writer.write(tmp_path / "iteration-000001.jsonl.zst", [episode(0)])
     writer.finish()
-    kept = {*names, "iteration-000001.jsonl.gz"} - {"iteration-000000.jsonl.gz"}
+    kept = {*names, "iteration-000001.jsonl.zst"} - {"iteration-000000.jsonl.zst"}
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
@@ -159,7 +160,7 @@ def test_files_that_an_earlier_setting_kept_stay(tmp_path: Path) -> None:
     def write(retention: EpisodeRetention, numbers: range) -> list[int]:
         writer = EpisodeWriter(retention)
         for number in numbers:
-            writer.write(tmp_path / f"iteration-{number:06d}.jsonl.gz", [episode(number)])
+            writer.write(tmp_path / f"iteration-{number:06d}.jsonl.zst", [episode(number)])
         writer.finish()
         return sorted(int(path.name[10:16]) for path in tmp_path.iterdir())
 
@@ -178,17 +179,17 @@ def write_until_it_fails(writer: EpisodeWriter, path: Path) -> None:
 def test_a_failure_ends_the_run_also_where_the_next_iteration_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     writer = EpisodeWriter(EpisodeRetention(every=2))
-    writer.write(tmp_path / "file" / "iteration-000000.jsonl.gz", [episode(0)])
+    writer.write(tmp_path / "file" / "iteration-000000.jsonl.zst", [episode(0)])
     with pytest.raises(StorageError, match="iteration-000000"):
-        write_until_it_fails(writer, tmp_path / "file" / "iteration-000001.jsonl.gz")
+        write_until_it_fails(writer, tmp_path / "file" / "iteration-000001.jsonl.zst")
 
 
 def test_files_that_are_removed_while_a_folder_is_read_are_left_out(tmp_path: Path) -> None:
     for number in range(3):
-        write_episodes(tmp_path / f"{number}.jsonl.gz", [episode(number)])
+        write_episodes(tmp_path / f"{number}.jsonl.zst", [episode(number)])
     found = read_episodes(tmp_path)
     assert next(found).id == "0"
-    (tmp_path / "1.jsonl.gz").unlink()
+    (tmp_path / "1.jsonl.zst").unlink()
     assert [item.id for item in found] == ["2"]
 
 
@@ -223,3 +224,12 @@ def test_episodes_that_are_not_trained_on_say_why(
     for item in episodes:
         trained = any(turn.advantage is not None for row in item.rows() for turn in row.turns)
         assert trained == (item.excluded is None)
+
+
+def test_a_resumed_run_replaces_the_file_of_an_earlier_version(tmp_path: Path) -> None:
+    for number in (0, 1):
+        write_episodes(tmp_path / f"iteration-{number:06d}.jsonl.gz", [episode(number)])
+    writer = EpisodeWriter()
+    writer.write(tmp_path / "iteration-000001.jsonl.zst", [episode(2)])
+    writer.finish()
+    assert [item.id for item in read_episodes(tmp_path)] == ["0", "2"]

@@ -123,7 +123,7 @@ def killed(
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            collections = len(list((folder / "episodes").glob("*.gz"))) if folder.exists() else 0
+            collections = len(list((folder / "episodes").glob("*.zst"))) if folder.exists() else 0
             kills.append({"after_s": round(moment, 2), "collections": collections, "draft": draft.exists()})
         else:
             if process.returncode:

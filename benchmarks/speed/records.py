@@ -6,14 +6,13 @@ The debate of ``configs/tasks/teams/debate.yaml`` is trained without ``data.save
 measures of tokens, in turns; with ``--before`` also by the code in another checkout of this repository, in a process
 beside the first. Seconds are those of the CPU, of the whole process, so that other programs on the machine hardly
 count: printed are their medians over iterations, and the bytes on disk for 1,000 episodes. The episodes of the first
-run are then encoded and compressed file by file, as the writer does. zstandard is measured where it is installed.
+run are then encoded and compressed file by file, as the writer does.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import zstandard
 
 ROOT = Path(__file__).parents[2]
 TERMS = ("--model.kl.coefficient", "0.01", "--model.entropy.coefficient", "0.001")
@@ -98,7 +98,7 @@ def seconds_and_bytes(folder: Path, variant: str, iterations: int) -> tuple[floa
     for clock in folder.glob(f"*-{variant}.clock"):
         ends = [float(line) for line in clock.read_text().split()]
         seconds += [later - earlier for earlier, later in itertools.pairwise(ends)]  # without the first iteration
-    files = [file for kind in ("episodes", "tokens") for file in folder.glob(f"0-{variant}/{kind}/*.gz")]
+    files = [file for kind in ("episodes", "tokens") for file in folder.glob(f"0-{variant}/{kind}/*.jsonl.*")]
     return statistics.median(seconds), sum(file.stat().st_size for file in files) * 1000 / (EPISODES * iterations)
 
 
@@ -108,12 +108,9 @@ def formats() -> dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], byt
         f"gzip {level}": (lambda text, level=level: gzip.compress(text, level, mtime=0), gzip.decompress)
         for level in (1, 6, 9)
     }
-    if importlib.util.find_spec("zstandard"):
-        import zstandard
-
-        for level in (3, 6, 9):
-            compressor = zstandard.ZstdCompressor(level=level)
-            found[f"zstd {level}"] = (compressor.compress, zstandard.ZstdDecompressor().decompress)
+    for level in (3, 6, 9):
+        compressor = zstandard.ZstdCompressor(level=level)
+        found[f"zstd {level}"] = (compressor.compress, zstandard.ZstdDecompressor().decompress)
     return found
 
 
@@ -124,10 +121,11 @@ def seconds_of(work: Callable[[], Any], rounds: int) -> float:
 
 def costs(folder: Path, rounds: int) -> dict[str, Any]:
     """Return bytes and seconds for 1,000 episodes of a folder by step and compression."""
-    from mrlm_pl.episode_files import read_episodes
+    from mrlm_pl.compressed_files import unpacked
+    from mrlm_pl.episode_files import episode_files, read_episodes
 
     episodes = list(read_episodes(folder))
-    texts = [gzip.decompress(path.read_bytes()) for path in sorted(folder.glob("*.gz"))]
+    texts = [b"".join(unpacked(path)) for path in episode_files(folder)]
     per = 1000 / len(episodes)
     tokens = sum(len(row.token_ids) for episode in episodes for row in episode.rows())
     found: dict[str, Any] = {

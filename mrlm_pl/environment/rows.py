@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import logging
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from mrlm_pl.compressed_files import unpacked
 from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
 from mrlm_pl.settings import one_of
@@ -37,8 +36,6 @@ REFUSALS = (LookupError, TypeError, ValueError, AttributeError, SyntaxError, Rec
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 MAX_UNPACKED_BYTES = 4 << 30
 """Size of an unpacked file; a small file may unpack to a thousand times its size."""
-
-_CHUNK = 1 << 20
 
 
 def read_rows(source: Rows, split: str | None, fields: Sequence[str]) -> list[dict[str, Any]]:
@@ -233,14 +230,14 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
 def _is_local(source: str) -> bool:
     """Return whether a source means a file: it exists, has a data suffix, or could not be a hub name."""
     path = Path(source)
-    if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".gz", ".txt"):
+    if path.exists() or _stem_suffix(path) in SUFFIXES or path.suffix in (".zst", ".gz", ".txt"):
         return True
     return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or "\\" in source
 
 
 def _stem_suffix(path: Path) -> str:
     """Return the file's kind, such as ``.jsonl`` for ``rows.jsonl`` and ``rows.jsonl.gz``."""
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    return (path.with_suffix("") if path.suffix in (".zst", ".gz") else path).suffix
 
 
 def _local_rows(path: Path) -> list[tuple[int, Any]]:
@@ -250,30 +247,29 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
     suffix = _stem_suffix(path)
     if suffix not in SUFFIXES:
         raise DataError(
-            f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .gz"
+            f"{path}: the suffix {suffix or '(none)'!r} is not read; use {', '.join(SUFFIXES)}, also with .zst or .gz"
         )
     try:
-        raw = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+        raw = _unpacked(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
         text = raw.decode("utf-8-sig")
-    except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
+    except (OSError, EOFError, ValueError, MemoryError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text, path)
 
 
 def _unpacked(path: Path) -> bytes:
-    """Return the content of a gzipped file.
+    """Return the content of a compressed file.
 
     Raises:
         ValueError: it is larger than :data:`MAX_UNPACKED_BYTES`.
     """
     content = bytearray()
-    with gzip.open(path) as file:
-        while chunk := file.read(_CHUNK):
-            content += chunk
-            if len(content) > MAX_UNPACKED_BYTES:
-                raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes; split it into several files")
+    for piece in unpacked(path):
+        content += piece
+        if len(content) > MAX_UNPACKED_BYTES:
+            raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes; split it into several files")
     return bytes(content)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import progress_note, replacing
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
@@ -56,7 +56,7 @@ def collect(
     Args:
         model: a run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name.
         environment: see :func:`mrlm_pl.runs.evaluate`.
-        output: the file, ``.jsonl`` or ``.jsonl.gz``.
+        output: the file, ``.jsonl``, ``.jsonl.zst`` or ``.jsonl.gz``.
         num_episodes: episodes to play.
         filter_reward: keep only episodes with this reward or more.
         split: split of the tasks.
@@ -76,8 +76,8 @@ def collect(
         StorageError: the file cannot be written, for example because the disk is full.
     """
     output = Path(output)
-    if output.is_dir() or not {".jsonl", ".gz"} & set(output.suffixes):
-        raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl or .jsonl.gz")
+    if output.is_dir() or not {".jsonl", ".zst", ".gz"} & set(output.suffixes):
+        raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
     seated = SeatedModel(model, environment, seats, name)
     sampling = sampling or sampling_from(seated.run.sampling, {})
     distinct = _distinct(temperatures, num_episodes, samples_per_task)
@@ -222,7 +222,7 @@ class CollectionFile:
     def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
         """Append the kept ones of the episodes that were played."""
         text = "".join(episode.to_json() + "\n" for episode in kept).encode()
-        data = gzip.compress(text, mtime=0) if self.path.suffix == ".gz" and text else text
+        data = packed(self.path, text)
         if not self.played:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write_note()  # before the file, which without a note would be taken for a finished one

@@ -76,7 +76,7 @@ class PlayedEpisodes(Callback):
     ) -> None:
         """Write the episodes of a batch."""
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-        name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.gz"
+        name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.zst"
         write_episodes(Path(trainer.default_root_dir) / "episodes" / name, outputs)
 
     def on_validation_batch_end(

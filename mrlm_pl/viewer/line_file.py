@@ -1,19 +1,13 @@
-"""Lines of a file that may still grow, plain or gzipped, each reachable by its offset in the text."""
+"""Lines of a file that may still grow, compressed or not, each reachable by its offset in the text."""
 
 from __future__ import annotations
 
 import bisect
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
-CHUNK = 1 << 16
-"""Bytes that are read at a time."""
-
-PIECE = 1 << 18
-"""Bytes that are decompressed at a time: a small chunk may expand a thousandfold."""
+from mrlm_pl.compressed_files import CHUNK, Decoder, decoder_of
 
 POINTS_APART = 8 << 20
 """Bytes of text between the points at which reading may start."""
@@ -22,46 +16,10 @@ LONGEST_LINE = 64 << 20
 """Bytes of a line that is kept; a longer one is skipped and counted."""
 
 
-class _Decoder(Protocol):
-    def feed(self, data: bytes) -> Iterator[bytes]: ...
-
-    def copy(self) -> _Decoder: ...
-
-
-class _Plain:
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        yield data
-
-    def copy(self) -> _Plain:
-        return self
-
-
-class _Gzip:
-    """A decoder of concatenated gzip members, whose state can be copied at any byte."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(31)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        while True:
-            piece = self._member.decompress(data, PIECE)
-            yield piece
-            data = self._member.unconsumed_tail
-            if self._member.eof:
-                data, self._member = self._member.unused_data.lstrip(b"\0"), zlib.decompressobj(31)
-            if not data and len(piece) < PIECE:
-                return
-
-    def copy(self) -> _Gzip:
-        other = _Gzip()
-        other._member = self._member.copy()
-        return other
-
-
 class LineFile:
     """Read the complete lines of a file, and any of them again by its offset.
 
-    Memory is bounded: a chunk, the longest line, and one decoder state of about 50 kB per 8 MB of text.
+    Memory is bounded: a chunk, the longest line, and per 8 MB of text one decoder state, of about 50 kB for gzip.
 
     Args:
         path: the file.
@@ -77,18 +35,18 @@ class LineFile:
         self._restart()
 
     def _restart(self) -> None:
-        self._decoder: _Decoder = _Gzip() if self.path.suffix == ".gz" else _Plain()
+        self._decoder = decoder_of(self.path)
         self._read = self._text = 0
         self._start = self._length = 0
         self._line, self._too_long = bytearray(), False
-        self._points: list[tuple[int, int, _Decoder]] = [(0, 0, self._decoder.copy())]
+        self._points: list[tuple[int, int, Decoder]] = [(0, 0, self._decoder.copy())]
         self.skipped = 0
         self.fault: str | None = None
 
     @property
     def truncated(self) -> bool:
-        """Return True if the file ends within a line."""
-        return bool(self._line) or self._too_long
+        """Return True if the file ends within a line or a compressed member."""
+        return bool(self._line) or self._too_long or not self._decoder.whole
 
     def new_lines(self) -> Iterator[tuple[int, bytes] | None]:
         """Yield (offset, line) of each line that was completed since the last call; None first for a replaced file."""
@@ -100,14 +58,15 @@ class LineFile:
                 yield None
             file.seek(self._read)
             while self.fault is None and (data := file.read(CHUNK)):
-                if self._text - self._points[-1][0] >= POINTS_APART:
-                    self._points.append((self._text, self._read, self._decoder.copy()))
                 self._read += len(data)
                 try:
                     for piece in self._decoder.feed(data):
                         self._text += len(piece)
                         yield from self._split(piece)
-                except zlib.error as error:
+                        if self._decoder.seekable and self._text - self._points[-1][0] >= POINTS_APART:
+                            position = self._read - self._decoder.pending
+                            self._points.append((self._text, position, self._decoder.copy()))
+                except ValueError as error:
                     self.fault = str(error)
 
     def _split(self, piece: bytes) -> Iterator[tuple[int, bytes]]:

@@ -41,7 +41,7 @@ SETTINGS = 20_000
 DEPTH = 3
 """Folders below a given one in which runs are looked for."""
 
-_EPISODES = (".jsonl", ".jsonl.gz", ".json")
+_EPISODES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".json")
 _REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
 _NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
 
@@ -184,7 +184,7 @@ class Run:
             DataError: there is no such episode.
         """
         record = {**self.index.record(episode), "named": self.named, "whatif": list(self._whatif(episode))}
-        for path in sorted((self.path / "tokens").glob(f"iteration-{record['iteration']:06d}*.jsonl.gz")):
+        for path in sorted((self.path / "tokens").glob(f"iteration-{record['iteration']:06d}*.jsonl.*")):
             if self._inside(path) is not None:
                 with suppress(OSError):  # removed meanwhile
                     add_measures(record, (item[1] for item in LineFile(path).new_lines() if item is not None))
@@ -318,7 +318,7 @@ def find_runs(given: Sequence[str]) -> dict[str, Run]:
         if not found:
             raise ConfigurationError(
                 f"{name!r} holds no run: no config.yaml, metrics.csv or episodes; name a run folder, a folder of runs, "
-                "a file of episodes (.jsonl, .jsonl.gz) or a report of `mrlm eval --output`"
+                "a file of episodes (.jsonl, .jsonl.zst, .jsonl.gz) or a report of `mrlm eval --output`"
             )
         for place in found:
             key = name.rstrip("/") if place == path else os.path.join(name, place.relative_to(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from pathlib import Path
@@ -15,6 +14,7 @@ from mrlm_environments import LengthRatioGame
 from transformers import AutoModelForCausalLM
 
 from mrlm_pl.algorithms import GRPO, MAGRPO
+from mrlm_pl.compressed_files import unpacked
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Trajectory, Turn
@@ -29,7 +29,7 @@ KEPT = {"save_episodes": {"tokens": 1}}
 
 
 def measured(run: Path) -> list[Any]:
-    lines = gzip.decompress((run / "tokens" / "iteration-000000.jsonl.gz").read_bytes()).splitlines()
+    lines = b"".join(unpacked(run / "tokens" / "iteration-000000.jsonl.zst")).splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -102,7 +102,7 @@ def test_a_run_resumed_within_the_first_pass_has_the_same_measures(
         trainer = quiet_trainer(default_root_dir=tmp_path / folder, **options)
         data = RolloutDataModule(echo(), **{**SIZES, "groups": 3}, **KEPT, minibatches=3, passes=2)
         trainer.fit(GRPO({"main": Policy(str(model_folder), 1e-2)}), data, ckpt_path=checkpoint)
-        return (tmp_path / folder / "tokens" / "iteration-000000.jsonl.gz").read_bytes()
+        return (tmp_path / folder / "tokens" / "iteration-000000.jsonl.zst").read_bytes()
 
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     whole = run("whole", enable_checkpointing=True, callbacks=[saver])

@@ -41,7 +41,7 @@ def test_a_run_of_a_program_is_evaluated_replayed_and_credited(
     trust = ["--environment", "HarnessEnvironment"] * (started == "command")  # a run's commands are not started unasked
     said = of(capfd)
     assert main(["train", "--config", "configs/tasks/harness.yaml", "--output", run, *settings]) == 0
-    [*_, last] = sorted((tmp_path / "run").rglob("iteration-*.jsonl.gz"))
+    [*_, last] = sorted((tmp_path / "run").rglob("iteration-*.jsonl.zst"))
     episodes = list(read_episodes(last))
     assert [(episode.error, set(episode.trajectories)) for episode in episodes] == [(None, {"solver", "checker"})] * 8
 

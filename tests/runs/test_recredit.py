@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import re
@@ -20,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms import C3, CISPO, COMA, GRPO, IGPO, IPPO, MAGRPO, MAREMAX, RAE, RLOO, SFT, ReMax
+from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.tasks.environments import TaskSettings
 from mrlm_pl.engines import Sampling
@@ -137,10 +137,10 @@ def test_records_without_marks_count_where_the_run_trained_on_them(
 
     def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
         for path in (run / "episodes").iterdir():
-            records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+            records = [json.loads(line) for line in b"".join(unpacked(path)).splitlines()]
             for record in records:
                 change(record)
-            path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+            path.write_bytes(packed(path, "".join(json.dumps(record) + "\n" for record in records).encode()))
 
     def older(record: dict[str, Any]) -> None:
         del record["excluded"]
@@ -290,7 +290,7 @@ def test_the_output_holds_this_credit_alone(main: Any, quiet_trainer: Any, echo:
     left = iteration_file(tmp_path / "again.part", 7)
     write_episodes(left, list(read_episodes(run / "episodes")))
     recredit(run, RLOO(main), iteration=0, output=tmp_path / "again")
-    assert [path.name for path in (tmp_path / "again" / "episodes").iterdir()] == ["iteration-000000.jsonl.gz"]
+    assert [path.name for path in (tmp_path / "again" / "episodes").iterdir()] == ["iteration-000000.jsonl.zst"]
     assert not left.exists()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"output: '.*' cannot be written: Not a directory; name a new folder"):

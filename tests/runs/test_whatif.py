@@ -59,8 +59,8 @@ def recorded(count: int, folder: Path, environment: Environment | None = None) -
     with seated.player(ONE_TOKEN, None, "cpu") as player:
         specs = [EpisodeSpec(f"e{number}", tasks[number % 5], "g", seed=number) for number in range(count)]
         episodes = player.play_blocking(specs)
-    write_episodes(folder / "episodes.jsonl.gz", episodes)
-    return episodes, folder / "episodes.jsonl.gz"
+    write_episodes(folder / "episodes.jsonl.zst", episodes)
+    return episodes, folder / "episodes.jsonl.zst"
 
 
 class Exact:

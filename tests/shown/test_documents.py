@@ -36,7 +36,7 @@ def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: p
     if "runs/quickstart" in code:
         run = tmp_path / "runs/quickstart"
         write_episodes(
-            run / "episodes/iteration-000000.jsonl.gz",
+            run / "episodes/iteration-000000.jsonl.zst",
             [
                 dataclasses.replace(episode, id=f"0-0-{number}")
                 for number, episode in enumerate(recorded(MathEnvironment((1, 1)), 2))

@@ -81,7 +81,7 @@ def test_a_script_runs(
     example(name).main(**SCRIPTS[name])
     (output,) = Path("runs").iterdir()
     assert list(output.rglob("model.safetensors"))
-    played = list(output.rglob("episodes/*.jsonl.gz"))
+    played = list(output.rglob("episodes/*.jsonl.zst"))
     assert all(list(read_episodes(path)) for path in played)
     assert played or "iterations" not in SCRIPTS[name]
 

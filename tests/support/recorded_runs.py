@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import write_episodes
 
@@ -75,7 +75,7 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("# lightning.pytorch==2.6.6\n" + yaml.safe_dump(dict(configuration)))
     for number, episodes in enumerate(iterations):
-        write_episodes(folder / "episodes" / f"iteration-{number:06d}.jsonl.gz", episodes)
+        write_episodes(folder / "episodes" / f"iteration-{number:06d}.jsonl.zst", episodes)
     if rewards:
         with (folder / "metrics.csv").open("w", newline="") as file:
             writer = csv.writer(file)
@@ -86,12 +86,12 @@ def write_run(
 
 def with_credit(path: Path, **values: float) -> None:
     """Give each turn in a file of episodes further numbers, as newer records have them."""
-    records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    records = [json.loads(line) for line in b"".join(unpacked(path)).splitlines()]
     for record in records:
         for rows in record["trajectories"].values():
             for turn in (turn for row in rows for turn in row["turns"]):
                 turn.update(values)
-    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+    path.write_bytes(packed(path, "".join(json.dumps(record) + "\n" for record in records).encode()))
 
 
 HOSTILE = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from mrlm_pl.compressed_files import unpacked
 
 ROOT = Path(__file__).parents[2]
 GROUPS, GROUP_SIZE = 4, 8
@@ -61,13 +62,13 @@ def finished(run: subprocess.Popen[str]) -> str:
 
 def collections(folder: Path) -> int:
     """Return the number of rollouts that a run has written."""
-    return len(list((folder / "episodes").glob("*.gz")))
+    return len(list((folder / "episodes").glob("*.zst")))
 
 
 def episodes(folder: Path) -> list[dict[str, Any]]:
     """Return all written episodes of a run."""
-    files = sorted((folder / "episodes").glob("*.gz"))
-    return [json.loads(line) for path in files for line in gzip.open(path, "rt")]
+    files = sorted((folder / "episodes").glob("*.zst"))
+    return [json.loads(line) for path in files for line in b"".join(unpacked(path)).splitlines()]
 
 
 def rewards(folder: Path) -> list[float]:

@@ -89,7 +89,7 @@ def check_like_one(two: Path, one: Path) -> None:
     held_out = [json.loads((run / "evaluation_before.json").read_text())["echo"] for run in (two, one)]
     assert held_out[0]["transcripts"] == held_out[1]["transcripts"], "all episodes, in their order, by all ranks"
     files = sorted(path.name for path in (two / "episodes").iterdir())
-    assert files == [f"iteration-00000{n}-rank{rank}.jsonl.gz" for n in (0, 1) for rank in (0, 1)]
+    assert files == [f"iteration-00000{n}-rank{rank}.jsonl.zst" for n in (0, 1) for rank in (0, 1)]
     first = {item.id: item for item in episodes(one) if item.iteration == 0}
     shared = [item for item in episodes(two) if item.iteration == 0]
     assert {item.id for item in shared} == set(first), "every episode is played once, by one of the ranks"

@@ -262,7 +262,7 @@ def test_health_shows_the_state_and_the_mismatch_of_each_policy(browser: Any, se
 
 def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [[episode("0-0")]])
-    with_credit(folder / "episodes/iteration-000000.jsonl.gz", return_=1.5, baseline=2.0, advantage=-0.5)
+    with_credit(folder / "episodes/iteration-000000.jsonl.zst", return_=1.5, baseline=2.0, advantage=-0.5)
     side = {"mean": 0.5, "ci95": [0.25, 0.75]}
     given = {"episode": "0-0", "agent": "first", "turn": 0, "recorded": side, "other": side}
     write_json(folder / "whatif" / "a.json", {**given, "advantage": 0.375, "ci95": [None, 1.0]})
@@ -351,7 +351,7 @@ def test_a_running_run_is_followed(browser: Any, served: Any, tmp_path: Path) ->
         browser,
         "return performance.getEntriesByType('resource').filter((item) => item.name.includes('api/runs')).length > 1",
     )
-    name = "episodes/iteration-000001.jsonl.gz"
+    name = "episodes/iteration-000001.jsonl.zst"
     (tmp_path / "other" / name).rename(folder / name)
     wait(browser, "return document.querySelectorAll('tbody tr').length === 2")
 

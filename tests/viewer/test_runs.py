@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import math
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mrlm_pl.compressed_files import packed
 from mrlm_pl.episode import Origin
 from mrlm_pl.episode_files import iteration_file, write_episodes, write_lines
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -92,9 +92,9 @@ def test_episodes_that_are_not_trained_on_are_told_and_count_knowingly(tmp_path:
 def test_iterations_that_are_not_kept_are_told(folder: Path) -> None:
     run = run_of(folder)
     assert run.index.table()["notes"] == []
-    (folder / "episodes" / "iteration-000000.jsonl.gz").unlink()
+    (folder / "episodes" / "iteration-000000.jsonl.zst").unlink()
     for number in (3, 5):
-        write_episodes(folder / "episodes" / f"iteration-{number:06d}.jsonl.gz", [episode(f"{number}-0")])
+        write_episodes(folder / "episodes" / f"iteration-{number:06d}.jsonl.zst", [episode(f"{number}-0")])
     gone = "the episodes of 3 of 6 iterations are not kept (see `data.save_episodes`)"
     assert run.index.table()["notes"] == [gone]
     with pytest.raises(DataError, match="3 of 6 iterations"):
@@ -104,7 +104,7 @@ def test_iterations_that_are_not_kept_are_told(folder: Path) -> None:
     assert run.index.table()["notes"] == [gone.replace("3 of", "5 of")]
     (folder / "metrics.csv").write_text("step,progress/iteration\n0,1\n11,12\n")
     assert run.index.table()["notes"] == ["the episodes of 11 of 12 iterations are not kept (see `data.save_episodes`)"]
-    assert run_of(folder / "episodes" / "iteration-000005.jsonl.gz").index.table()["notes"] == []
+    assert run_of(folder / "episodes" / "iteration-000005.jsonl.zst").index.table()["notes"] == []
 
 
 def test_removed_files_are_forgotten(folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_tokens_have_text_once_the_tokenizer_is_whole(folder: Path) -> None:
 
 
 def test_numbers_of_newer_records_are_shown(folder: Path) -> None:
-    with_credit(folder / "episodes" / "iteration-000001.jsonl.gz", return_=1.5, baseline=2.0, advantage=-0.5)
+    with_credit(folder / "episodes" / "iteration-000001.jsonl.zst", return_=1.5, baseline=2.0, advantage=-0.5)
     run = run_of(folder)
     assert rows(run)[0]["advantage"] == 0.5
     turn = run.record("3-0")["trajectories"]["second"][0]["turns"][0]
@@ -195,7 +195,7 @@ def test_measures_of_tokens_are_those_of_the_episodes_turns(folder: Path) -> Non
     assert row["ratio"] == [None, None, None, 1.5, None]
     assert row["token_ids"] == [4, 27, 2, 23, 2]
     assert {"ratio"} == set(row["per_token"]) - {"action_mask", "logprobs"}
-    outside = folder.parent / "other.jsonl.gz"
+    outside = folder.parent / "other.jsonl.zst"
     path.rename(outside)
     path.symlink_to(outside)
     assert "ratio" not in run_of(folder).record("3-0")["trajectories"]["second"][0], "a link that leads out"
@@ -264,9 +264,9 @@ def test_a_resumption_is_marked_at_the_next_iteration(folder: Path) -> None:
 
 
 def test_a_killed_run_opens(folder: Path) -> None:
-    last = folder / "episodes" / "iteration-000001.jsonl.gz"
+    last = folder / "episodes" / "iteration-000001.jsonl.zst"
     last.write_bytes(last.read_bytes()[:-40])
-    (folder / "episodes" / "iteration-000002.jsonl.gz.part").write_bytes(b"draft")
+    (folder / "episodes" / "iteration-000002.jsonl.zst.part").write_bytes(b"draft")
     with (folder / "metrics.csv").open("a") as file:
         file.write("2,3.0,1")
     run = run_of(folder)
@@ -280,10 +280,11 @@ def test_lines_that_are_no_episodes_are_counted(folder: Path) -> None:
     good = episode("9-0").to_json()
     other = '{"id": "7-0", "trajectories": 5}', "no json", "[" * 100_000, "{}", '{"id": "8", "unknown": {"newer": [1]}}'
     text = "\n".join([good, *other]) + "\n"
-    (folder / "episodes" / "iteration-000002.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    path = folder / "episodes" / "iteration-000002.jsonl.zst"
+    path.write_bytes(packed(path, text.encode()))
     run = run_of(folder)
     assert [row["id"] for row in rows(run)[:2]] == ["8", "9-0"]
-    assert run.index.table()["notes"] == ["iteration-000002.jsonl.gz: 4 lines are not episode records"]
+    assert run.index.table()["notes"] == ["iteration-000002.jsonl.zst: 4 lines are not episode records"]
     with pytest.raises(DataError, match="episode '8'"):
         run.record("8")
 
@@ -292,7 +293,7 @@ def test_a_running_run_is_followed(folder: Path) -> None:
     run = run_of(folder)
     assert len(rows(run)) == 5
     write_run(folder.parent / "b", [[], [], [episode("4-0", iteration=2)]])
-    new = "episodes/iteration-000002.jsonl.gz"
+    new = "episodes/iteration-000002.jsonl.zst"
     (folder.parent / "b" / new).rename(folder / new)
     assert [row["id"] for row in rows(run)][:2] == ["4-0", "3-0"]
 
@@ -307,10 +308,10 @@ def test_a_file_of_episodes_opens(tmp_path: Path) -> None:
 
 
 def test_links_that_lead_out_and_pipes_are_not_read(folder: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.jsonl.gz"
-    secret.write_bytes(gzip.compress(episode("secret").to_json().encode() + b"\n"))
-    (folder / "episodes" / "iteration-000005.jsonl.gz").symlink_to(secret)
-    os.mkfifo(folder / "episodes" / "iteration-000006.jsonl.gz")
+    secret = tmp_path / "secret.jsonl.zst"
+    secret.write_bytes(packed(secret, episode("secret").to_json().encode() + b"\n"))
+    (folder / "episodes" / "iteration-000005.jsonl.zst").symlink_to(secret)
+    os.mkfifo(folder / "episodes" / "iteration-000006.jsonl.zst")
     for name in ("config.yaml", "metrics.csv"):
         (folder / name).unlink()
         (folder / name).symlink_to(secret)
@@ -334,7 +335,7 @@ def test_what_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None
     with pytest.raises(ConfigurationError, match=r"did you mean '.*debate'"):
         find_runs([str(tmp_path / "debatte")])
     (tmp_path / "run" / "episodes").mkdir(parents=True)
-    (tmp_path / "run" / "episodes" / "iteration-000000.jsonl.gz").touch()
+    (tmp_path / "run" / "episodes" / "iteration-000000.jsonl.zst").touch()
     with pytest.raises(ConfigurationError, match=r"is a folder of episodes; name its run, '.*/run', or single files"):
         find_runs([str(tmp_path / "run" / "episodes")])
     with pytest.raises(ConfigurationError, match="holds no run"):

@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_episode_by_agent_and_turn(folder: Path, mrlm) -> None:
-    with_credit(folder / "episodes" / "iteration-000000.jsonl.gz", advantage=-0.125, return_=0.5)
+    with_credit(folder / "episodes" / "iteration-000000.jsonl.zst", advantage=-0.125, return_=0.5)
     status, out, error = mrlm("view", "--text", str(folder), "--episode", "0-0")
     assert (status, error) == (0, "")
     first, second = out.index("first  policy main"), out.index("second  policy main")

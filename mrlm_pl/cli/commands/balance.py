@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from mrlm_pl.answers.balance import BalancedAnswers, balance
 from mrlm_pl.answers.records import Answer, read_answers
 from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import replacing, unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -34,8 +34,8 @@ def run(arguments: Sequence[str]) -> int:
     pairs = Path(options.pairs) if options.pairs else None
     wanted = [path for path in (output, pairs) if path is not None]
     for path in wanted:
-        if path.is_dir() or not {".jsonl", ".gz"} & set(path.suffixes):
-            raise ConfigurationError(f"{str(path)!r} must be a file that ends in .jsonl or .jsonl.gz")
+        if path.is_dir() or not {".jsonl", ".zst", ".gz"} & set(path.suffixes):
+            raise ConfigurationError(f"{str(path)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
     written = [*wanted, *map(held_out_path, wanted if options.validation_share else []), *([report] if report else [])]
     if len(set(written)) < len(written):
         raise ConfigurationError(f"output, pairs and report name one file twice: {', '.join(map(str, written))}")
@@ -65,7 +65,7 @@ def balance_parser() -> CommandParser:
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
     text = "Files of `mrlm collect`, folders of episodes, or files with rows {question, answer, correct}."
     parser.add_argument("answers", type=str, nargs="+", help=text)
-    text = "JSON-lines file, .jsonl or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
+    text = "JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     parser.add_argument("--output", type=str, required=True, help=text)
     text = "Most right and most wrong answers to a question. Default: all that have a counterpart."
     parser.add_argument("--per_question", type=PositiveInt | None, default=None, help=text)
@@ -139,7 +139,7 @@ def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -
 def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     with replacing(path) as draft:
-        draft.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        draft.write_bytes(packed(path, data))
 
 
 def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:

@@ -51,7 +51,7 @@ def collect_parser() -> CommandParser:
     """Return the parser of ``mrlm collect``."""
     text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
     parser = playing_parser("collect", text, episodes=100, split="train", source="the run's training")
-    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
+    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
     parser.add_argument(
         "--filter_reward", type=float | None, default=None, help="Keep episodes with this reward or more only."
     )
@@ -90,7 +90,7 @@ def gateway_parser() -> CommandParser:
     """Return the parser of ``mrlm gateway``."""
     text = "Serve a run or a model to programs that post to /episodes, and write their episodes to a file."
     parser = playing_parser("gateway", text, episodes=100, split="train", source="the run's training")
-    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl or .jsonl.gz.")
+    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
     parser.add_argument("--at_once", type=PositiveInt, default=64, help="Most episodes at the same time.")
     return parser
 

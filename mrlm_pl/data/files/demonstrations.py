@@ -41,7 +41,7 @@ class TrajectoryDataModule(FixedDataModule):
     Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
     Args:
-        train: file (JSONL, JSON, parquet, also gzipped), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
         validation: the same for the validation loop; None has none.
         test: the same for ``mrlm test``; None has none.
         batch_size: rows in a batch, on each rank.

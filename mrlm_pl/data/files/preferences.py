@@ -52,7 +52,7 @@ class PreferenceDataModule(ReferencedDataModule):
     computed once, before the first update, shared out over the ranks, and are part of checkpoints.
 
     Args:
-        train: file (JSONL, JSON, parquet, also gzipped), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
         validation: the same for the validation loop; None has none.
         test: the same for ``mrlm test``; None has none.
         batch_size: pairs in a batch, on each rank.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.episode_files import iteration_file, not_kept, versioned_episodes, write_episodes
+from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import chosen_device, loaded_policy, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
@@ -244,7 +244,7 @@ class _Crediting:
                 marked = all(schema >= MARKS for schema, _ in pairs)
                 yield number, recorded, self._credited(number, recorded, self._unmarked(number, recorded, marked))
         if not found:
-            gone = not_kept(folder.glob("*.gz"), recorded_iterations(self.folder))
+            gone = not_kept(episode_files(folder), recorded_iterations(self.folder))
             of = "of training" if self.wanted is None else f"of iteration {self.wanted}"
             raise ConfigurationError(f"{str(self.folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.episode_files import not_kept, read_episodes
+from mrlm_pl.episode_files import episode_files, not_kept, read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, differences
@@ -186,7 +186,7 @@ def chosen_episodes(
     if not found:
         wanted = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
         rest = f"; there are {dict(others)} of other environments" if others else ""
-        rest += f"; {gone}" if (gone := not_kept(place.glob("*.gz"), recorded_iterations(place.parent))) else ""
+        rest += f"; {gone}" if (gone := not_kept(episode_files(place), recorded_iterations(place.parent))) else ""
         raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
 
 

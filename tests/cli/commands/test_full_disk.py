@@ -127,9 +127,9 @@ def test_a_collection_keeps_what_it_has(
 
 def test_a_writer_that_fails_tells_the_learner(disk: SmallDisk) -> None:
     disk.leave(0)
-    writer, path = EpisodeWriter(), disk.path / "episodes" / "iteration-000000.jsonl.gz"
+    writer, path = EpisodeWriter(), disk.path / "episodes" / "iteration-000000.jsonl.zst"
     writer.write(path, [Episode("e", Task("t", "train", 0), "g", 0, 0, {}, "end")])
-    with pytest.raises(StorageError, match=r"iteration-000000\.jsonl\.gz' cannot be written: No space left on device"):
+    with pytest.raises(StorageError, match=r"iteration-000000\.jsonl\.zst' cannot be written: No space left on device"):
         writer.finish()
     writer.finish()  # its thread has ended with the error
     assert not list(path.parent.iterdir())

@@ -385,13 +385,13 @@ def test_train_resumes_with_the_configuration_of_the_run(mrlm: Any) -> None:
 def test_a_run_without_a_checkpoint_leaves_nothing_in_the_way_of_the_next(fit: Any, mrlm: Any) -> None:
     fit("--trainer.enable_checkpointing", "false", "--model.fail_at", "3", status=1)
     (Path("runs/toy/episodes")).mkdir()
-    (Path("runs/toy/episodes/iteration-000007.jsonl.gz")).write_bytes(b"")
+    (Path("runs/toy/episodes/iteration-000007.jsonl.zst")).write_bytes(b"")
     Path("runs/toy/evaluation_after.json").write_text("{}")
     status, _, told = mrlm("train", "--config", "toy.yaml", "--output", "runs/toy", "--resume")
     assert status == 0, told
     assert "has no checkpoint, so the run starts from the beginning" in told
     assert logged("runs/toy") == dict(enumerate(WEIGHTS))
     assert not Path("runs/toy/episodes").exists()
-    assert Path("runs/toy/without-checkpoint-1/episodes/iteration-000007.jsonl.gz").exists()
+    assert Path("runs/toy/without-checkpoint-1/episodes/iteration-000007.jsonl.zst").exists()
     assert Path("runs/toy/without-checkpoint-1/config.yaml").exists()
     assert not Path("runs/toy/evaluation_after.json").exists(), "the summary would list it as this run's"

@@ -241,7 +241,7 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 
 def collections(folder: Path) -> int:
-    return len(list((folder / "episodes").glob("*.gz")))
+    return len(list((folder / "episodes").glob("*.zst")))
 
 
 def running(process: subprocess.Popen[str], folder: Path, count: int = 2) -> None:
