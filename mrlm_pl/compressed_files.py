@@ -27,11 +27,11 @@ LEVEL = 6
 
 
 class Decoder(Protocol):
-    """What unpacks a file chunk by chunk.
+    """Unpacks a file chunk by chunk.
 
     Attributes:
         pending: bytes of the last chunk that are not unpacked yet.
-        whole: the data so far do not end within a compressed member.
+        whole: the data end with a complete member.
     """
 
     pending: int

@@ -20,7 +20,7 @@ SOURCES = {
 FLOORS = [
     {"errors", "seeding", "grouping"},
     {"episode"},
-    {"settings", "durable_files", "model_folders", "turn_tree"},
+    {"settings", "compressed_files", "durable_files", "model_folders", "turn_tree"},
     {"episode_files"},
     {"concurrency"},
     {"environment"},

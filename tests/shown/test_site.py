@@ -107,7 +107,7 @@ def sentences() -> Iterator[tuple[str, str]]:
         yield "operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
     records = results_tables.read("records")
     per = records["per_1000_episodes"]
-    yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['gzip 6']['bytes'] / 1e6:.2f} MB on the disk"
+    yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['zstd 6']['bytes'] / 1e6:.2f} MB on the disk"
     seconds = records["cpu_s_per_iteration"]["now"]
     yield "data.md", f"{seconds['saved']:.2f} s of CPU time with writing and {seconds['not saved']:.2f} s without"
     sizes = [records["bytes_per_1000_episodes"][code]["saved"] / 1e6 for code in ("before", "now")]

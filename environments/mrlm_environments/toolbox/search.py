@@ -56,8 +56,8 @@ class CorpusSearch(SearchBackend):
     The index is built at the first search, once in a process.
 
     Args:
-        path: a ``.jsonl``, ``.json`` or ``.parquet`` file, each also with ``.zst`` or ``.gz``, whose rows have ``title``
-            and ``text``; None is the small corpus that comes with the package.
+        path: a ``.jsonl``, ``.json`` or ``.parquet`` file, each also with ``.zst`` or ``.gz``, whose rows have a
+            ``title`` and a ``text``; None is the small corpus that comes with the package.
 
     Raises:
         DataError: there is no such file.
