@@ -72,13 +72,16 @@ class _Gzip:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         while True:
+            if self.whole:
+                data = data.lstrip(b"\0")  # members may be padded
+                self.whole = not data
             try:
                 piece = self._member.decompress(data, PIECE)
             except zlib.error as error:
                 raise ValueError(str(error)) from error
-            data, self.whole = self._member.unconsumed_tail, False
+            data = self._member.unconsumed_tail
             if self._member.eof:
-                data, self.whole = self._member.unused_data.lstrip(b"\0"), True
+                data, self.whole = self._member.unused_data, True
                 self._member = zlib.decompressobj(31)
             self.pending = len(data)
             yield piece
