@@ -16,7 +16,7 @@ from mrlm_environments import VerifiersEnvironment
 
 from mrlm_pl.environment import Message, Step
 from mrlm_pl.environment.check import check_environment
-from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
 from tests.support.environment_servers import played
 from tests.support.foreign_servers import ROOT, VERIFIERS, verifiers_server
@@ -133,14 +133,29 @@ def word_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word for entry in entries if (word := entry.partition("/")[0]).isascii() and word.islower()]
     folder = tmp_path / "corpora" / "words"
     folder.mkdir(parents=True)
-    for name in ("en", "en-basic"):
-        (folder / name).write_text("\n".join(word for word in words if 3 <= len(word) <= 5 and word.isalpha()))
+    short = [word for word in words if 3 <= len(word) <= 5 and word.isalpha()]
+    for name, chosen in (("en", short), ("en-basic", short[::7])):  # NLTK's basic list has 850 words
+        (folder / name).write_text("\n".join(chosen))
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("word_lists")
-@pytest.mark.parametrize("game", ["Hangman-v0", "WordSearch-v0"])
+@pytest.mark.parametrize(
+    "game",
+    [
+        "WordLadder-v0",
+        "WordSearch-v0",
+        pytest.param(
+            "Hangman-v0",
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=EnvironmentContractError,
+                reason="its tasks begin alike, and the protocol does not send what tells them apart",
+            ),
+        ),
+    ],
+)
 def test_the_games_that_come_with_verifiers(serve: Callable[..., RemoteEnvironment], game: str) -> None:
     config = json.dumps({"taskset": {"game": game}, "player": {"max_turns": 3}})
     environment = serve("textarena", "--environment.config", config, "--environment.limit", "40")
