@@ -109,6 +109,19 @@ class RemoteEnvironment(Environment, proxy=True):
         """Return the server's tasks, read in parts; see :meth:`Environment.tasks`."""
         return RemoteTasks(self, split)
 
+    def identity(self, task: Task) -> str | None:
+        """Return what the server's environment says of the task; empty for a server of an earlier version."""
+        request = pb.TasksRequest(
+            environment=self.name,
+            settings=to_json(self.settings),
+            split=task.split,
+            start=task.index,
+            count=1,
+            identities=True,
+        )
+        reply: pb.TasksReply = self._ask("GetTasks", request)
+        return from_json(reply.identities, list[str | None])[0] if reply.identities else ""
+
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the tools of the current episode."""
         return self._tools.get(agent, ())

@@ -285,8 +285,13 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             stop = request.start + request.count
             stop = stop if source.size is None else min(stop, source.size)
             # A wrapper's tasks are those of the environment within; clients know them by the name here.
-            tasks = [replace(source[index], environment=request.environment) for index in range(request.start, stop)]
-            return pb.TasksReply(tasks=to_json(tasks), size=source.size)
+            own = [source[index] for index in range(request.start, stop)]
+            tasks = [replace(task, environment=request.environment) for task in own]
+            reply = pb.TasksReply(tasks=to_json(tasks), size=source.size)
+            if request.identities:
+                template = self.offer.template(request.environment, settings)
+                reply.identities = to_json([template.identity(task) for task in own])
+            return reply
 
         return await self._run("", read)
 

@@ -31,26 +31,30 @@ class DescribeReply(_message.Message):
     def __init__(self, environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ...) -> None: ...
 
 class TasksRequest(_message.Message):
-    __slots__ = ("environment", "settings", "split", "start", "count")
+    __slots__ = ("environment", "settings", "split", "start", "count", "identities")
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     environment: str
     settings: bytes
     split: str
     start: int
     count: int
-    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[bytes] = ..., split: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    identities: bool
+    def __init__(self, environment: _Optional[str] = ..., settings: _Optional[bytes] = ..., split: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., identities: _Optional[bool] = ...) -> None: ...
 
 class TasksReply(_message.Message):
-    __slots__ = ("tasks", "size")
+    __slots__ = ("tasks", "size", "identities")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     tasks: bytes
     size: int
-    def __init__(self, tasks: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+    identities: bytes
+    def __init__(self, tasks: _Optional[bytes] = ..., size: _Optional[int] = ..., identities: _Optional[bytes] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("environment", "settings", "task", "client", "key", "lease_seconds")

@@ -16,7 +16,7 @@ from mrlm_environments import VerifiersEnvironment
 
 from mrlm_pl.environment import Message, Step
 from mrlm_pl.environment.check import check_environment
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
 from tests.support.environment_servers import played
 from tests.support.foreign_servers import ROOT, VERIFIERS, verifiers_server
@@ -146,14 +146,7 @@ def word_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "WordLadder-v0",
         "WordSearch-v0",
-        pytest.param(
-            "Hangman-v0",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=EnvironmentContractError,
-                reason="its tasks begin alike, and the protocol does not send what tells them apart",
-            ),
-        ),
+        "Hangman-v0",
     ],
 )
 def test_the_games_that_come_with_verifiers(serve: Callable[..., RemoteEnvironment], game: str) -> None:

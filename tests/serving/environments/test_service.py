@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mrlm_environments import Centralized, CoordinationGame
 
-from mrlm_pl.environment import Message, ToolSchema
+from mrlm_pl.environment import Message, Task, ToolSchema
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import service
 from mrlm_pl.serving.environments.hosted import Offer
@@ -309,6 +309,24 @@ def test_tasks_of_a_wrapper_have_the_name_under_which_it_is_served(serve: Callab
     (message,) = asyncio.run(client.reset(task))["team"]
     assert "<agent_1>" in message.content
     client.close()
+
+
+class Alike(Scripted):
+    """Tasks that begin alike, of which the first is not told apart."""
+
+    def identity(self, task: Task) -> str | None:
+        return f"{task.key} of {task.environment}" if task.index else None
+
+
+def test_the_client_tells_tasks_apart_as_the_environment_does(serve: Callable[..., Served]) -> None:
+    factories = {"alike": lambda settings: Alike(), "game": lambda settings: CoordinationGame()}
+    served = serve(offer=Offer(factories, 0, 10.0))
+    client, own = RemoteEnvironment(served.target, "alike"), Alike()
+    expected = [own.identity(task) for task in (own.tasks("test")[index] for index in (0, 3))]
+    assert [client.identity(client.tasks("test")[index]) for index in (0, 3)] == expected
+    assert expected[0] is None
+    game = RemoteEnvironment(served.target, "game")
+    assert game.identity(game.tasks("train")[1]) == CoordinationGame().identity(CoordinationGame().tasks("train")[1])
 
 
 def test_environments_and_tasks_are_listed(served: Served) -> None:
