@@ -110,7 +110,7 @@ class RemoteEnvironment(Environment, proxy=True):
         return RemoteTasks(self, split)
 
     def identity(self, task: Task) -> str | None:
-        """Return what the server's environment says of the task; empty for a server of an earlier version."""
+        """Return the identity by the environment on the server; empty if an earlier version serves it."""
         request = pb.TasksRequest(
             environment=self.name,
             settings=to_json(self.settings),
