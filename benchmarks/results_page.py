@@ -179,8 +179,8 @@ ELSEWHERE = {
     "adapters": "[FrozenLake](environments/gymnasium.md), tic-tac-toe of [PettingZoo](environments/pettingzoo.md) and "
     "[TextArena](environments/textarena.md)",
     "call_path": "files on the path of a GRPO step through the code",
-    "environment_steps": "steps of the [knowledge graph](environments/knowledge_graph.md#generated-questions) and the "
-    "[shop](environments/webshop.md#many-sessions)",
+    "environment_steps": "steps of the [knowledge graph](environments/knowledge_graph.md#generated-questions), the "
+    "[shop](environments/webshop.md#many-sessions) and the [house](environments/alfworld.md#generated-games)",
     "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
     "run_size": "[bytes that a run writes](operations.md#written-files)",
