@@ -82,8 +82,7 @@ def recipe(environment: str, team: bool, folder: Path) -> Path:
         config = str(ROOT / "configs/recipes/tiny_agentbench.yaml")
         data = ("--model.policies.main.model", str(folder / "untrained"), "--data.train", str(folder / "rows.jsonl"))
         mrlm = str(Path(sys.executable).with_name("mrlm"))
-        epochs = "1" if team else "3"  # a team has a row for each agent
-        call(mrlm, "fit", "--config", config, "--output", str(folder / "run"), *data, "--trainer.max_epochs", epochs)
+        call(mrlm, "fit", "--config", config, "--output", str(folder / "run"), *data)
     return policy
 
 

@@ -136,6 +136,11 @@ def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterato
             yield {"messages": [message.to_chat() for message in messages], "tools": schemas}
 
 
+def first_reply(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages up to the first reply."""
+    return messages[: 1 + next(place for place, message in enumerate(messages) if message["role"] == "assistant")]
+
+
 def names(environment: Environment) -> str:
     """Return a pattern of the names that calls repeat from observations, a token each."""
     if isinstance(environment, WebShopEnvironment):
@@ -194,7 +199,7 @@ def main() -> None:
         for index in range(options.episodes)
         for row in demonstrations(environment, tasks[index], keyed_random("demonstration", index))
     ]
-    rows += [{**row, "messages": row["messages"][:2]} for row in rows]  # short rows, which copy a name each
+    rows += [{**row, "messages": first_reply(row["messages"])} for row in rows]  # short rows, which copy a name each
     environment.close()
     (options.output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tools = {tool["function"]["name"] for row in rows for tool in row["tools"]}
