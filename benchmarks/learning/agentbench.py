@@ -3,11 +3,10 @@
     python benchmarks/learning/agentbench.py [--environments webshop knowledge_graph alfworld]
         [--arms GRPO GiGPO ...] [--seeds 0 1 2] [--tokens N] [--folder FOLDER] [--json FILE]
 
-For each environment, alone and as a team, the recipe runs once (configs/recipes/tiny_agentbench.yaml, seed 0; a
-team's for one epoch). Every run starts from its policy and has the same budget of generated tokens of all agents.
-Held-out tasks are played before and after it: in the house those of the split test, in the shop and the graph later
-ones of the split train that are not in the recipe's rows, because a small model cannot know the products and relations
-of the split test.
+For each environment, alone and as a team, the recipe runs once (configs/recipes/tiny_agentbench.yaml, seed 0). Every
+run starts from its policy and has the same budget of generated tokens of all agents. Held-out tasks are played before
+and after it: in the house those of the split test, in the shop and the graph later ones of the split train that are not
+in the recipe's rows, because a small model cannot know the products and relations of the split test.
 
 Means over the seeds have 95 % intervals (Student's t); differences are paired by seed. Runs that ``--json``
 holds already are not repeated, and ``--folder`` keeps the recipes' policies.

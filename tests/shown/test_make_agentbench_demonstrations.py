@@ -57,15 +57,21 @@ def test_the_expert_solves_all_tasks_unless_it_is_hurried(
     assert 0 < solved[0.5] < EPISODES
 
 
+@pytest.mark.parametrize("options", [[], ["--team"]], ids=["alone", "team"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_untrained_model_reads_and_writes_every_row(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, options: list[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["script", "--environment", name, "--output", str(tmp_path), "--episodes", "40"])
+    command = ["script", "--environment", name, *options, "--output", str(tmp_path), "--episodes", "40"]
+    monkeypatch.setattr("sys.argv", command)
     script.main()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "untrained")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == 80, "half of them end after the first reply"
+    half = len(rows) // 2
+    assert half > 40 if options else half == 40, "each agent of a team has a row"
+    for row in rows[half:]:
+        assert [message["role"] == "assistant" for message in row["messages"]].count(True) == 1
+        assert row["messages"][-1]["role"] == "assistant"
     for row in rows:
         text = tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
         ids = tokenizer.encode(text, add_special_tokens=False)
