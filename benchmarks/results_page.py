@@ -60,11 +60,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             plot=True,
         ),
         "learning": Section(
-            "Preferences",
-            "Held-out accuracy before and after training on 6,000 of the policy's own episodes: "
-            "[DPO](algorithms/dpo.md), [SimPO](algorithms/simpo.md), [ORPO](algorithms/orpo.md), "
-            "[KTO](algorithms/kto.md).",
+            "Algorithms of one policy",
+            "Accuracy on 500 held-out problems before and after: online algorithms with the settings of the quick start, "
+            "PPO with those of its configuration; SFT and preferences on 6,000 of the policy's own episodes. Curves are "
+            "the mean reward of the rollouts.",
             tables.learning,
+            plot=True,
         ),
         "parity": Section(
             "Learning curves beside TRL and CoMLRL",
@@ -289,6 +290,14 @@ def draw() -> None:
         axes.legend(frameon=False)
     panels[0].set(ylabel="mean reward")
     save(figure, "parity")
+
+    figure, grid = pyplot.subplots(2, 5, figsize=(10, 4.2), sharex=True, sharey=True, layout="constrained")
+    for axes, (name, curves) in zip(grid.flat, tables.learning_curves(tables.read("learning")).items(), strict=True):
+        draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
+        axes.set_title(name, fontsize="small")
+    figure.supxlabel("iteration")
+    figure.supylabel("mean reward of the rollout")
+    save(figure, "learning")
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     rows = tables.read("token_losses")["summary"]

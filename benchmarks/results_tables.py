@@ -68,6 +68,17 @@ def learning(found: Any) -> str:
     return table(["configuration", "seeds", "before", "after"], rows)
 
 
+def learning_curves(found: Any) -> dict[str, list[list[float]]]:
+    """Return the rewards of each seed by algorithm, for the configurations with rollouts."""
+    curves: dict[str, list[list[float]]] = {}
+    for row in found["rows"]:
+        if "rewards" in row:
+            words = row["config"].split()
+            name = words[words.index("--model") + 1] if "--model" in words else Path(words[0]).name.upper()
+            curves.setdefault({"QUICKSTART": "GRPO"}.get(name, name), []).append(row["rewards"])
+    return curves
+
+
 def parity(found: Any) -> str:
     """Return the rewards of both sides by pair, at the end and over the run, and their differences."""
     shown = [f"{part} {side}" for part in ("end", "run") for side in ("ours", "peer", "difference")]
