@@ -185,6 +185,7 @@ ELSEWHERE = {
     "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
     "run_size": "[bytes that a run writes](operations.md#written-files)",
+    "training_forward": "the learner's pass with [compiled layers](scaling.md#compiled-layers) and against a padded one",
 }
 """Files that other pages show."""
 

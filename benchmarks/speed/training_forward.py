@@ -4,15 +4,16 @@
 
 Both sides compute the log-probabilities of 4 groups of 8 completions (64 prompt and 64 completion tokens) under the
 same random Qwen2 model and the gradient of their mean. The plain side pads the sequences, keeps the logits of the
-completion positions and normalizes them per sequence, like trainers that use the model's own forward pass. Times are
-medians of alternating rounds in one process, wall and CPU seconds; peak memory is that of a process per side, beyond
-the weights and gradients.
+completion positions and normalizes them per sequence, like trainers that use the model's own forward pass. A third side
+is ours with compiled layers (``compile`` of a policy). Times are medians of alternating rounds in one process, wall and
+CPU seconds, without the compilation; peak memory is that of a process per side, beyond the weights and gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import statistics
 import subprocess
@@ -26,6 +27,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
+
+from mrlm_pl.policy.compilation import compilation_seconds, compile_layers
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.forward.logprobs import token_logprobs
 
@@ -35,7 +40,7 @@ SIZES = {
     "m": {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1376, "heads": 8, "vocab_size": 32000},
 }
 GROUPS, ROWS_PER_GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 64, 64
-SIDES = ("plain", "ours")
+SIDES = ("plain", "ours", "compiled")
 
 
 def build(size: str) -> Qwen2ForCausalLM:
@@ -85,28 +90,32 @@ def ours(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
 def sides(size: str, precision: str) -> dict[str, Callable[[], Tensor]]:
     """Compute gradients in the model, without an optimizer step, and return the log-probabilities."""
     model = build(size)
+    fast = copy.deepcopy(model)
+    compile_layers(fast)
     token_ids, labels = rows(model.config.vocab_size)
 
-    def update(forward: Callable[[], Tensor]) -> Tensor:
+    def update(model: Qwen2ForCausalLM, forward: Callable[..., Tensor], *labels: Tensor) -> Tensor:
         model.zero_grad(set_to_none=False)
         autocast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
         with autocast:
-            log_probs = forward()
+            log_probs = forward(model, token_ids, *labels)
         log_probs.mean().backward()
         return log_probs.detach()
 
-    for parameter in model.parameters():
+    for parameter in (*model.parameters(), *fast.parameters()):
         parameter.grad = torch.zeros_like(parameter)
     return {
-        "plain": lambda: update(lambda: plain(model, token_ids)),
-        "ours": lambda: update(lambda: ours(model, token_ids, labels)),
+        "plain": lambda: update(model, plain),
+        "ours": lambda: update(model, ours, labels),
+        "compiled": lambda: update(fast, ours, labels),
     }
 
 
 def measure_times(size: str, precision: str, rounds: int) -> dict[str, Any]:
-    """Return medians per side and of the ratio within a round; the first round is warm-up."""
+    """Return medians per side and of the ratios within a round, after a warm-up."""
     updates = sides(size, precision)
-    difference = (updates["plain"]() - updates["ours"]()).abs().max().item()
+    first = updates["plain"]()
+    differences = {side: (first - updates[side]()).abs().max().item() for side in SIDES[1:]}
     wall: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(rounds):
@@ -115,10 +124,13 @@ def measure_times(size: str, precision: str, rounds: int) -> dict[str, Any]:
             updates[side]()
             wall[side].append(time.perf_counter() - started)
             cpu[side].append(time.process_time() - cpu_started)
-    result: dict[str, Any] = {"largest difference": difference}
+    result: dict[str, Any] = {"largest difference": differences, "compilation seconds": compilation_seconds()}
     for name, seconds in (("wall seconds", wall), ("cpu seconds", cpu)):
-        ratios = [mine / theirs for mine, theirs in zip(seconds["ours"], seconds["plain"], strict=True)]
-        result[name] = {side: statistics.median(seconds[side]) for side in SIDES} | {"ratio": statistics.median(ratios)}
+        medians: dict[str, Any] = {side: statistics.median(seconds[side]) for side in SIDES}
+        for mine, theirs in (("ours", "plain"), ("compiled", "ours")):
+            ratios = [one / other for one, other in zip(seconds[mine], seconds[theirs], strict=True)]
+            medians[f"{mine} / {theirs}"] = statistics.median(ratios)
+        result[name] = medians
     return result
 
 
@@ -153,7 +165,11 @@ def main() -> None:
         print(measure_memory(options.size, options.precision, options.memory_of))
         return
 
-    result = {"size": options.size, "precision": options.precision, "threads": options.threads}
+    result: dict[str, Any] = provenance() | {
+        "size": options.size,
+        "precision": options.precision,
+        "threads": options.threads,
+    }
     result |= measure_times(options.size, options.precision, options.rounds)
     result["path"] = forward_path(build(options.size)).name
     result["peak megabytes"] = {}

@@ -89,6 +89,7 @@ class MAPPO(PolicyGradient):
             random_init_seed=first.random_init_seed,
             lora=first.lora,
             gradient_checkpointing=first.gradient_checkpointing,
+            compile=first.compiled,
             max_forward_tokens=first.max_forward_tokens,
         )
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
+from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.logprobs import (
     TokenOutputs,
@@ -64,6 +65,8 @@ class Policy(nn.Module):
         lora: train low-rank adapters instead of the weights; policies with adapters on the same model share it, and
             their reference is the model without the adapter.
         gradient_checkpointing: keep one hidden state for each layer and recompute the rest in the backward pass.
+        compile: compile the decoder layers with ``torch.compile``, in the first updates, which take tens of seconds
+            longer; without gradient_checkpointing.
         max_forward_tokens: most tokens of a micro-batch in the model, each recomputed in the backward pass, so that
             memory does not grow with the batch; None runs all rows at once.
         served_by: server that generates for this policy: ``HOST:PORT`` of ``mrlm serve --policies`` with a policy of
@@ -89,6 +92,7 @@ class Policy(nn.Module):
         dropout: float = 0.0,
         lora: LoRA | None = None,
         gradient_checkpointing: bool = False,
+        compile: bool = False,
         max_forward_tokens: int | None = None,
         served_by: str | None = None,
     ) -> None:
@@ -105,6 +109,11 @@ class Policy(nn.Module):
         lora = None if lora is None else as_settings(LoRA, lora, "lora")
         if lora is not None and not trained:
             raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
+        if compile and gradient_checkpointing:
+            raise PolicyError(
+                f"policy {model!r} has compile and gradient_checkpointing: layers that are recomputed do not run as "
+                "compiled code; leave one of them out"
+            )
         if served_by is not None and (trained or random_init_seed is not None):
             raise PolicyError(
                 f"policy {model!r} is served by {served_by}, which has its weights; set `trained: false` and leave out "
@@ -114,7 +123,7 @@ class Policy(nn.Module):
             _check_server(served_by)
         self.served_by = served_by
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
-        self.gradient_checkpointing = gradient_checkpointing
+        self.gradient_checkpointing, self.compiled = gradient_checkpointing, compile
         self.source = _resolve(model)
         self.config = read_config(model, self.source)
         self.tokenizer = read_tokenizer(model, self.source)
@@ -177,10 +186,14 @@ class Policy(nn.Module):
             self.model.train()  # transformers loads models in evaluation mode, without dropout
             if self.gradient_checkpointing:
                 _checkpoint_activations(self.network)
+            if self.compiled:
+                compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
             self.reference = self.initial_model() if self.lora is None else self._adapted(bases, name).get_base_model()
             self.reference.requires_grad_(False)
             self._moving = moving
+            if self.compiled:
+                compile_layers(self.reference)
 
     @property
     def network(self) -> Any:

@@ -26,12 +26,12 @@ def shard(model: nn.Module, mesh: Any) -> None:
     """Split the weights of a model over the ranks of a mesh, layer by layer (FSDP2), in place; twice is once."""
     if isinstance(model, FSDPModule):
         return
-    for layer in _layers(model):
+    for layer in layers(model):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
+def layers(model: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a transformers model, or none if it does not name them."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
@@ -45,10 +45,10 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    layers = _layers(model)
+    blocks = layers(model)
     columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     plan: dict[str, Any] = {}
-    for name, _ in layers[0].named_modules() if layers else ():
+    for name, _ in blocks[0].named_modules() if blocks else ():
         leaf = name.rsplit(".", 1)[-1]
         if leaf in columns:
             plan[name] = ColwiseParallel()
@@ -61,7 +61,7 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
             f"k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj and a multiple of {size} key/value heads (it has "
             f"{heads})"
         )
-    for layer in layers:
+    for layer in blocks:
         parallelize_module(layer, mesh, plan)
 
 

@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.runs.records.run import read_run
 from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.bounds import batches_in_all
@@ -299,7 +300,14 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
 
 
 class PolicySummary(ModelSummary):
-    """Prints one line for every policy and critic when ``fit`` starts, in place of Lightning's table of layers."""
+    """Prints one line for every policy and critic when ``fit`` starts, in place of Lightning's table of layers.
+
+    An update that compiles layers (``compile`` of a policy) is followed by a line with the seconds that this took.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled = 0.0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the lines on the first rank."""
@@ -307,6 +315,13 @@ class PolicySummary(ModelSummary):
             for name, module in pl_module.named_modules():
                 if isinstance(module, Policy):
                     print(f"{name}: {describe(module)}", flush=True)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Print the seconds of new compilations on the first rank."""
+        seconds = compilation_seconds()
+        if seconds > self._compiled and trainer.is_global_zero:
+            print(f"layers compiled in {seconds - self._compiled:.1f} s", flush=True)
+        self._compiled = seconds
 
 
 def describe(policy: Policy) -> str:

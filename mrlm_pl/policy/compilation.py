@@ -1,0 +1,55 @@
+"""Compiled decoder layers: fused element-wise operations in the learner's forward and backward pass."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_forward
+from mrlm_pl.policy.sharding import layers
+
+_spent = _started = 0.0
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile each layer of a transformers model, in place, for any number of tokens.
+
+    Layers of one kind share their code (regional compilation), so a deep model takes no longer than a small one. Code
+    is made in the first forward and backward passes. Attention over packed rows, whose shapes differ in each pass,
+    stays as it is.
+
+    Raises:
+        PolicyError: the model does not name its layers.
+    """
+    found = layers(model)
+    if not found:
+        raise PolicyError(
+            f"{type(model).__name__} does not name its layers, so it cannot be compiled: set compile: false"
+        )
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention_forward))
+    from torch._dynamo.callback import callback_handler  # takes two seconds to import
+
+    if _start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_start)
+        callback_handler.register_end_callback(_end)
+    for layer in found:
+        layer.compile(dynamic=True)
+
+
+def compilation_seconds() -> float:
+    """Return the seconds that compilations have taken in this process since the first call of `compile_layers`."""
+    return _spent
+
+
+def _start(_: object) -> None:
+    global _started
+    _started = time.perf_counter()
+
+
+def _end(_: object) -> None:
+    global _spent
+    _spent += time.perf_counter() - _started
