@@ -258,7 +258,7 @@ class Gateway:
             return web.json_response(body(call, served, name))
         except ConnectionResetError:
             session.counts["disconnected"] += 1
-            return web.Response()  # nobody reads it
+            return web.Response()  # the client has left
 
     async def _models(self, request: web.Request) -> web.Response:
         session = self._session(_key(request))
