@@ -68,10 +68,10 @@ verifiers: .venv-verifiers/.installed  ## verifiers, whose pinned packages colli
 	.venv-verifiers/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-openenv: .venv-openenv/.installed  ## OpenEnv, for the slow tests of its protocol
+openenv: .venv-openenv/.installed  ## OpenEnv and real tasks for its server, for the slow tests of its protocol
 .venv-openenv/.installed:
 	$(PYTHON) -m venv .venv-openenv
-	.venv-openenv/bin/python -m pip install --quiet "openenv==0.10.0"
+	.venv-openenv/bin/python -m pip install --quiet "openenv==0.10.0" "reasoning-gym==0.1.25"
 	touch $@
 
 agents: .venv-agents/.installed  ## frameworks whose agents the slow tests play through the gateway, in a separate environment

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from mrlm_environments import HarnessEnvironment
 
+import mrlm_pl
 from mrlm_pl.cli.main import main
 from mrlm_pl.episode_files import read_episodes
+from tests.support.harness_programs import asked, posted
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -68,3 +74,46 @@ def test_a_run_of_a_program_is_evaluated_replayed_and_credited(
 def of(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
     """Return a function that returns what was printed since its last call."""
     return lambda: capfd.readouterr().out
+
+
+def test_a_run_continues_beside_programs_with_faults(outside_the_repository: None, tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "What is 1 + 2?"}]
+    edited = [*said, {"role": "assistant", "content": "not said"}, *said]
+
+    async def play(row: Mapping[str, Any], endpoint: Any) -> float:
+        url, body = f"{endpoint.base_url}/chat/completions", {"model": "agent", "messages": said}
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", said)
+            match row["fault"]:
+                case "hangs":
+                    await asyncio.sleep(3600)
+                case "crashes":
+                    raise OSError("boom")
+                case "floods":
+                    await asyncio.gather(*(asked(http, endpoint, "agent", said) for _ in range(20)))
+                case "edits":
+                    await asked(http, endpoint, "agent", edited)
+                case "intrudes":
+                    assert (await asyncio.to_thread(posted, url, body, "sk-wrong"))[0] == 401
+        return 1.0
+
+    faults = ("hangs", "crashes", "floods", "edits", "intrudes")
+    environment = HarnessEnvironment(
+        {"train": [{"fault": fault} for fault in faults]}, function=play, lease_seconds=3.0, max_calls=8
+    )
+    data = mrlm_pl.RolloutDataModule(
+        environment, groups=12, group_size=2, iterations=2, retries=0, sampling=mrlm_pl.Sampling(max_tokens=4)
+    )
+    trainer = mrlm_pl.Trainer(default_root_dir=tmp_path, limit_val_batches=0, max_epochs=1)
+    trainer.fit(mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny", learning_rate=1e-3)}), data)
+    found: dict[str, list[Any]] = {fault: [] for fault in faults}
+    for path in sorted(tmp_path.rglob("iteration-*.jsonl.zst")):
+        for episode in read_episodes(path):
+            found[episode.task.data["fault"]].append(episode)
+    assert all(found.values()), "each fault was played"
+    for fault, reason in (("hangs", "made no call within 3 s"), ("crashes", "OSError: boom")):
+        assert all(reason in str(episode.error) for episode in found[fault])
+    for fault, (name, count) in {"floods": ("refused", 13), "edits": ("edited_histories", 1)}.items():
+        assert all(episode.metrics[name] == count for episode in found[fault])
+    assert all(episode.reward == 1.0 for fault in faults[2:] for episode in found[fault])
+    assert environment.gateway.counts["invalid_api_key"] == len(found["intrudes"])

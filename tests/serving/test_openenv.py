@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import reasoning_gym
 from aiohttp import WSMsgType, web
 from mrlm_environments import CoordinationGame, MathEnvironment, OpenEnvEnvironment
 
@@ -24,7 +25,7 @@ from mrlm_pl.serving.openenv import OpenEnvServer
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.security import Identity
 from tests.support.environment_servers import Scripted, ServerProcess, eventually
-from tests.support.foreign_servers import OPENENV, echo_server
+from tests.support.foreign_servers import OPENENV, echo_server, openenv_server
 from tests.support.ports import nowhere
 
 OFFERED: dict[str, Callable[[Any], Environment]] = {
@@ -251,6 +252,20 @@ def test_a_ping_is_answered_during_a_step(export: Callable[..., Exported], monke
     assert asyncio.run(play(export("slow").url))["data"]["reward"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("observation", "shown"),
+    [
+        ({"text": "Q", "hint": None, "reward": 0.0}, "Q"),
+        ({"text": "Q", "left": 3}, '{"text": "Q", "left": 3}'),
+        ({"tool_name": "read", "result": {"data": "Q"}}, '{"tool_name": "read", "result": {"data": "Q"}}'),
+    ],
+    ids=str,
+)
+def test_no_field_of_an_observation_is_hidden(observation: dict[str, Any], shown: str) -> None:
+    environment = OpenEnvEnvironment("http://127.0.0.1:8000")
+    assert environment._shown({"observation": observation}) == [Message("user", shown)]
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigurationError, match="give http://HOST:PORT"):
         OpenEnvEnvironment("127.0.0.1:8000")
@@ -347,3 +362,88 @@ def test_a_full_server_is_waited_for_and_named(echo: str) -> None:
     asyncio.run(others[1].reset(task))
     for environment in others:
         environment.close()
+
+
+PUZZLES = """
+import reasoning_gym
+from fastmcp import FastMCP
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+
+class Puzzles(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        tools = FastMCP("puzzles")
+        tools.tool(self.read)
+        tools.tool(self.submit)
+        super().__init__(tools)
+
+    def read(self) -> str:
+        return self.entry["question"]
+
+    def submit(self, answer: str) -> float:
+        self.score = self.puzzles.score_answer(answer, self.entry)
+        return self.score
+
+    def reset(self, seed=None, episode_id=None, generator="gcd", **settings):
+        self.puzzles = reasoning_gym.create_dataset(generator, size=1, seed=seed, **settings)
+        (self.entry,), self.score, self.kept = self.puzzles, None, State(episode_id=episode_id)
+        return Observation(metadata={"generator": generator})
+
+    def step(self, action, timeout_s=None, **options):
+        return self.judged(super().step(action, timeout_s, **options))
+
+    async def step_async(self, action, timeout_s=None, **options):
+        return self.judged(await super().step_async(action, timeout_s, **options))
+
+    def judged(self, observation):
+        self.kept.step_count += 1
+        observation.done, observation.reward = self.score is not None, self.score or 0.0
+        return observation
+
+    def _step_impl(self, action, timeout_s=None, **options):
+        raise ValueError("only tools are actions")
+
+    @property
+    def state(self):
+        return self.kept
+
+app = create_app(Puzzles, CallToolAction, CallToolObservation, max_concurrent_envs=2)
+"""
+
+
+@pytest.fixture
+def puzzles(theirs: Path, tmp_path: Path) -> Iterator[str]:
+    """Return the address of reasoning-gym's generators behind OpenEnv's server, as tools."""
+    if subprocess.run([str(theirs), "-c", "import reasoning_gym"], capture_output=True).returncode:
+        pytest.skip("reasoning-gym is not installed beside openenv; remove .venv-openenv and run `make openenv`")
+    (tmp_path / "puzzles.py").write_text(PUZZLES)
+    with openenv_server("puzzles:app", tmp_path) as url:
+        yield url
+
+
+@pytest.mark.slow
+def test_real_tasks_behind_their_server_keep_the_contract_and_score_as_in_the_library(puzzles: str) -> None:
+    for generator in ("basic_arithmetic", "spell_backward", "gcd"):
+        rows = [{"generator": generator, "seed": seed} for seed in range(40)]
+        environment = OpenEnvEnvironment(puzzles, data=rows, max_turns=4)
+        check_environment(environment, tasks_per_split=3).raise_on_failure()
+        task = environment.tasks("train")[0]
+        library = reasoning_gym.create_dataset(generator, size=1, seed=task.data["seed"])
+        (entry,) = library
+        for answer in (entry["answer"], "none"):
+            asked: list[dict[str, Any]] = [
+                {"type": "list_tools"},
+                {"type": "call_tool", "tool_name": "read", "arguments": {}},
+                {"type": "call_tool", "tool_name": "submit", "arguments": {"answer": answer}},
+            ]
+            _, (listed, shown, judged) = conversation(environment, task, *map(json.dumps, asked))
+            tools = json.loads(listed.observations["agent"][0].content)["tools"]
+            assert {tool["name"] for tool in tools} == {"read", "submit"}
+            result = json.loads(shown.observations["agent"][0].content)["result"]
+            assert result["data"] == entry["question"]
+            assert (shown.rewards["agent"], shown.done) == (0.0, False)
+            assert (judged.rewards["agent"], judged.done) == (library.score_answer(answer, entry), True)

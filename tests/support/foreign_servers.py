@@ -26,15 +26,22 @@ def echo_server() -> Iterator[str]:
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
         application = Path(folder, "echo_env", "server", "app.py")
         application.write_text(application.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=2,"))
-        port = free_port()
-        command = [str(OPENENV / "python"), "-m", "uvicorn", "server.app:app", "--port", str(port)]
-        server = subprocess.Popen([*command, "--log-level", "warning"], cwd=application.parents[1])
-        try:
-            eventually(lambda: _healthy(f"http://127.0.0.1:{port}/health"), 120)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(60)
+        with openenv_server("server.app:app", application.parents[1]) as url:
+            yield url
+
+
+@contextmanager
+def openenv_server(application: str, folder: Path) -> Iterator[str]:
+    """Serve an application of OpenEnv, ``MODULE:NAME`` in a folder; yield its URL."""
+    port = free_port()
+    command = [str(OPENENV / "python"), "-m", "uvicorn", application, "--port", str(port), "--log-level", "warning"]
+    server = subprocess.Popen(command, cwd=folder)
+    try:
+        eventually(lambda: _healthy(f"http://127.0.0.1:{port}/health"), 120)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 def _healthy(url: str) -> bool:

@@ -37,9 +37,9 @@ class OpenEnvEnvironment(Environment):
         url: of the server, ``http://HOST:PORT``, as OpenEnv's ``base_url``.
         data: rows of arguments of ``reset``, or a file of these; None resets with a seed that differs for each task.
         action: field of the action that holds the reply, ``json`` if the reply is the whole action; empty asks the
-            server: the only required field if it is a text, else ``json``.
+            server: the only required field if it is a text other than a tool's name, else ``json``.
         observation: text for the agent with fields of the observation in braces; empty is the conversation where the
-            observation holds one, else the only text field, else the observation as JSON.
+            observation holds one, else the text if no other field has a value, else the observation as JSON.
         system_prompt: a system message before the first observation; empty is none.
         max_turns: steps after which the episode is truncated; None leaves the end to the server.
         message_seconds: deadline of one answer, and of the wait for a session on a full server.
@@ -153,8 +153,9 @@ class OpenEnvEnvironment(Environment):
         if isinstance(chat := seen.get("messages"), dict) and len(chat) == 1:
             (given,) = chat.values()
             return [Message(message["role"], message["content"]) for message in given]
-        texts = [value for value in seen.values() if isinstance(value, str)]
-        return [Message("user", texts[0] if len(texts) == 1 else json.dumps(seen, ensure_ascii=False))]
+        values = [value for value in seen.values() if value is not None]
+        alone = len(values) == 1 and isinstance(values[0], str)
+        return [Message("user", values[0] if alone else json.dumps(seen, ensure_ascii=False))]
 
 
 class FullServerError(RemoteError):
@@ -218,9 +219,17 @@ class _Link:
 
 
 def _only_text(schema: Mapping[str, Any]) -> str | None:
-    """Return the only required field of an action if it is a text, else None."""
-    required = schema.get("required", [])
-    return required[0] if len(required) == 1 and schema["properties"][required[0]].get("type") == "string" else None
+    """Return the only required field of an action if it is a text, else None; a tool also needs arguments.
+
+    >>> text = {"type": "string"}
+    >>> _only_text({"properties": {"message": text, "tone": text}, "required": ["message"]})
+    'message'
+    >>> _only_text({"properties": {"tool_name": text, "arguments": {}}, "required": ["tool_name"]})
+    """
+    match schema.get("required"):
+        case [name] if name != "tool_name" and schema["properties"][name].get("type") == "string":
+            return str(name)
+    return None
 
 
 def _fields(reply: str, form: str) -> dict[str, Any]:

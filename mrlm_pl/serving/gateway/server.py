@@ -251,14 +251,14 @@ class Gateway:
         served = await session.ask(self._agent(key, session, call.model), call)
         name = secrets.token_hex(12)
         try:
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError
             if call.stream:
                 return await _stream(request, events(call, served, name))
-            if request.transport is None or request.transport.is_closing():
-                session.counts["disconnected"] += 1
             return web.json_response(body(call, served, name))
         except ConnectionResetError:
             session.counts["disconnected"] += 1
-            raise
+            return web.Response()  # the client has left
 
     async def _models(self, request: web.Request) -> web.Response:
         session = self._session(_key(request))

@@ -144,6 +144,13 @@ def test_a_reward_before_the_first_decision_is_counted_with_it() -> None:
     assert act(environment, player_1=1).rewards == {"player_0": -1.0, "player_1": 3.0}
 
 
+class Screen(TextCodec):
+    """A coarse grid of the screen's brightness."""
+
+    def observation(self, value: Any, agent: str) -> str:
+        return super().observation(value.max(-1)[::40, ::40], agent)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -151,6 +158,8 @@ def test_a_reward_before_the_first_decision_is_counted_with_it() -> None:
         {"id": "classic/connect_four_v3", "retries": 0},
         {"id": "classic/rps_v2", "settings": {"max_cycles": 4}, "codec": TextCodec(["rock", "paper", "scissors"])},
         {"id": "classic/rps_v2", "settings": {"max_cycles": 4}, "parallel": True},
+        {"id": "butterfly/knights_archers_zombies_v11", "settings": {"max_cycles": 5}, "parallel": True},
+        {"id": "butterfly/cooperative_pong_v6", "settings": {"max_cycles": 4}, "parallel": True, "codec": Screen()},
         {"id": LEAVING},
     ],
     ids=lambda settings: settings["id"],

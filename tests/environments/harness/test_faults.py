@@ -188,7 +188,7 @@ def test_wrong_keys_and_calls_after_the_end_are_refused_and_counted() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_disconnects_is_counted(stream: bool) -> None:
+def test_a_client_that_disconnects_is_counted(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def program(row: Any, endpoint: Any) -> float:
         host, port = endpoint.url.split("/")[2].split(":")
         text = f'{{"model": "x", "stream": {str(stream).lower()}, "messages": [{{"role": "user", "content": "Q"}}]}}'
@@ -218,6 +218,7 @@ def test_a_client_that_disconnects_is_counted(stream: bool) -> None:
     finally:
         environment.close()
     assert (step.done, step.rewards, step.metrics["disconnected"]) == (True, {"a": 1.0, "b": 1.0}, 1.0)
+    assert "Error handling request" not in caplog.text, "it is no error of the gateway"
 
 
 def test_nothing_of_a_stopped_program_is_left(tmp_path: Path) -> None:
