@@ -464,6 +464,11 @@ def judging_environments(episodes: Iterable[Episode]) -> set[str]:
     return {episode.task.environment for episode in episodes if episode.success is not None}
 
 
+def branches(episode: Episode) -> bool:
+    """Return True if an episode is a path of a turn tree."""
+    return any(turn.node for turn in episode.turns())
+
+
 def decided(episode: Episode) -> dict[int, dict[str, tuple[Turn, Trajectory]]]:
     """Return the turn of each agent, with its row, by step in order."""
     found: dict[int, dict[str, tuple[Turn, Trajectory]]] = {}

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, branches
 from mrlm_pl.errors import DataError, StorageError
 from mrlm_pl.settings import at_least
-from mrlm_pl.turn_tree import TurnTree, branches, episodes_of
+from mrlm_pl.turn_tree import TurnTree, episodes_of
 
 BEHIND = 2
 """Files that may be pending while the learner continues."""

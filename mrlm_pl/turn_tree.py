@@ -152,8 +152,3 @@ def holds_episodes(record: Mapping[str, Any]) -> bool:
 def turn_trees(episodes: Sequence[Episode]) -> dict[str, TurnTree]:
     """Return the turn tree of each group."""
     return {group: TurnTree.of(paths) for group, paths in by_group(episodes).items()}
-
-
-def branches(episode: Episode) -> bool:
-    """Return True if an episode is a path of a turn tree."""
-    return any(turn.node for turn in episode.turns())

@@ -1,7 +1,6 @@
 """Environments: the contract, their tasks, tools and rows. Imports no torch."""
 
-from mrlm_pl.environment.contract import Environment, ToolSchema
-from mrlm_pl.environment.single_agent import Outcome, SingleAgentEnvironment
+from mrlm_pl.environment.contract import Environment, Outcome, SingleAgentEnvironment, ToolSchema
 from mrlm_pl.environment.steps import Observations, Step
 from mrlm_pl.environment.tasks import SPLITS, DatasetTasks, SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task

@@ -21,7 +21,7 @@ from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms import C3, CISPO, COMA, GRPO, IGPO, IPPO, MAGRPO, MAREMAX, RAE, RLOO, SFT, ReMax
 from mrlm_pl.compressed_files import packed, unpacked
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+from mrlm_pl.data.rollout.tasks import TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import CREDIT, Episode, Turn
 from mrlm_pl.episode_files import iteration_file, read_episodes, write_episodes

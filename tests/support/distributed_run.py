@@ -47,8 +47,7 @@ from mrlm_pl.data import (
     RolloutDataModule,
     TrajectoryDataModule,
 )
-from mrlm_pl.data.rollout.tasks.environments import TaskSettings
-from mrlm_pl.data.rollout.tasks.stream import SuccessRateCurriculum
+from mrlm_pl.data.rollout.tasks import SuccessRateCurriculum, TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Message, Task

@@ -9,7 +9,7 @@ from typing import Literal
 from mrlm_pl.data.files.base import data_option
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import GroupPlan
-from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+from mrlm_pl.data.rollout.tasks import TaskSettings
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm

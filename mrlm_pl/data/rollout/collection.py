@@ -30,7 +30,7 @@ from mrlm_pl.data.rollout.metrics import (
     success_counts,
     token_count,
 )
-from mrlm_pl.data.rollout.tasks.environments import RunTasks
+from mrlm_pl.data.rollout.tasks import RunTasks
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode

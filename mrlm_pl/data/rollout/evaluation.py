@@ -31,6 +31,7 @@ class Evaluation:
 
     def play(self, specs: Sequence[EpisodeSpec], sampling: Sampling) -> list[Episode]:
         """Return episodes that the current weights played; all ranks call it."""
+        sampling.check_policies([*self.players.learner.policies], "sampling")
         player = self.players.player(sampling)
         with ended_by_sigterm(self.trainer), self.players.published():
             return player.play_blocking(specs)

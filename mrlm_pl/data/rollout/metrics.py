@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrlm_pl.engines import Sampling
-from mrlm_pl.episode import Episode, Trajectory, Turn, by_group, decided, judging_environments
+from mrlm_pl.episode import Episode, Trajectory, Turn, branches, by_group, decided, judging_environments
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
-from mrlm_pl.turn_tree import branches, turn_trees
+from mrlm_pl.turn_tree import turn_trees
 
 logger = logging.getLogger(__name__)
 

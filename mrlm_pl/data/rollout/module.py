@@ -15,8 +15,7 @@ from mrlm_pl.data.rollout.collectors.groups import FailedMembers, GroupPlan
 from mrlm_pl.data.rollout.collectors.players import Players, StaleSnapshots
 from mrlm_pl.data.rollout.evaluation import Evaluation, EvaluationStream
 from mrlm_pl.data.rollout.stream import TrainingStream
-from mrlm_pl.data.rollout.tasks.environments import RunTasks, TaskSettings
-from mrlm_pl.data.rollout.tasks.stream import SuccessRateCurriculum
+from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskSettings
 from mrlm_pl.engines import Engine, Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, branches
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, versioned_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import chosen_device, loaded_policy, sampling_from
@@ -27,12 +27,11 @@ from mrlm_pl.runs.records.run import (
     recorded_settings,
 )
 from mrlm_pl.settings import as_settings
-from mrlm_pl.turn_tree import branches
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+    from mrlm_pl.data.rollout.tasks import TaskSettings
     from mrlm_pl.learner.algorithm import Algorithm
     from mrlm_pl.learner.policy_gradient import PolicyGradient
     from mrlm_pl.runs.records.gradients import Gradients
@@ -203,7 +202,7 @@ class _Crediting:
         sampling: Sampling | None,
         task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None,
     ) -> None:
-        from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+        from mrlm_pl.data.rollout.tasks import TaskSettings
 
         recorded = read_run(str(folder), weights=False)
         self.folder, self.learner, self.name, self.wanted = folder, learner, type(learner).__name__, wanted
@@ -272,7 +271,7 @@ class _Crediting:
         Raises:
             ConfigurationError: the credit needs other episodes.
         """
-        from mrlm_pl.data.rollout.tasks.environments import scaled
+        from mrlm_pl.data.rollout.tasks import scaled
         from mrlm_pl.learner.credit.records import credited, uncredited
 
         plain = [uncredited(episode) for episode in episodes]

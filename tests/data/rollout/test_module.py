@@ -13,9 +13,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
-from mrlm_pl.data.rollout.evaluation import EpisodeBatch
+from mrlm_pl.data.rollout.evaluation import EpisodeBatch, Evaluation
 from mrlm_pl.data.rollout.metrics import CollectionSums, reward_sums
 from mrlm_pl.engines import Sampling
+from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
@@ -374,3 +375,10 @@ def test_the_throughput_is_that_of_the_rollout_alone(
     tokens = sum(row.num_actions for episode in episodes for row in episode.rows())
     assert seconds[0] == 82.0
     assert float(trainer.callback_metrics["rollout/tokens_per_second"]) == pytest.approx(tokens / 2.0)
+
+
+def test_an_evaluation_refuses_a_sampling_with_settings_of_an_unknown_policy() -> None:
+    players: Any = SimpleNamespace(learner=SimpleNamespace(trainer=None, policies={"main": None}))
+    sampling = Sampling(policies={"mian": PolicySampling(temperature=0.5)})
+    with pytest.raises(ConfigurationError, match=r"sampling\.policies: there is no policy 'mian'; did you mean 'main'"):
+        Evaluation(players, seed=0).play([], sampling)

@@ -30,7 +30,7 @@ from mrlm_pl.algorithms import (
     TreeGRPO,
 )
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks.environments import TaskSettings
+from mrlm_pl.data.rollout.tasks import TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data.rollout.collectors.players import Players
-from mrlm_pl.data.rollout.tasks.stream import TaskStream
+from mrlm_pl.data.rollout.tasks import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.returns import equal_returns

@@ -226,7 +226,6 @@ class Players:
         """
         key = (sampling, crossed and self.stale is not None, loop)
         if key not in self._players:
-            sampling.check_policies([*self.learner.policies], "sampling")
             agents = [agent for environment in self.environments.values() for agent in environment.agents]
             seats = {agent: self._seat(agent, sampling, crossed) for agent in agents}
             self._players[key] = EpisodePlayer(

@@ -18,7 +18,7 @@ from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collection import check_kept
 from mrlm_pl.data.rollout.collectors.groups import GroupDraft, GroupPlan
-from mrlm_pl.data.rollout.tasks.stream import TaskStream
+from mrlm_pl.data.rollout.tasks import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step
 from mrlm_pl.episode import Episode, Message, Task, by_group

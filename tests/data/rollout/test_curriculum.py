@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks.stream import PlannedStream, SuccessRateCurriculum, apportioned
+from mrlm_pl.data.rollout.tasks import PlannedStream, SuccessRateCurriculum, apportioned
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome
 from mrlm_pl.episode import Message

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO, MAGRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks.environments import RunTasks, TaskSettings
+from mrlm_pl.data.rollout.tasks import RunTasks, TaskSettings
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn, by_group
 from mrlm_pl.episode_files import read_episodes

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from mrlm_pl.data.rollout.tasks.stream import TaskStream
+from mrlm_pl.data.rollout.tasks import TaskStream
 from mrlm_pl.environment import DatasetTasks, SeededTasks
 from mrlm_pl.errors import ConfigurationError
 

@@ -1,1 +1,0 @@
-"""Which task of which environment comes next."""
