@@ -3,10 +3,11 @@
     python benchmarks/learning/five_tasks.py [--task-normalization none scale_only paper] [--cross-policy-share 0 0.25]
         [--seeds 0] [--json out.json] [OPTIONS]
 
-The recipe (configs/recipes/tiny_five_tasks.yaml) runs once, unless ``--policy`` names its result; then
+The recipe (configs/recipes/tiny_agentbench.yaml) runs once, unless ``--policy`` names its result; then
 configs/tasks/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for each run
-and task: played groups against the weights, and the mean reward in the first and the last tenth of the iterations, with
-95 % intervals over groups. Failed episodes are excluded. Further options go to ``mrlm train``.
+and task: played groups against the weights, and the mean reward in the first and the last fifth of the iterations, with
+95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not repeated. Further
+options go to ``mrlm train``.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import provenance
+
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.evaluation.intervals import mean_interval
 
 CONFIG = Path("configs/tasks/five_tasks.yaml")
 TASKS = ("shell", "sql", "knowledge_graph", "webshop", "alfworld")
+EPISODES = 1000
+"""Demonstrations of each task."""
 FLAGS = {
     "task_normalization": ("--model.task_normalization", "scale_only"),
     "cross_policy_share": ("--data.cross_policy.share", "0"),  # 0 is a run without snapshots
@@ -62,9 +68,10 @@ def train(config: Path | str, folder: Path, *options: str) -> None:
 
 def recipe(folder: Path) -> Path:
     """Return the recipe's policy."""
-    rows = folder / "rows.jsonl"
-    call([sys.executable, "examples/tiny_model/make_five_task_demonstrations.py", "--output", str(rows)])
-    train("configs/recipes/tiny_five_tasks.yaml", folder / "recipe", "--data.train", str(rows))
+    script = "examples/tiny_model/make_agentbench_demonstrations.py"
+    call([sys.executable, script, "--output", str(folder), "--episodes", str(EPISODES)])
+    data = ("--model.policies.main.model", str(folder / "untrained"), "--data.train", str(folder / "rows.jsonl"))
+    train("configs/recipes/tiny_agentbench.yaml", folder / "recipe", *data)
     return folder / "recipe/policies/main"
 
 
@@ -83,8 +90,8 @@ def measured(folder: Path) -> dict[str, Any]:
             groups[name][episode.iteration][episode.group].append(episode)
     iterations = 1 + max(iteration for of_task in groups.values() for iteration in of_task)
     total = iterations * data["groups"]
-    tenth = max(1, round(iterations / 10))
-    parts = {"first": range(tenth), "last": range(iterations - tenth, iterations)}
+    fifth = max(1, round(iterations / 5))
+    parts = {"first": range(fifth), "last": range(iterations - fifth, iterations)}
     found: dict[str, Any] = {"iterations": iterations, "tasks": {}}
     for name in TASKS:
         count = sum(map(len, groups[name].values()))
@@ -150,21 +157,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options, overrides = parser.parse_known_args()
     folder = options.folder or Path(tempfile.mkdtemp())
-    policy = options.policy or recipe(folder)
-    rows = []
+    kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    rows: list[dict[str, Any]] = kept.get("runs", [])
+    written = {**provenance(kept=kept), "runs": rows}
     for *values, seed in itertools.product(*(getattr(options, name) for name in FLAGS), options.seeds):
-        chosen = dict(zip(FLAGS, values, strict=True))
+        chosen = {**dict(zip(FLAGS, values, strict=True)), "seed": seed}
+        if any(chosen.items() <= row.items() for row in rows):
+            continue
+        options.policy = options.policy or recipe(folder)
+        settings = [word for name, (flag, _) in FLAGS.items() for word in (flag, chosen[name])]
+        settings += ["--model.policies.main.model", str(options.policy), "--seed_everything", str(seed)]
         place = folder / "-".join([*values, f"seed-{seed}"])
-        settings = [word for name, value in chosen.items() for word in (FLAGS[name][0], value)]
         started = time.perf_counter()
-        train(
-            CONFIG, place, "--model.policies.main.model", str(policy), "--seed_everything", str(seed), *settings,
-            *overrides,
-        )  # fmt: skip
-        rows.append({**chosen, "seed": seed, "wall_s": time.perf_counter() - started, **measured(place)})
+        train(CONFIG, place, *settings, *overrides)
+        rows.append({**chosen, "wall_s": round(time.perf_counter() - started, 1), **measured(place)})
         print(table(rows[-1]), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            options.json.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
     python examples/tiny_model/make_agentbench_demonstrations.py --environment webshop --output runs/webshop-data
     python examples/tiny_model/make_agentbench_demonstrations.py --environment knowledge_graph --output runs/graph-data
     python examples/tiny_model/make_agentbench_demonstrations.py --environment alfworld --team --output runs/house-data
+    python examples/tiny_model/make_agentbench_demonstrations.py --output runs/five-data --episodes 1000
 
 The scripted expert (`Environment.gold`) plays small tasks of the training split, but is hurried: in the shop it often
 opens a random product or leaves out an option, in the graph it often follows a random relation, in the house it often
-takes a random object. Half of the rows end after the first reply. With ``--team`` the environment's team plays, and a
-row is one agent's conversation.
+takes a random object, and in the shell and the database it often ends without a look. Half of the rows end after the
+first reply. With ``--team`` the environment's team plays, and a row is one agent's conversation. Without
+``--environment`` the rows are of all five, each with ``--episodes``.
 
-The fixed parts of a call and the names of products, options and entities are single tokens, so that one attention head
-can copy a name.
+The fixed parts of a call and the names of products, options, entities, paths and columns are single tokens, so that one
+attention head can copy a name.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mrlm_environments import AlfWorldEnvironment, KnowledgeGraphEnvironment, WebShopEnvironment
+from mrlm_environments import (
+    AlfWorldEnvironment,
+    KnowledgeGraphEnvironment,
+    ShellEnvironment,
+    SqlEnvironment,
+    WebShopEnvironment,
+)
+from mrlm_environments.sql.tasks import SUBJECTS
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -34,22 +43,43 @@ from mrlm_pl.policy.tiny import CHARACTERS, END, PAD, ROLE_TOKENS, UNKNOWN, buil
 from mrlm_pl.seeding import keyed_random
 
 ENVIRONMENTS: dict[str, tuple[Callable[..., Environment], dict[str, Any]]] = {
-    "webshop": (WebShopEnvironment, {"products": 60, "page_size": 3, "list_actions": False}),
+    "shell": (ShellEnvironment, {"max_turns": 3}),
+    "sql": (
+        SqlEnvironment,
+        {"kinds": ["select", "count", "delete"], "rows": (3, 4), "max_turns": 3, "instruction": ""},
+    ),
     "knowledge_graph": (
         KnowledgeGraphEnvironment,
-        {"kinds": ["join", "reverse", "count"], "hops": (1, 2), "entities": 120},
+        {
+            "kinds": ["join", "reverse", "count"],
+            "hops": (1, 2),
+            "entities": 120,
+            "max_turns": 8,
+            "instruction": "",
+        },
+    ),
+    "webshop": (
+        WebShopEnvironment,
+        {"products": 60, "page_size": 3, "list_actions": False, "max_turns": 8, "instruction": ""},
     ),
     "alfworld": (
         AlfWorldEnvironment,
-        {"kinds": ["pick"], "rooms": ["bathroom"], "steps": (1, 6), "list_actions": False},
+        {
+            "kinds": ["pick"],
+            "rooms": ["bathroom"],
+            "steps": (1, 6),
+            "list_actions": False,
+            "max_turns": 8,
+            "instruction": "",
+        },
     ),
 }
 ROWS = 4000
-HURRY = {"webshop": 0.3, "knowledge_graph": 0.5, "alfworld": 0.3}
+HURRY = {"shell": 0.5, "sql": 0.5, "webshop": 0.3, "knowledge_graph": 0.5, "alfworld": 0.3}
 """Probability of an error, at each choice."""
 CONTEXT_LENGTH = 1024
 
-CALL = r'<tool_call>\{"name": "\w+", "arguments": \{"\w+": "|", "\w+": "|"\}\}</tool_call>'
+CALL = r'<tool_call>\{"name": "\w+", "arguments": \{(?:"\w+": ["\[])?|", "\w+": "|["\]]?\}\}</tool_call>'
 """The fixed parts of a call."""
 PARTS = r"Final Answer: #|Back to Search|Buy Now|Next >|< Prev|Description \[SEP\] Features \[SEP\] Reviews"
 """Fixed parts of answers and pages."""
@@ -71,7 +101,7 @@ _LIST = re.compile(r"Observation: \[(.*)\]")
 def make_environment(name: str, **changes: Any) -> Environment:
     """Return the environment of the demonstrations with these settings changed."""
     cls, settings = ENVIRONMENTS[name]
-    return cls(**{"instruction": "", "max_turns": 8, **settings, **changes})
+    return cls(**{**settings, **changes})
 
 
 def hurried_purchase(replies: list[str], page: str, rng: Random) -> list[str]:
@@ -107,9 +137,37 @@ def hurried_errand(replies: list[str], observed: str, rng: Random) -> list[str]:
     return [reply.replace(f" {take[1]} ", f" {taken} ") for reply in replies]
 
 
+def hurried_command(replies: list[str], observed: str, rng: Random) -> list[str]:
+    """Return the replies still to give: the answer that the command printed, or often a guess in its place."""
+    if '"answer_action"' in replies[0]:
+        return [written_call("answer_action", answer=observed.strip())]
+    if '"bash_action"' not in replies[0] or rng.random() >= HURRY["shell"]:
+        return replies
+    return [written_call("answer_action", answer="1") if "answer_action" in replies[-1] else replies[-1]]
+
+
+def hurried_statement(replies: list[str], observed: str, rng: Random) -> list[str]:
+    """Return the replies still to give, often without the statement and its result."""
+    if '"execute_sql"' not in replies[0] or rng.random() >= HURRY["sql"]:
+        return replies
+    return [written_call("commit_final_answer", answers=[])]
+
+
+def planned(environment: Environment, task: Task) -> dict[str, list[str]]:
+    """Return the best replies of each agent; in the shell the answer is that of the command."""
+    if environment.name != "shell":
+        return {agent: list(replies) for agent, replies in (environment.gold(task) or {}).items()}
+    change = task.data["description"].startswith("Write")
+    command = written_call("bash_action", script=task.data["reference"].removesuffix(" || true"))
+    end = written_call("finish_action") if change else written_call("answer_action", answer="")
+    return {environment.agents[0]: [command, end]}
+
+
 EXPERTS: dict[str, Callable[[list[str], str, Random], list[str]]] = {
-    "webshop": hurried_purchase,
+    "shell": hurried_command,
+    "sql": hurried_statement,
     "knowledge_graph": hurried_exploration,
+    "webshop": hurried_purchase,
     "alfworld": hurried_errand,
 }
 
@@ -122,7 +180,7 @@ def _argument(reply: str) -> str:
 
 def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterator[dict[str, Any]]:
     """Yield the conversation of each agent in an episode of the hurried expert, rows for ``TrajectoryDataModule``."""
-    plan = {agent: list(replies) for agent, replies in (environment.gold(task) or {}).items()}
+    plan = planned(environment, task)
     seen: dict[str, list[Message]] = {agent: [] for agent in environment.agents}
     observations = environment.reset(task) if plan else {}
     while any(plan[agent] for agent in observations):  # a house has no wrong answer that ends the episode
@@ -147,6 +205,11 @@ def names(environment: Environment) -> str:
         return "|".join(re.escape(name) for name in sorted(set(_phrases(environment)), key=len, reverse=True))
     if environment.name == "knowledge_graph":
         return r"[A-Z][a-z]+ [A-Z][a-z]+(?=[ ?.,\]\"])"
+    if environment.name == "shell":
+        return r"~/d\d+(?:/\w+(?:\.\w+)?)?"
+    if environment.name == "sql":
+        tables = {name for table, columns, names, groups in SUBJECTS for name in (table, *columns, *names, *groups)}
+        return "|".join(sorted(tables, key=len, reverse=True))
     return "(?!)"  # none: a thing in a house is a word and a number, which is copied from behind the word
 
 
@@ -186,25 +249,25 @@ def build_tokenizer(texts: list[str], names: str) -> PreTrainedTokenizerFast:
 def main() -> None:
     """Write ``rows.jsonl`` and ``untrained`` to the command line's folder."""
     parser = argparse.ArgumentParser(description="Write demonstrations of tasks of AgentBench for a small model.")
-    parser.add_argument("--environment", choices=list(EXPERTS), required=True)
+    parser.add_argument("--environment", choices=list(EXPERTS), help="default: all five")
     parser.add_argument("--team", action="store_true")
     parser.add_argument("--output", type=Path, required=True, help="folder")
-    parser.add_argument("--episodes", type=int, default=ROWS)
+    parser.add_argument("--episodes", type=int, default=ROWS, help="of each environment")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    environment = make_environment(options.environment, team=options.team)
-    tasks = environment.tasks("train")
-    rows = [
-        row
-        for index in range(options.episodes)
-        for row in demonstrations(environment, tasks[index], keyed_random("demonstration", index))
-    ]
+    rows, patterns = [], []
+    for name in [options.environment] if options.environment else ENVIRONMENTS:
+        environment = make_environment(name, **({"team": True} if options.team else {}))
+        tasks = environment.tasks("train")
+        for index in range(options.episodes):
+            rows += demonstrations(environment, tasks[index], keyed_random("demonstration", index))
+        patterns.append(names(environment))
+        environment.close()
     rows += [{**row, "messages": first_reply(row["messages"])} for row in rows]  # short rows, which copy a name each
-    environment.close()
     (options.output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tools = {tool["function"]["name"] for row in rows for tool in row["tools"]}
     texts = [message["content"] for row in rows for message in row["messages"]]
-    tokenizer = build_tokenizer([*texts, " ".join([*tools, *tools, ""])], names(environment))
+    tokenizer = build_tokenizer([*texts, " ".join([*tools, *tools, ""])], "|".join(patterns))
     tokenizer.save_pretrained(options.output / "untrained")
     # five times the usual spread of initial weights: with tied embeddings, copying a token is then learned in 400 steps
     shape = {"num_hidden_layers": 2, "initializer_range": 0.1, "max_position_embeddings": CONTEXT_LENGTH}

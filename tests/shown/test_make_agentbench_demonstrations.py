@@ -7,14 +7,23 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from transformers import AutoTokenizer
 
 from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
+from mrlm_pl.sandbox import strongest
 from mrlm_pl.seeding import keyed_random
 
-NAMES = ("webshop", "knowledge_graph", "alfworld")
+NAMES = ("shell", "sql", "knowledge_graph", "webshop", "alfworld")
+TEAMS = NAMES[2:]
 EPISODES = 12
+CONFIG = Path(__file__).parents[2] / "configs/tasks/five_tasks.yaml"
+
+
+def needs_namespaces(name: str) -> None:
+    if name == "shell" and strongest()[0].title != "namespaces":
+        pytest.skip("the environment shell needs namespaces")
 
 
 @pytest.fixture
@@ -39,12 +48,14 @@ def replayed(environment: Any, task: Any, rows: list[dict[str, Any]]) -> bool:
     return bool(step.success)
 
 
-@pytest.mark.parametrize("team", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((name, {}) for name in NAMES), *((name, {"team": True}) for name in TEAMS)]
+)
 def test_the_expert_solves_all_tasks_unless_it_is_hurried(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, team: bool
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, bool]
 ) -> None:
-    environment = script.make_environment(name, team=team)
+    needs_namespaces(name)
+    environment = script.make_environment(name, **changes)
     solved = {}
     for hurry in (0.0, 0.5):
         monkeypatch.setitem(script.HURRY, name, hurry)
@@ -57,18 +68,19 @@ def test_the_expert_solves_all_tasks_unless_it_is_hurried(
     assert 0 < solved[0.5] < EPISODES
 
 
-@pytest.mark.parametrize("options", [[], ["--team"]], ids=["alone", "team"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [[], *([name] for name in NAMES), *([name, "--team"] for name in TEAMS)], ids=str)
 def test_the_untrained_model_reads_and_writes_every_row(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, options: list[str]
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:
-    command = ["script", "--environment", name, *options, "--output", str(tmp_path), "--episodes", "40"]
-    monkeypatch.setattr("sys.argv", command)
+    needs_namespaces((options or ["shell"])[0])
+    chosen = ["--environment", *options] if options else []
+    monkeypatch.setattr("sys.argv", ["script", *chosen, "--output", str(tmp_path), "--episodes", "40"])
     script.main()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "untrained")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     half = len(rows) // 2
-    assert half > 40 if options else half == 40, "each agent of a team has a row"
+    episodes = 40 if options else 40 * len(NAMES)
+    assert half > episodes if "--team" in options else half == episodes, "each agent of a team has a row"
     for row in rows[half:]:
         assert [message["role"] == "assistant" for message in row["messages"]].count(True) == 1
         assert row["messages"][-1]["role"] == "assistant"
@@ -82,3 +94,25 @@ def test_the_untrained_model_reads_and_writes_every_row(
     policy.load()
     assert policy.model.get_input_embeddings().num_embeddings == len(tokenizer)
     assert policy.chat.describes_tools(rows[0]["tools"])
+
+
+def test_the_environments_are_those_of_the_configuration(script: ModuleType) -> None:
+    needs_namespaces("shell")
+    listed = yaml.safe_load(CONFIG.read_text())["data"]["init_args"]["environment"]
+    for name, item in zip(NAMES, listed, strict=True):
+        cls, settings = script.ENVIRONMENTS[name]
+        given = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+        assert item == {"class_path": cls.__name__, "init_args": given}
+
+
+def test_the_longest_call_fits_in_the_configuration(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needs_namespaces("shell")
+    longest = yaml.safe_load(CONFIG.read_text())["data"]["init_args"]["sampling"]["max_tokens"]
+    monkeypatch.setattr("sys.argv", ["script", "--output", str(tmp_path), "--episodes", "20"])
+    script.main()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "untrained")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    said = [message["content"] for row in rows for message in row["messages"] if message["role"] == "assistant"]
+    assert max(len(tokenizer.encode(text)) for text in said) < longest, "one token ends the turn"
