@@ -61,9 +61,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "learning": Section(
             "Algorithms of one policy",
-            "Accuracy on 500 held-out problems before and after: online algorithms with the settings of the quick start, "
-            "PPO with those of its configuration; SFT and preferences on 6,000 of the policy's own episodes. Curves are "
-            "the mean reward of the rollouts.",
+            "Accuracy on 500 held-out problems before and after: algorithms with rollouts in the settings of the quick "
+            "start, SFT and preferences on 6,000 of the policy's own episodes. Curves are the mean reward of the "
+            "rollouts.",
             tables.learning,
             plot=True,
         ),
@@ -185,7 +185,7 @@ ELSEWHERE = {
     "gateway": "tokens per second through the [gateway](gateway.md)",
     "reasoning_gym": "[sums of reasoning-gym](environments/reasoning_gym.md)",
     "run_size": "[bytes that a run writes](operations.md#written-files)",
-    "training_forward": "the learner's pass with [compiled layers](scaling.md#compiled-layers) and against a padded one",
+    "training_forward": "the learner's pass, also with [compiled layers](scaling.md#compiled-layers), and a padded one",
 }
 """Files that other pages show."""
 
