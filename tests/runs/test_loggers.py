@@ -23,9 +23,11 @@ SMALL = ("--data.groups", "2", "--data.group_size", "2", "--data.iterations", "3
 QUIET = ("--trainer.callbacks", "null", "--trainer.limit_val_batches", "0", "--output", "run")
 
 
-def fit(logger: str, folder: Path) -> list[dict[str, str]]:
-    """Train the quick start shortly with a logger; return the rows of ``metrics.csv``."""
-    configs = ("--config", f"{ROOT}/configs/quickstart.yaml", "--config", f"{ROOT}/configs/logging/{logger}.yaml")
+def fit(logger: str, folder: Path, store: tuple[str, str] = ("", "")) -> list[dict[str, str]]:
+    """Train the quick start shortly with a logger, perhaps in another store; return the rows of ``metrics.csv``."""
+    logging = folder / "logging.yaml"
+    logging.write_text((ROOT / f"configs/logging/{logger}.yaml").read_text().replace(*store))
+    configs = ("--config", f"{ROOT}/configs/quickstart.yaml", "--config", str(logging))
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "fit", *configs, *SMALL, *QUIET]
     search = os.pathsep.join(str(ROOT / part) for part in ("", "environments", "callbacks"))
     environment = {**os.environ, "PYTHONPATH": search, "WANDB_SILENT": "true", "WANDB_MODE": "offline"}
@@ -52,11 +54,15 @@ def test_tensorboard_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("mlflow") is None or find_spec("alembic") is None, reason='pip install "mrlm[mlflow]"')
-def test_mlflow_has_the_metrics_and_the_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["sqlite:///mlflow.db", "file:mlruns"])
+def test_mlflow_has_the_metrics_and_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
     from mlflow import MlflowClient
 
-    rows = fit("mlflow", tmp_path)
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    if store.startswith("file"):
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    rows = fit("mlflow", tmp_path, ("sqlite:///mlflow.db", store))
+    monkeypatch.chdir(tmp_path)
+    client = MlflowClient(tracking_uri=store)
     experiment = client.get_experiment_by_name("mrlm")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
