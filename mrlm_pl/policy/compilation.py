@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_fo
 from mrlm_pl.policy.sharding import layers
 
 _spent = _started = 0.0
+_compiled: WeakSet[nn.Module] = WeakSet()
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -38,6 +41,15 @@ def compile_layers(model: nn.Module) -> None:
         callback_handler.register_end_callback(_end)
     for layer in found:
         layer.compile(dynamic=True)
+    _compiled.add(model)
+
+
+def plain_layers(model: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which the compiled layers of a model run as they were written, as in generation.
+
+    Caches grow with every token, and compiled code would be made for many of their states.
+    """
+    return torch.compiler.set_stance("force_eager") if model in _compiled else nullcontext()
 
 
 def compilation_seconds() -> float:

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import LoRA, Policy
@@ -82,6 +83,21 @@ def test_a_run_learns_the_same(model_folder: Path, echo: Any, quiet_trainer: Any
     plain, compiled = (run(model_folder, echo(), quiet_trainer(), on) for on in (False, True))
     assert compiled[0] == plain[0]
     torch.testing.assert_close(compiled[1], plain[1], rtol=0, atol=1e-6)
+
+
+def test_generation_by_the_model_itself_runs_no_compiled_code(model_folder: Path) -> None:
+    policy = Policy(str(model_folder), compile=True)
+    policy.load()
+    update(policy, 4, 12)
+    counters.clear()
+    ids = torch.arange(8, 24)[None]
+    logits, cache = GenericModel(policy.network, torch.float32).forward(ids, None, None)
+    plain = Policy(str(model_folder))
+    plain.load()
+    expected = plain.network(ids).logits[:, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert cache is None, "not checked yet, so not used"
+    assert counters["stats"]["unique_graphs"] == 0
 
 
 def test_checkpointed_layers_are_refused(model_folder: Path) -> None:

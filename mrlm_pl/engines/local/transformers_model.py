@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.architecture import Architecture
+from mrlm_pl.policy.compilation import plain_layers
 from mrlm_pl.policy.forward.families import rope_boundary
 from mrlm_pl.policy.sharding import all_tensors, whole
 
@@ -89,6 +90,7 @@ class GenericModel(Backend):
         try:
             with (
                 torch.no_grad(),
+                plain_layers(self.model),
                 torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != self.model.dtype),
             ):
                 yield
