@@ -92,6 +92,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "[house](environments/alfworld.md#measured).",
             tables.agentbench,
         ),
+        "five_tasks": Section(
+            "AgentBench's five tasks in one run",
+            "A small model after its recipe, mean rewards in the first and the last fifth of the iterations: "
+            "[several environments](multi_task.md#measured).",
+            tables.five_tasks,
+        ),
         "team_distillation": Section(
             "A team distilled into one model",
             "A student of two specialists: [on-policy distillation](algorithms/on_policy_distillation.md).",

@@ -197,6 +197,19 @@ def agentbench(found: Any) -> str:
     return table(["environment", "generated tokens", "algorithm", *shown, "success minus a peer's"], rows)
 
 
+def five_tasks(found: Any) -> str:
+    """Return the first and last rewards of AgentBench's five tasks by setting and seed."""
+    rows = []
+    for run in found["runs"]:
+        for name, task in run["tasks"].items():
+            rewards = [f"{task[part]['mean']:.3f} {between(task[part]['ci95'])}" for part in ("first", "last")]
+            success = [f"{task[part]['success']:.2f}" for part in ("first", "last")]
+            setting = [run["task_normalization"], run["cross_policy_share"], run["seed"]]
+            rows.append([*setting, f"`{name}`", *rewards, *success])
+    header = ["normalization", "stale turns", "seed", "environment", "first reward", "last reward"]
+    return table([*header, "first success", "last success"], rows)
+
+
 def against(found: Any, peer: str) -> list[str]:
     """Return processor time and memory of a step, as fractions of a peer's."""
     ours, other = found["ours"], found[peer]

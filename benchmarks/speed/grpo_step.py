@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,15 @@ def reward(text: str) -> float:
 
 
 def run_ours(
-    folder: str, size: str, steps: int, precision: str, learning_rate: float = 1e-5, seed: int = 0
+    folder: str,
+    size: str,
+    steps: int,
+    precision: str,
+    learning_rate: float = 1e-5,
+    seed: int = 0,
+    callbacks: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Return step times and memory of this project."""
+    """Return step times and memory of this project; further callbacks may measure more."""
     import lightning
     from quiet_trainer import quiet_trainer
 
@@ -167,7 +174,7 @@ def run_ours(
         precision=precision,
         gradient_clip_val=1.0,
         default_root_dir=tempfile.mkdtemp(),
-        callbacks=[Ticks()],
+        callbacks=[Ticks(), *callbacks],
     )
     data = RolloutDataModule(
         Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS), seed=seed
