@@ -40,6 +40,22 @@ def test_it_runs_and_exports_every_policy(name: str, mrlm) -> None:
     assert ("" not in nodes) == (name in TREES)
 
 
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("knowledge_graph", "MAGRPO"), ("webshop", "MAGRPO"), ("alfworld", "IPPO")]
+)
+def test_the_teams_of_agentbench_are_trained(name: str, algorithm: str, mrlm) -> None:
+    config = str(CONFIGS / "tasks" / "agentbench" / f"{name}.yaml")
+    team = ["--model", algorithm, "--data.environment.team", "true", "--data.environment.max_turns", "3"]
+    few = ["--data.group_size", "2", "--data.iterations", "2", "--data.sampling.max_tokens", "16"]
+    status, _, errors = mrlm("fit", "--config", config, "--output", "run", *team, *SMALL, *few)
+    assert status == 0, errors
+    episodes = list(read_episodes(Path("run/episodes")))
+    assert not any(episode.failed for episode in episodes)
+    assert {episode.iteration for episode in episodes} == {0, 1}
+    nodes = {turn.node for episode in episodes for row in episode.rows() for turn in row.turns}
+    assert ("" not in nodes) == (algorithm == "MAGRPO")
+
+
 def test_another_algorithm_takes_over_the_settings_of_a_configuration(mrlm) -> None:
     config = str(CONFIGS / "algorithms" / "teams" / "magrpo.yaml")
     for algorithm in ("MARLOO", "MAREMAX", "MAREINFORCE"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Literal, get_args
@@ -193,13 +194,17 @@ def _corruptions(graph: TripleStore, program: Sequence[Step]) -> Iterator[list[S
     for place, (tool, first, *rest) in enumerate(program):
         before, after = list(program[:place]), list(program[place + 1 :])
         nodes = explored.variables[int(first[1:])].nodes if first.startswith("#") else frozenset((first,))
+        made = [f"#{number}" for number in range(len(explored.variables))]
         wrong: list[Step] = []
         if tool == "get_neighbors":
             wrong += [(tool, first, name) for name in graph.relations(nodes) if name != rest[0]]
-            wrong += [(tool, other, rest[0]) for other in entities - {first} if first in entities]
+            wrong += [(tool, other, rest[0]) for other in (*entities, *made) if other != first]
         elif tool == "intersection":
-            wrong += [(tool, first, first), (tool, rest[0], rest[0])]
-        elif tool != "count":
+            pairs = itertools.combinations_with_replacement(made, 2)
+            wrong += [(tool, *pair) for pair in pairs if {*pair} != {first, *rest}]
+        else:
+            wrong += [(tool, other, *rest) for other in made if other != first]
+        if tool in ("argmax", "argmin"):
             wrong += [(tool, first, name) for name in graph.attributes(nodes) if name != rest[0]]
             wrong.append(({"argmax": "argmin", "argmin": "argmax"}[tool], first, rest[0]))
         for step in wrong:

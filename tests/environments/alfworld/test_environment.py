@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import tempfile
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -231,6 +234,32 @@ def test_sessions_do_not_wait_for_each_other_and_share_no_state() -> None:
         for number, session in enumerate(sessions):
             if turn < len(replies[number]):
                 assert session.step({"agent": Message("assistant", replies[number][turn])}) == alone[number][turn]
+
+
+def test_ended_episodes_keep_no_memory_and_write_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the server leaks both."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    environment = AlfWorldEnvironment()
+    task = environment.tasks("train")[0]
+    gold = environment.gold(task)
+    assert gold is not None
+
+    def held() -> int:
+        for _ in range(20):
+            assert played(environment.copy(), task, gold["agent"])[-1].done
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        held()
+        first = held()
+        assert held() - first < 20_000, "less than one session"
+    finally:
+        tracemalloc.stop()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_success_the_penalty_is_due_after_the_last_action() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -28,24 +29,31 @@ def outcome(task: Task, actions: list[str], final: int) -> float:
 
 
 def wrong_steps(data: dict[str, Any]) -> list[list[str]]:
-    """All programs that differ in one argument or one operator: other names of the same lists, the other extreme."""
+    """All programs that differ in one step: another relation or attribute of the lists, extreme, entity or variable."""
     graph = world(**data["world"]).graph
-    found = []
+    explored, found, made = Exploration(graph, {}), [], []
     for place, action in enumerate(data["actions"]):
         tool, arguments = read_action(action) or ("", {})
-        explored = Exploration(graph, {})
-        for before in data["actions"][:place]:
-            explored.call(*(read_action(before) or ("", {})))
-        others: list[str] = []
-        if tool == "get_neighbors":
-            listed = explored.call("get_relations", {"variable": arguments["variable"]})
-            names = listed.partition("[")[2].rstrip("]").split(", ")
-            others = [f"{tool}({arguments['variable']},{name})" for name in names if name != arguments["relation"]]
-        elif tool.startswith("arg"):
-            others = [f"{'argmin' if tool == 'argmax' else 'argmax'}({arguments['variable']},{arguments['attribute']})"]
+        first, *others = arguments.values()
+        known = [*data["entities"].values(), *made]
+        steps = {(tool, first, *others)}
+        if tool == "get_neighbors" or tool.startswith("arg"):
+            (name,) = others
+            lists = "get_relations" if tool == "get_neighbors" else "get_attributes"
+            listed = explored.call(lists, {"variable": first}).partition("[")[2].rstrip("]").split(", ")
+            steps |= {(tool, first, other) for other in listed} | {(tool, own, name) for own in known}
+            if tool.startswith("arg"):
+                steps.add(("argmin" if tool == "argmax" else "argmax", first, name))
         elif tool == "intersection":
-            others = [f"intersection({name},{name})" for name in arguments.values()]
-        found += [[*data["actions"][:place], other, *data["actions"][place + 1 :]] for other in others]
+            steps |= {(tool, *pair) for pair in itertools.combinations_with_replacement(made, 2)}
+            steps -= {(tool, *others, first)}  # the same set
+        elif tool == "count":
+            steps |= {(tool, own) for own in made}
+        steps -= {(tool, first, *others)}
+        wrong = [f"{name}({','.join(operands)})" for name, *operands in sorted(steps)]
+        found += [[*data["actions"][:place], other, *data["actions"][place + 1 :]] for other in wrong]
+        explored.call(tool, arguments)
+        made = [f"#{number}" for number in range(len(explored.variables))]
     return found
 
 
