@@ -61,9 +61,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "learning": Section(
             "Algorithms of one policy",
-            "Accuracy on 500 held-out problems before and after: algorithms with rollouts in the settings of the quick "
-            "start, SFT and preferences on 6,000 of the policy's own episodes. Curves are the mean reward of the "
-            "rollouts.",
+            "Accuracy on 500 held-out problems before and after, by configuration; SFT and preferences train on 6,000 "
+            "of the policy's own episodes. Curves are the mean reward of the rollouts.",
             tables.learning,
             plot=True,
         ),

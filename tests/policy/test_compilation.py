@@ -1,4 +1,4 @@
-"""Compiled layers compute what the layers compute, in training alone."""
+"""Compiled layers give the numbers of the layers as they were written, in training alone."""
 
 from __future__ import annotations
 
