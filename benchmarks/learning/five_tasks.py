@@ -1,13 +1,13 @@
 """Train one tiny policy on AgentBench's five tasks: rewards of each over the run, and AgentRL's ablation.
 
     python benchmarks/learning/five_tasks.py [--task-normalization none scale_only paper] [--cross-policy-share 0 0.25]
-        [--seeds 0] [--json out.json] [OPTIONS]
+        [--seeds 0] [--json out.json] [-- OPTIONS]
 
 The recipe (configs/recipes/tiny_agentbench.yaml) runs once, unless ``--policy`` names its result; then
 configs/tasks/five_tasks.yaml runs from its policy for every combination of the flags and seeds. Printed for each run
 and task: played groups against the weights, and the mean reward in the first and the last fifth of the iterations, with
-95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not repeated. Further
-options go to ``mrlm train``.
+95 % intervals over groups. Failed episodes are excluded. Runs that ``--json`` holds already are not repeated. OPTIONS
+go to ``mrlm train``.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, help="the recipe's result; default: run the recipe")
     parser.add_argument("--folder", type=Path, help="folder of the runs; default: a temporary one")
     parser.add_argument("--json", type=Path)
-    options, overrides = parser.parse_known_args()
+    parser.add_argument("overrides", nargs="*", help="options of mrlm train, after --")
+    options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp())
     kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     rows: list[dict[str, Any]] = kept.get("runs", [])
@@ -169,7 +170,7 @@ def main() -> None:
         settings += ["--model.policies.main.model", str(options.policy), "--seed_everything", str(seed)]
         place = folder / "-".join([*values, f"seed-{seed}"])
         started = time.perf_counter()
-        train(CONFIG, place, *settings, *overrides)
+        train(CONFIG, place, *settings, *options.overrides)
         rows.append({**chosen, "wall_s": round(time.perf_counter() - started, 1), **measured(place)})
         print(table(rows[-1]), flush=True)
         if options.json:
