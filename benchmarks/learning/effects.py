@@ -4,7 +4,7 @@
         [--json FILE]
 
     dr_mas        a planner and its helpers, whose rewards differ: gradient norms, by what normalizes the advantages
-    asynchronous  configs/scaling/async.yaml, shortened, by `data.max_lag`, at equal episodes
+    asynchronous  configs/scaling/async.yaml, shortened, against synchronous rollouts of as many episodes
     rae           self-play at tic-tac-toe in which alpha always begins: the score against random moves
     league        tic-tac-toe against past snapshots and against itself, likewise
 
@@ -181,11 +181,6 @@ class Effect:
     learning_rate: float = 5e-4
 
 
-def asynchronous(lag: int) -> Arm:
-    """Return the arm with this ``max_lag``."""
-    return Arm(GRPO, {"correction": Correction("truncated")}, data={"mode": "async", "max_lag": lag})
-
-
 def league(draw: str) -> Arm:
     """Return the arm whose opponents are past snapshots."""
     anchors = AnchorGames(every=1000, games=1)  # AgainstChance measures all arms alike
@@ -204,7 +199,6 @@ EFFECTS = {
         partial(Helpers, cost=0.0),
         {
             "all agents": Arm(OverAllAgents, seats=HELPERS),
-            "GRPO": Arm(GRPO, seats=HELPERS),
             "DrMAS": Arm(DrMAS, seats=HELPERS),
         },
         data={"groups": 8, "group_size": 8, "iterations": 24},
@@ -214,7 +208,10 @@ EFFECTS = {
     ),
     "asynchronous": Effect(
         partial(MathEnvironment, difficulty=(1, 1)),
-        {"sync": Arm(GRPO), **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 4)}},
+        {
+            "sync": Arm(GRPO),
+            "max_lag 2": Arm(GRPO, {"correction": Correction("truncated")}, data={"mode": "async", "max_lag": 2}),
+        },
         data={"groups": 8, "group_size": 8, "iterations": 24},
         sampling=Sampling(max_tokens=32),
         measure=Accuracy,
