@@ -116,6 +116,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "[teams](teams.md#against-one-policy).",
             tables.budget,
         ),
+        "effects": Section(
+            "Effects of papers",
+            "Each against the arm that its paper compares with (`benchmarks/learning/effects.py`): "
+            "[Dr.MAS](algorithms/dr_mas.md#measured), [asynchronous rollouts](async.md#measured).",
+            tables.effects,
+        ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
             "At equal generated tokens: [C3](algorithms/c3.md).",

@@ -181,7 +181,7 @@ def effects(found: Any) -> str:
         (first, *_), runs = measured["summary"], measured["runs"]
         for arm, means in measured["summary"].items():
             for name in means:
-                if name != "cpu_seconds" and " minus " not in name:
+                if " minus " not in name:
                     gap = means.get(f"{name} minus {first}")
                     shown = [plus_minus(*means[name]), plus_minus(*gap, "+") if gap else "-"]
                     rows.append([f"`{effect}`", arm, len(runs[arm]), name, *shown])

@@ -10,11 +10,10 @@
     MAGRPO    the same team, trained on turn trees
 
 All start from the same model, which solves a third of the problems in any turn, and generate the same number of tokens
-in training. Each is evaluated before and after on the same held-out problems of
-collaborative_reasoning: the points of a row are the generated tokens per problem and the accuracy, by number of
-samples. A majority with as many tokens as a team takes k samples of a part of the problems and k + 1 of the others.
-Means over the seeds have 95 % intervals (Student's t), differences are paired by seed. ``--json`` keeps the runs that
-its file has, and is written after each.
+in training. Each is evaluated before and after on the same held-out problems of collaborative_reasoning: the points of
+a row are the generated tokens per problem and the accuracy, by number of samples. A majority with as many tokens as a
+team takes k samples of some problems and k + 1 of the others. Means over the seeds have 95 % intervals (Student's t),
+differences are paired by seed. ``--json`` keeps the runs that its file has, and is written after each.
 """
 
 from __future__ import annotations

@@ -181,6 +181,11 @@ class Effect:
     learning_rate: float = 5e-4
 
 
+def asynchronous(lag: int) -> Arm:
+    """Return the arm with this ``max_lag``."""
+    return Arm(GRPO, {"correction": Correction("truncated")}, data={"mode": "async", "max_lag": lag})
+
+
 def league(draw: str) -> Arm:
     """Return the arm whose opponents are past snapshots."""
     anchors = AnchorGames(every=1000, games=1)  # AgainstChance measures all arms alike
@@ -192,7 +197,7 @@ def league(draw: str) -> Arm:
 
 
 HELPERS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
-GAMES = {"groups": 64, "group_size": 1, "iterations": 30}
+GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
 
 EFFECTS = {
     "dr_mas": Effect(
@@ -210,7 +215,7 @@ EFFECTS = {
         partial(MathEnvironment, difficulty=(1, 1)),
         {
             "sync": Arm(GRPO),
-            "max_lag 2": Arm(GRPO, {"correction": Correction("truncated")}, data={"mode": "async", "max_lag": 2}),
+            **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 2, 4)},
         },
         data={"groups": 8, "group_size": 8, "iterations": 24},
         sampling=Sampling(max_tokens=32),
@@ -222,6 +227,7 @@ EFFECTS = {
         data=GAMES,
         sampling=Sampling(temperature=1.5, max_tokens=1),
         measure=AgainstChance,
+        learning_rate=2e-3,
     ),
     "league": Effect(
         TicTacToe,
@@ -229,6 +235,7 @@ EFFECTS = {
         data=GAMES,
         sampling=Sampling(temperature=1.5, max_tokens=1),
         measure=AgainstChance,
+        learning_rate=2e-3,
     ),
 }
 
@@ -260,7 +267,7 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
     found: dict[str, dict[str, list[float]]] = {}
     for arm, rows in runs.items():
         found[arm] = {}
-        for name in (name for name in rows[0] if name != "seed"):
+        for name in (name for name in rows[0] if name not in ("seed", "cpu_seconds")):
             values = {name: [row[name] for row in rows]}
             if arm != first:
                 values[f"{name} minus {first}"] = [
@@ -283,13 +290,13 @@ def main() -> None:
     written = {**provenance(kept=before), "effects": before["effects"] if before else {}}
     for name in options.effects:
         effect = EFFECTS[name]
-        found = written["effects"].setdefault(name, {"runs": {arm: [] for arm in effect.arms}})
+        found = written["effects"].setdefault(name, {"runs": {}})
         for seed, arm in itertools.product(options.seeds, effect.arms):
-            rows = found["runs"][arm]
+            rows = found["runs"].setdefault(arm, [])
             if not any(row["seed"] == seed for row in rows):
                 rows.append({"seed": seed, **run(effect, effect.arms[arm], seed)})
                 print(json.dumps({"effect": name, "arm": arm, **rows[-1]}), flush=True)
-                if len({*map(len, found["runs"].values())}) == 1:
+                if {*map(len, found["runs"].values())} == {len(rows)} and len(rows) > 1:
                     found["summary"] = summary(found["runs"])
                 if options.json:
                     options.json.write_text(json.dumps(written, indent=1) + "\n")
