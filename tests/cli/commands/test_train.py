@@ -211,6 +211,14 @@ def test_train_explains_options_that_do_not_fit(mrlm, options, message):
     assert message in err
 
 
+def test_a_resume_without_configuration_and_folder_asks_for_the_folder(mrlm):
+    status, _, err = mrlm("train", "--resume")
+    assert (status, err) == (
+        2,
+        "mrlm: error: resume needs the folder of the run; name it with `output` (`--output FOLDER`)\n",
+    )
+
+
 def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
     status, out, _ = mrlm("train", "--help")
     assert status == 0
