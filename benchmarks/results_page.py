@@ -9,6 +9,7 @@ No number is written by hand: a file that a benchmark has written again changes 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -64,6 +65,14 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Accuracy on 500 held-out problems before and after, by configuration; SFT and preferences train on 6,000 "
             "of the policy's own episodes. Curves are the mean reward of the rollouts.",
             tables.learning,
+            plot=True,
+        ),
+        "team_algorithms": Section(
+            "Algorithms of teams and of turns",
+            "Mean held-out reward of the tiny model before and after a run of some CPU seconds, and the mean rewards "
+            "of the rollouts. Runs differ in size; sections below compare some at equal tokens. The "
+            "student of distillation starts from random weights.",
+            tables.team_algorithms,
             plot=True,
         ),
         "parity": Section(
@@ -176,6 +185,13 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Confidence intervals",
             "Coverage of the 95 % interval of an accuracy in simulations with correlated samples.",
             tables.interval_coverage,
+        ),
+    },
+    "Earlier measurements": {
+        "earlier": Section(
+            "Numbers of other pages",
+            "Measured before results were kept in files, without date and versions; the command repeats each.",
+            tables.earlier,
         ),
     },
 }
@@ -297,13 +313,21 @@ def draw() -> None:
     panels[0].set(ylabel="mean reward")
     save(figure, "parity")
 
-    figure, grid = pyplot.subplots(2, 5, figsize=(10, 4.2), sharex=True, sharey=True, layout="constrained")
-    for axes, (name, curves) in zip(grid.flat, tables.learning_curves(tables.read("learning")).items(), strict=True):
-        draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
-        axes.set_title(name, fontsize="small")
-    figure.supxlabel("iteration")
-    figure.supylabel("mean reward of the rollout")
-    save(figure, "learning")
+    for file in ("learning", "team_algorithms"):
+        found = tables.learning_curves(tables.read(file))
+        rows = math.ceil(len(found) / 5)
+        shared = file == "learning"  # one task
+        figure, grid = pyplot.subplots(
+            rows, 5, figsize=(10, 2.1 * rows), sharex=shared, sharey=shared, layout="constrained"
+        )
+        for axes in grid.flat[len(found) :]:
+            axes.set_axis_off()
+        for axes, (name, curves) in zip(grid.flat, found.items(), strict=False):
+            draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
+            axes.set_title(name, fontsize="small")
+        figure.supxlabel("iteration")
+        figure.supylabel("mean reward of the rollout")
+        save(figure, file)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     rows = tables.read("token_losses")["summary"]
