@@ -264,6 +264,10 @@ def numbers() -> str:
             "attacks",
         ],
     ]
+    peers = tables.read("conformance_peers")
+    version, same, both = peers["versions"]["verl"], *agreeing("verl")
+    what = f"losses and advantages against verl {version}'s code (its rollouts need vLLM, SGLang or TensorRT-LLM)"
+    rows.append([what, f"**{same} of {both}** have its values, within 1e-6", "conformance_peers"])
     shown = [[what, value, f"[{name}.json](benchmarks/results/{name}.json)"] for what, value, name in rows]
     curve = tables.read("quickstart")
     begin, end = (curve["summary"][moment][0] for moment in ("before", "after"))
@@ -274,6 +278,13 @@ def numbers() -> str:
         f"held-out problems rises from {begin:.2f} to {end:.2f} "
         "([quickstart.json](benchmarks/results/quickstart.json)).\n"
     )
+
+
+def agreeing(peer: str) -> tuple[int, int]:
+    """Return the numbers of formulas with the values of a peer's code on the page of conformance, and of all such."""
+    lines = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if re.search(rf"[|;] {peer} -?\d", line)]
+    return sum(line.endswith("| < 1e-6 |") for line in rows), len(rows)
 
 
 def with_numbers(readme: str) -> str:
@@ -295,7 +306,7 @@ def draw() -> None:
     }
     from matplotlib import pyplot
 
-    PLOTS.mkdir(parents=True, exist_ok=True)
+    (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     curves = [smooth(row["rewards"]) for row in tables.read("quickstart")["rows"]]
@@ -328,6 +339,12 @@ def draw() -> None:
         figure.supxlabel("iteration")
         figure.supylabel("mean reward of the rollout")
         save(figure, file)
+    for stem, curves in curves_by_page().items():
+        figure, axes = pyplot.subplots(figsize=(4.2, 2.4), layout="constrained")
+        draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
+        axes.set(xlabel="iteration", ylabel="mean reward")
+        save(figure, f"curves/{stem}")
+        pyplot.close(figure)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     rows = tables.read("token_losses")["summary"]
@@ -342,6 +359,14 @@ def draw() -> None:
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="held-out accuracy after 6 rollouts")
     axes.invert_yaxis()
     save(figure, "token_losses")
+
+
+def curves_by_page() -> dict[str, list[list[float]]]:
+    """Return the rewards of each seed by the file of the algorithm, of all that have rollouts."""
+    stems = {path.stem.replace("_", ""): path.stem for path in (ROOT / "mrlm_pl" / "algorithms").glob("*.py")}
+    files = (tables.learning_curves(tables.read(name)) for name in ("team_algorithms", "learning"))
+    found = {name.lower(): curves for file in files for name, curves in file.items()}
+    return {stems[name]: curves for name, curves in found.items() if name in stems}  # DAPO is GRPO with settings
 
 
 def draw_band(axes: Any, curves: Sequence[Sequence[float]], steps: int, color: str, label: str = "") -> None:
