@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from mrlm_environments import CoordinationGame
 
 import mrlm_pl
 from benchmarks import results_page, results_tables
@@ -69,6 +72,17 @@ def test_the_catalog_of_environments_is_that_of_the_classes() -> None:
     if strongest()[0].title != "namespaces":
         pytest.skip("the environment shell needs namespaces")
     assert catalog.PAGE.read_text() == catalog.page(), "run `python -m docs.catalog`"
+
+
+def test_the_catalog_links_episodes_of_each_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = re.findall(r'href="episodes/(\w+)\.html"', catalog.PAGE.read_text())
+    assert linked == [environment.name for environment in catalog.environments()]
+    monkeypatch.setattr(catalog, "environments", lambda: [CoordinationGame()])
+    catalog.write_pages_of_episodes(tmp_path)
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "coordination.html").read_text(), re.DOTALL)
+    assert data
+    table = json.loads(data.group(1))["episodes?run=coordination"]
+    assert [row[table["columns"].index("reward")] for row in table["rows"]] == [1.0, 0.0]  # C and C; words
 
 
 def test_the_results_page_is_that_of_the_files() -> None:
