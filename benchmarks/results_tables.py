@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def plus_minus(mean: float, half: float, sign: str = "") -> str:
-    """Return a mean with the half width of its interval.
+    """Return a mean with the half width of its interval, which one value alone does not have.
 
-    >>> plus_minus(0.0104, 0.02), plus_minus(0.0104, 0.02, "+")
-    ('0.010 ± 0.020', '+0.010 ± 0.020')
+    >>> plus_minus(0.0104, 0.02), plus_minus(0.0104, 0.02, "+"), plus_minus(0.0104, float("nan"))
+    ('0.010 ± 0.020', '+0.010 ± 0.020', '0.010')
     """
-    return f"{mean:{sign}.3f} ± {half:.3f}"
+    return f"{mean:{sign}.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
 
 
 def between(low_and_high: Sequence[float], sign: str = "") -> str:
@@ -54,25 +55,36 @@ def quickstart(found: Any) -> str:
 
 def learning(found: Any) -> str:
     """Return accuracies before and after by configuration."""
+    return over_seeds(found["rows"], "configuration", lambda row: f"`{row['config']}`")
+
+
+def team_algorithms(found: Any) -> str:
+    """Return mean rewards before and after by algorithm and environment."""
+    return over_seeds(
+        found["rows"], "algorithm | environment", lambda row: f"{row['algorithm']} | `{row['environment']}`"
+    )
+
+
+def over_seeds(rows: Sequence[Any], title: str, name: Callable[[Any], str]) -> str:
+    """Return a table of means over the seeds before and after, by name."""
     seeds: dict[str, list[Any]] = {}
-    for row in found["rows"]:
-        seeds.setdefault(row["config"], []).append(row)
-    rows = [
-        [
-            f"`{config}`",
-            len(runs),
-            *(plus_minus(*mean_and_half([run[key] for run in runs])) for key in ("before", "after")),
-        ]
-        for config, runs in seeds.items()
+    for row in rows:
+        seeds.setdefault(name(row), []).append(row)
+    shown = [
+        [key, len(runs), *(plus_minus(*mean_and_half([run[when] for run in runs])) for when in ("before", "after"))]
+        for key, runs in seeds.items()
     ]
-    return table(["configuration", "seeds", "before", "after"], rows)
+    columns = title.split(" | ")
+    return table([*columns, "seeds", "before", "after"], [[*line[0].split(" | "), *line[1:]] for line in shown])
 
 
 def learning_curves(found: Any) -> dict[str, list[list[float]]]:
-    """Return the rewards of each seed by algorithm, for the configurations with rollouts."""
+    """Return the rewards of each seed by algorithm, for the runs with rollouts."""
     curves: dict[str, list[list[float]]] = {}
     for row in found["rows"]:
-        if "rewards" in row:
+        if "algorithm" in row:
+            curves.setdefault(row["algorithm"], []).append(row["rewards"])
+        elif "rewards" in row:
             words = row["config"].split()
             name = words[words.index("--model") + 1] if "--model" in words else Path(words[0]).name.upper()
             curves.setdefault({"QUICKSTART": "GRPO"}.get(name, name), []).append(row["rewards"])
@@ -327,3 +339,12 @@ def semantic(found: Any) -> str:
         applied = [report[name]["passed"] for report in reports if report[name]["applies"]]
         rows.append([f"`{name}`", sum(applied), len(applied) - sum(applied), len(reports) - len(applied)])
     return table(["check", "passes", "fails", "does not apply"], rows)
+
+
+def earlier(found: Any) -> str:
+    """Return the pages with measurements that were made before their results were kept in files."""
+    rows = [
+        [", ".join(f"[{page}]({page})" for page in row["pages"]), row["what"], f"`{row['command']}`"]
+        for row in found["measurements"]
+    ]
+    return table(["page", "measurement", "command"], rows)
