@@ -23,7 +23,6 @@ import ctypes
 import gc
 import importlib
 import json
-import math
 import os
 import resource
 import signal
@@ -32,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,10 @@ import team_step
 from grpo_step import Clock, Shape, make_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from log_slopes import LEAST, slopes
 from provenance import provenance
 
 MEASURES = ("cpu_s", "wall_s", "memory_mib")
-LEAST_MIB = 4.0
-"""Memory below it is not fitted: pages of code and of the allocator are of this size."""
 TEAM = team_step.Work(
     turns=1, steps=1, algorithm="magrpo", group=4, new_tokens=32, critic="", learning_rate=1e-5, seed=0
 )
@@ -202,9 +200,9 @@ def passed(folder: str, axis: str, tokens: int, clock: Clock) -> dict[str, Any]:
         engine.load("p", model, 0)
         first, whole = tuple(ids[0, :half].tolist()), tuple(ids[0].tolist())
         sampling = Sampling(max_tokens=8)
-        asyncio.run(engine.sample([SampleRequest("p", first, sampling, seed=1, session="s")]))
+        asyncio.run(engine.sample([SampleRequest(first, "p", 1, sampling, session="s")]))
         clock.begin()
-        asyncio.run(engine.sample([SampleRequest("p", whole, sampling, seed=2, session="s")]))
+        asyncio.run(engine.sample([SampleRequest(whole, "p", 2, sampling, session="s")]))
     clock.tick()
     return clock.report()
 
@@ -253,24 +251,6 @@ def forked(axis: str, side: str, value: int, seconds: int, gigabytes: float) -> 
     return json.loads(text)
 
 
-def slopes(points: Iterable[dict[str, Any]], measure: str) -> tuple[float, float] | None:
-    """Return the slope of the logarithms over all measured points and between the last two; None of too few points.
-
-    >>> slopes([{"x": 1, "cpu_s": 2.0}, {"x": 2, "cpu_s": 4.0}, {"x": 4, "cpu_s": 16.0}], "cpu_s")
-    (1.5, 2.0)
-    """
-    least = LEAST_MIB if measure == "memory_mib" else 0.0
-    known = [
-        (math.log(point["x"]), math.log(point[measure]))
-        for point in sorted(points, key=lambda point: point["x"])
-        if point.get(measure, 0.0) > least
-    ]
-    if len(known) < 2:
-        return None
-    x, y = zip(*known, strict=True)
-    return statistics.linear_regression(x, y).slope, (y[-1] - y[-2]) / (x[-1] - x[-2])
-
-
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the points and slopes as text."""
     lines = []
@@ -280,7 +260,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             for row in sorted(own, key=lambda row: row["x"]):
                 costs = row.get("reason") or "  ".join(f"{measure} {row[measure]:9.3f}" for measure in MEASURES)
                 lines.append(f"{axis:10} {side:6} {row['x']:7}  {costs}")
-            for measure in ("cpu_s", "memory_mib"):
+            for measure in LEAST:
                 if (slope := slopes(own, measure)) is not None:
                     lines.append(f"{axis:10} {side:6} slope of {measure}: {slope[0]:.2f}, last {slope[1]:.2f}")
     return "\n".join(lines)
@@ -325,6 +305,9 @@ def main() -> None:
     for peer in list(pythons)[1:]:
         if pythons[peer]:
             found["versions"] |= provenance(peer, pythons[peer])["versions"]
+    found["axes"] = {
+        name: {"unit": axis.unit, "algorithm": axis.algorithm, "peer": axis.peer} for name, axis in AXES.items()
+    }
     rows = found["rows"] = list(kept["rows"]) if kept else []
     known = {(row["axis"], row["side"], row["x"]) for row in rows}
     limits = ["--seconds", str(options.seconds), "--gigabytes", str(options.gigabytes)]

@@ -23,6 +23,9 @@ from mrlm_pl.policy.forward.packing import Segments
 ATTENTION_NAME = "mrlm_packed"
 MASK_ELEMENTS = 2**24
 """Most elements of an attention mask; 64 MB in float32. A row of 32,000 tokens has a billion."""
+CAUSAL_TOKENS = 1024
+"""Fewest keys for which a causal kernel with queries in front, whose results are dropped, replaces a mask. It skips
+what the mask hides, in blocks of about 500 keys."""
 
 
 class _Block:
@@ -59,7 +62,7 @@ class _Level:
 
     def __init__(self, segments: Segments, level: int, blocks: Sequence[_Block], device: torch.device) -> None:
         self.block = blocks[level]
-        chains = segments.ancestors[level]
+        chains, width = segments.ancestors[level], blocks[level].width
         # the segments of an earlier level in these chains: the level, and each chain's segment or its repetitions
         self.before: list[tuple[int, Tensor | int]] = []
         masks = []
@@ -77,7 +80,9 @@ class _Level:
         self._mask: Tensor | None = None
         if masks:
             chain = torch.cat(masks, 1)
-            self._chain = (chain[:1] if chain.all() else chain).to(device)
+            equal, before = bool(chain.all()), chain.shape[1]
+            self._before = before if equal and CAUSAL_TOKENS - width <= before <= width else 0
+            self._chain = (chain[:1] if equal else chain).to(device)
             self._parts = self._divided(*self._chain.shape)
 
     def _divided(self, rows: int, before: int) -> list[list[tuple[slice, slice]]]:
@@ -100,8 +105,9 @@ class _Level:
     ) -> Tensor:
         """Return the attention [S, W, heads, dim] of these segments to their chains and causally to themselves.
 
-        A mask of all segments and queries grows with the square of their length, and the backward pass would keep it:
-        long ones are made part by part, and again in the backward pass.
+        A mask of all segments and queries grows with the square of their length, and the backward pass would keep it.
+        Long segments whose chains are equally long and no longer need none; for others the mask is made part by part,
+        and again in the backward pass.
 
         Args:
             query: [S, W, heads, dim].
@@ -110,6 +116,9 @@ class _Level:
         key, value = self.with_chains(keys), self.with_chains(values)
         if self._chain is None:
             return _attention(query, key, value, scaling, None, dropout)
+        if self._before:
+            query = F.pad(query, (0, 0, 0, 0, self._before, 0))
+            return _attention(query, key, value, scaling, None, dropout)[:, self._before :]
         if len(self._parts) == len(self._parts[0]) == 1:
             if self._mask is None or self._mask.dtype != query.dtype:  # one for all layers
                 self._mask = self._part_mask(*self._parts[0][0], query.dtype)
