@@ -302,6 +302,7 @@ def main() -> None:
     kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json and options.json.exists() else None
     pythons = {"ours": sys.executable, "trl": options.trl_python, "comlrl": options.comlrl_python}
     found = provenance(kept=kept)
+    found["versions"] = (kept["versions"] if kept else {}) | found["versions"]
     for peer in list(pythons)[1:]:
         if pythons[peer]:
             found["versions"] |= provenance(peer, pythons[peer])["versions"]
