@@ -132,9 +132,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "cost_curves": Section(
             "Growth of the costs",
-            "Slopes of logarithms, over all points and between the last two: 1 is linear. Processor time of a step, "
-            "rollout and update, and its peak memory beyond the loaded models, on one thread: "
-            "[long contexts](scaling.md#long-contexts).",
+            "Slopes of logarithms, over all points and between the last two: 1 is linear (dotted in the plot). "
+            "Processor time of a step, rollout and update, and peak memory beyond the loaded models, on one thread; "
+            "see [long contexts](scaling.md#long-contexts).",
             tables.cost_curves,
             plot=True,
         ),
@@ -336,8 +336,12 @@ def draw() -> None:
                 known = [point for point in tables.points(found, name, side) if "reason" not in point]
                 if known:
                     x, y = [point["x"] for point in known], [point[measure] for point in known]
-                    axes.loglog(x, y, "o-", color=color, markersize=3, label="mrlm" if side == "ours" else side)
+                    axes.loglog(x, y, "o-", color=color, markersize=3, label=tables.SIDES[side])
                     axes.loglog([x[0], x[-1]], [y[-1] * x[0] / x[-1], y[-1]], ":", color=color, linewidth=1)
+            ticks = [point["x"] for point in tables.points(found, name, "ours")]
+            labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
+            axes.set_xticks(ticks, labels, fontsize="small")
+            axes.minorticks_off()
             axes.set_ylabel(label, fontsize="small")
             axes.set_xlabel(axis["unit"], fontsize="small")
             if not row:

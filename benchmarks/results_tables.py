@@ -240,6 +240,9 @@ def team_step(found: Any) -> str:
     return table(["MAGRPO, mrlm / CoMLRL", *STEP], rows)
 
 
+SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
+
+
 def points(found: Any, axis: str, side: str) -> list[Any]:
     """Return the points of a side on an axis of the cost curves, the smallest first."""
     rows = [row for row in found["rows"] if (row["axis"], row["side"]) == (axis, side)]
@@ -257,15 +260,15 @@ def cost_curves(found: Any) -> str:
             fitted = ["{:.2f}, {:.2f}".format(*slopes(done, measure) or (math.nan,) * 2) for measure in LEAST]
             last = done[-1]
             cost = f"{last['x']:,}: {last['cpu_s']:.1f} s, {last['memory_mib']:.0f} MiB"
-            who = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}[side]
-            rows.append([f"{axis['unit']}, {done[0]['x']:,} to {last['x']:,}", axis["algorithm"], who, *fitted, cost])
-    header = ["grows", "of", "", "slopes of time", "slopes of memory", "at the largest"]
+            grows = f"{axis['unit']}, {done[0]['x']:,} to {last['x']:,}"
+            rows.append([grows, axis["algorithm"], SIDES[side], *fitted, cost])
+    header = ["what grows", "in", "", "slopes of time", "slopes of memory", "at the largest"]
     text = table(header, rows)
     for name, title in (("learner", "pass of the learner"), ("engine", "turn in the engine")):
         known = [row for row in points(found, name, "ours") if "reason" not in row]
         per_token = [f"{row['memory_mib'] * 1024 / row['x']:.1f}" for row in known]
         text += "\n" + table(
-            [f"KiB per token, {title}", *(f"{row['x']:,}" for row in known)], [["tokens of a row", *per_token]]
+            ["tokens of a row", *(f"{row['x']:,}" for row in known)], [[f"KiB per token, {title}", *per_token]]
         )
     return text + (f"\nNot measured: {'; '.join(missing)}.\n" if missing else "")
 
