@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.few_values import mean_and_half
+from benchmarks.log_slopes import LEAST, slopes
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -248,6 +249,39 @@ def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
     rows = [[f"{row['turns']} turns", *against(row, "comlrl")] for row in found["rows"]]
     return table(["MAGRPO, mrlm / CoMLRL", *STEP], rows)
+
+
+SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
+
+
+def points(found: Any, axis: str, side: str) -> list[Any]:
+    """Return the points of a side on an axis of the cost curves, the smallest first."""
+    rows = [row for row in found["rows"] if (row["axis"], row["side"]) == (axis, side)]
+    return sorted(rows, key=lambda row: row["x"])
+
+
+def cost_curves(found: Any) -> str:
+    """Return slopes of time and memory by axis and side, memory per token by length, and the missing points."""
+    rows, missing = [], []
+    for name, axis in found["axes"].items():
+        for side in filter(None, ("ours", axis["peer"])):
+            own = points(found, name, side)
+            done = [row for row in own if "reason" not in row]
+            missing += [f"{side} at {row['x']:,} {axis['unit']}: {row['reason']}" for row in own if "reason" in row]
+            fitted = ["{:.2f}, {:.2f}".format(*slopes(done, measure) or (math.nan,) * 2) for measure in LEAST]
+            last = done[-1]
+            cost = f"{last['x']:,}: {last['cpu_s']:.1f} s, {last['memory_mib']:.0f} MiB"
+            grows = f"{axis['unit']}, {done[0]['x']:,} to {last['x']:,}"
+            rows.append([grows, axis["algorithm"], SIDES[side], *fitted, cost])
+    header = ["what grows", "in", "", "slopes of time", "slopes of memory", "at the largest"]
+    text = table(header, rows)
+    for name, title in (("learner", "pass of the learner"), ("engine", "turn in the engine")):
+        known = [row for row in points(found, name, "ours") if "reason" not in row]
+        per_token = [f"{row['memory_mib'] * 1024 / row['x']:.1f}" for row in known]
+        text += "\n" + table(
+            ["tokens of a row", *(f"{row['x']:,}" for row in known)], [[f"KiB per token, {title}", *per_token]]
+        )
+    return text + (f"\nNot measured: {'; '.join(missing)}.\n" if missing else "")
 
 
 def kill_resume(found: Any) -> str:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
+from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -185,29 +186,41 @@ class FusedDecoder(Backend):
 
         Without positions the tokens are whole contexts; their padding on the right is never attended to.
         """
-        visible = rows = None
-        if positions is not None:
-            visible = torch.arange(states.shape[4], device=self.device) <= positions[:, None, :, None]
-            rows = torch.arange(len(positions), device=self.device)[:, None]
+        scale = self.weights.scale
+        if positions is None:
+
+            def attend_whole(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                keys, values = states[i]
+                keys.copy_(k.transpose(1, 2))
+                values.copy_(v.transpose(1, 2))
+                out = F.scaled_dot_product_attention(
+                    q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
+                )
+                return out.transpose(1, 2)
+
+            return attend_whole
+
+        columns = torch.arange(states.shape[4], device=self.device)
+        rows = torch.arange(len(positions), device=self.device)[:, None]
+        # a mask of all new tokens grows with their number times that of all tokens
+        parts = positions.split(max(1, MASK_ELEMENTS // (len(positions) * len(columns))), 1)
+        masks = [columns <= parts[0][:, None, :, None]] if len(parts) == 1 else None
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = states[i]
-            if positions is None:
-                keys.copy_(k.transpose(1, 2))
-                values.copy_(v.transpose(1, 2))
-            else:
-                keys[rows, :, positions] = k
-                values[rows, :, positions] = v
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                keys,
-                values,
-                attn_mask=visible,
-                is_causal=positions is None,
-                scale=self.weights.scale,
-                enable_gqa=True,
-            )
-            return out.transpose(1, 2)
+            keys[rows, :, positions] = k
+            values[rows, :, positions] = v
+            out = [
+                F.scaled_dot_product_attention(
+                    part_q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+                )
+                for part_q, mask in zip(
+                    q.split(parts[0].shape[1], 1),
+                    masks or (columns <= part[:, None, :, None] for part in parts),
+                    strict=True,
+                )
+            ]
+            return torch.cat(out, 2).transpose(1, 2)
 
         return attend
 
