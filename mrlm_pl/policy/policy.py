@@ -164,6 +164,13 @@ class Policy(nn.Module):
         """Length of the model's context in tokens."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Inputs and outputs of the first linear layer of the model's feed-forward blocks."""
+        config = self.config.get_text_config(decoder=True)
+        inner = getattr(config, "intermediate_size", None)
+        return int(config.hidden_size), int(inner or 4 * config.hidden_size)
+
     def load(
         self,
         *,
