@@ -11,7 +11,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from mrlm_pl.policy.int8 import int8_layers, to_int8
+from mrlm_pl.policy.forward.int8 import int8_layers, to_int8
 from mrlm_pl.policy.sharding import all_tensors
 
 

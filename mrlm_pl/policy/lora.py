@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.policy.int8 import Int8Linear
+from mrlm_pl.policy.forward.int8 import Int8Linear
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, positive

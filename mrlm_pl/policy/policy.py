@@ -17,6 +17,7 @@ from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.export import write_model
+from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.logprobs import (
     TokenOutputs,
     token_logprobs,
@@ -26,7 +27,6 @@ from mrlm_pl.policy.forward.logprobs import (
 )
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.forward.teaching import Teaching
-from mrlm_pl.policy.int8 import linear_layers, to_int8
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path

@@ -209,7 +209,7 @@ class _Classifier(LoadedModel):
                 f"{VALUE_HEAD_FILE}"
             )
         if precision == "int8":
-            from mrlm_pl.policy.int8 import linear_layers, to_int8
+            from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 
             to_int8(self.network, linear_layers(self.network))
         self.network.to(device, _dtype(precision)).eval()

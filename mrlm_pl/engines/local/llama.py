@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
-from mrlm_pl.policy.kernel_shapes import bucket, kernels_by_shape
+from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
-from mrlm_pl.policy.kernel_shapes import TOKENS, bucket
 
 
 @dataclass(frozen=True)

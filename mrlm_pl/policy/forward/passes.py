@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.teaching import Teaching
-from mrlm_pl.policy.kernel_shapes import TOKENS, bucket, kernels_by_shape
 
 
 class RowOptions(TypedDict, total=False):

@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.learner.policies.reference import KL, ReferenceSync
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.architecture import Architecture
-from mrlm_pl.policy.int8 import Int8Linear, int8_layers, linear_layers, to_int8
+from mrlm_pl.policy.forward.int8 import Int8Linear, int8_layers, linear_layers, to_int8
 from mrlm_pl.policy.lora import LoRA, merged_state
 from mrlm_pl.policy.sharding import all_tensors
 from tests.engines.conftest import build

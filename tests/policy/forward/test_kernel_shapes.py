@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.kernel_shapes import TOKENS, bucket, kernels_by_shape
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
 
 CPU = torch.device("cpu")
 PRODUCTS = {"mm", "addmm", "bmm", "matmul", "linear"}
