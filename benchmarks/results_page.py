@@ -152,6 +152,17 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
             tables.distillation_step,
         ),
+        "int8_weights": Section(
+            "Weights in int8",
+            "int8 / float32 in one thread, and `builtin:tiny` on the problems of the quick start: "
+            "[scaling](scaling.md#weights-in-int8).",
+            tables.int8_weights,
+        ),
+        "kernel_shapes": Section(
+            "Shapes of products in bf16 on a CPU",
+            "Distinct shapes in ten steps of GRPO with replies of different lengths: [scaling](scaling.md#precision).",
+            tables.kernel_shapes,
+        ),
         "shared_machine": Section(
             "A busy machine",
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",

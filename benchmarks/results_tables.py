@@ -284,6 +284,34 @@ def cost_curves(found: Any) -> str:
     return text + (f"\nNot measured: {'; '.join(missing)}.\n" if missing else "")
 
 
+def int8_weights(found: Any) -> str:
+    """Return memory and time of int8 beside float32."""
+    rows = []
+    for shape, row in found["speed"].items():
+        times = [both["int8"] / both["float32"] for both in row["milliseconds"].values()]
+        memory = [f"{row['mib'][side]:.0f}" for side in ("float32", "int8")]
+        rows.append([f"`{shape}`", *memory, *(f"{ratio:.2f}" for ratio in times)])
+    works = next(iter(found["speed"].values()))["milliseconds"]
+    text = table(["random model", "MiB in float32", "in int8", *(f"CPU time, {work}" for work in works)], rows)
+    quality = found["quality"]
+    accuracies = [f"{quality['accuracy'][side]:.3f}" for side in ("float32", "int8")]
+    difference = f"{quality['gain']:+.3f} {between(quality['gain_ci95'], '+')}"
+    numbers = [*accuracies, difference, f"{quality['logp_difference']:.5f}", f"{quality['kl']:.1e}"]
+    header = ["accuracy in float32", "in int8", "difference", "mean difference of log-probabilities", "mean KL, nats"]
+    return f"{text}\n{table(header, [numbers])}"
+
+
+def kernel_shapes(found: Any) -> str:
+    """Return the distinct products of all steps, and the new ones of the later half of them."""
+    rows = []
+    for phase in found["exact"]:
+        late = {name: found[name][phase]["new"][found["steps"] // 2 :] for name in ("exact", "buckets")}
+        counts = [found[name][phase]["all"] for name in late]
+        rows.append([phase, *counts, *(f"{statistics.mean(new):.1f}" for new in late.values())])
+    head = ["shapes", "of all steps, exact", "in buckets", "new in each later step, exact", "in buckets"]
+    return table(head, rows)
+
+
 def kill_resume(found: Any) -> str:
     """Return kills and equal resumed runs by case."""
     rows = [[f"`{name}`", case["kills"], len(case["runs"]), case["same"]] for name, case in found["cases"].items()]

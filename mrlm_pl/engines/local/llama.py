@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from mrlm_pl.engines.local.generation import Backend, Context, Rows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
 from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
+from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -103,6 +104,10 @@ class FusedDecoder(Backend):
         self.device = self.weights.device
         self._cos = self._sin = torch.empty(0)
 
+    def rounded(self, count: int) -> int:
+        """Return a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape."""
+        return bucket(count) if kernels_by_shape(self.device, self.weights.dtype) else count
+
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
         if len(self._cos) < length:
@@ -149,7 +154,7 @@ class FusedDecoder(Backend):
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)
         lengths = [len(context.token_ids) for context in contexts]
         w = self.weights
-        shape = (len(w.layers), 2, len(contexts), w.kv_heads, max(lengths), w.head_dim)
+        shape = (len(w.layers), 2, len(contexts), w.kv_heads, self.rounded(max(lengths)), w.head_dim)
         shared = torch.zeros(shape, dtype=w.dtype, device=self.device)
         for chunk in _chunks(contexts, self.device):
             chunk_logits, states = self._prefill_chunk([contexts[j] for j in chunk])
@@ -163,7 +168,7 @@ class FusedDecoder(Backend):
         w = self.weights
         offsets = [context.cached for context in contexts]
         new = [list(context.token_ids[context.cached :]) for context in contexts]
-        width = max(map(len, new))
+        width = self.rounded(max(map(len, new)))
         ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=self.device)
         capacity = max(offsets) + width
         shape = (len(w.layers), 2, len(contexts), w.kv_heads, capacity, w.head_dim)
@@ -284,7 +289,8 @@ class DecoderRows(Rows):
 
     The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
     since then are a tensor ``[layers, 2, B, KV heads, capacity, head size]`` of the rows: as all rows have been fed
-    the same number of tokens, they are written to one column and need no mask.
+    the same number of tokens, they are written to one column and need no mask. Where
+    :meth:`FusedDecoder.rounded` rounds up, lengths are padded, and the last row is repeated.
 
     Args:
         decoder: the weights and the arithmetic.
@@ -307,13 +313,13 @@ class DecoderRows(Rows):
 
     def _empty(self, rows: int, capacity: int) -> Tensor:
         layers, pair, _, heads, _, size = self._shared.shape
-        return self._shared.new_zeros(layers, pair, rows, heads, capacity, size)
+        return self._shared.new_zeros(layers, pair, rows, heads, self._decoder.rounded(capacity), size)
 
     def _arrange(self) -> None:
         """Recompute the tensors that depend on the rows and contexts."""
         device = self._shared.device
         counts = [self._contexts.count(u) for u in range(len(self._lengths))]
-        self._width = max(counts)
+        self._width = self._decoder.rounded(max(counts))
         seen = [0] * len(counts)
         slots = []
         for u in self._contexts:
@@ -335,6 +341,8 @@ class DecoderRows(Rows):
             grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
             grown[..., : self._fed, :] = self._own
             self._own = grown
+        count = len(tokens)
+        tokens = F.pad(tokens, (0, len(self._contexts) - count))
         cos, sin = self._decoder.rotation(max(self._lengths) + self._fed + 1)
         if self._equal:
             position = self._lengths[0] + self._fed
@@ -344,7 +352,7 @@ class DecoderRows(Rows):
             cos, sin = cos[positions][:, None], sin[positions][:, None]
         x = self._decoder.hidden(tokens, cos, sin, self._attend)
         self._fed += 1
-        return self._decoder.logits(x)
+        return self._decoder.logits(x)[:count]
 
     def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
@@ -360,11 +368,14 @@ class DecoderRows(Rows):
         context_scores = torch.matmul(self._by_context(q), shared_keys.transpose(-1, -2))
         if self._mask is not None:
             context_scores += self._mask
-        own_scores = torch.matmul(q, keys[:, :, : self._fed + 1].transpose(-1, -2))
+        end = self._decoder.rounded(self._fed + 1)
+        own_scores = torch.matmul(q, keys[:, :, :end].transpose(-1, -2))
+        if end > self._fed + 1:
+            own_scores[..., self._fed + 1 :] = float("-inf")
         scores = torch.cat((self._by_row(context_scores), own_scores), -1)
         shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
         length = shared_keys.shape[2]
-        own = torch.matmul(shares[..., length:], values[:, :, : self._fed + 1])
+        own = torch.matmul(shares[..., length:], values[:, :, :end])
         return own + self._by_row(torch.matmul(self._by_context(shares[..., :length]), shared_values))
 
     def _by_context(self, x: Tensor) -> Tensor:
@@ -386,12 +397,14 @@ class DecoderRows(Rows):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows``, and contexts without rows."""
         device = self._shared.device
+        rows = [*rows, *[rows[-1]] * (self._decoder.rounded(len(rows)) - len(rows))]
         self._own = self._own[:, :, torch.tensor(rows, device=device)]
         contexts = [self._contexts[b] for b in rows]
         left = sorted(set(contexts))
         if len(left) < len(self._lengths):
             self._lengths = [self._lengths[u] for u in left]
-            self._shared = self._shared[:, :, torch.tensor(left, device=device), :, : max(self._lengths)]
+            longest = self._decoder.rounded(max(self._lengths))
+            self._shared = self._shared[:, :, torch.tensor(left, device=device), :, :longest]
         self._contexts = [left.index(u) for u in contexts]
         self._arrange()
 

@@ -182,16 +182,22 @@ class PackedLayout:
         self._sizes = [block.tokens for block in blocks]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
-        """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim]."""
+        """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim].
+
+        That of padding behind the segments is 0.
+        """
         parts: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        pieces = (states.split(self._sizes) for states in (query, key, value))
+        real = sum(self._sizes)
+        pieces = (states[:real].split(self._sizes) for states in (query, key, value))
         for level, own_q, own_k, own_v in zip(self._levels, *pieces, strict=True):
             keys.append(level.block.batched(own_k))
             values.append(level.block.batched(own_v))
             found = level.attend(level.block.batched(own_q), keys, values, scaling, dropout)
             parts.append(level.block.flattened(found))
+        if real < len(query):
+            parts.append(parts[0].new_zeros(len(query) - real, *parts[0].shape[1:]))
         return torch.cat(parts)
 
 
