@@ -25,8 +25,8 @@ def release_collection() -> None:
 def read_model_folders_once() -> None:
     """Import transformers, and let it read the source of its models once.
 
-    It reads all model files when it is imported, and again for ``transformers.models``, where it names the folder by the
-    package's file, so that its own cache misses.
+    It reads all model files when it is imported, and again for ``transformers.models``, because its own cache knows the
+    folder by another path there.
     """
     from transformers.utils import import_utils
 

@@ -38,7 +38,18 @@ def test_a_fit_imports_the_classes_that_it_names_and_collects_no_garbage_among_i
     assert frozen > 100_000  # objects of the imported modules, which no later collection looks at
     assert {"mrlm_pl.algorithms.grpo", "mrlm_environments.math.environment"} <= set(modules)
     roots = {name.partition(".")[0] for name in modules}
-    assert not roots & {"aiohttp", "datasets", "grpc", "mcp", "pandas", "peft", "ray", "sklearn", "sqlglot", "tensorflow"}
+    assert not roots & {
+        "aiohttp",
+        "datasets",
+        "grpc",
+        "mcp",
+        "pandas",
+        "peft",
+        "ray",
+        "sklearn",
+        "sqlglot",
+        "tensorflow",
+    }
     others = ("mrlm_pl.algorithms.ppo", "mrlm_pl.data.files.preferences", "mrlm_pl.engines.http", "mrlm_pl.engines.ray")
     others += ("mrlm_pl.sandbox", "mrlm_pl.serving.environments", "mrlm_callbacks.self_play")
     others += ("mrlm_environments.code", "mrlm_environments.debate", "mrlm_environments.sql")

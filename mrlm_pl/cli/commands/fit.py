@@ -60,7 +60,12 @@ class RunCommand(LightningCLI):
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
-            parser_kwargs={"prog": "mrlm", "allow_abbrev": False, "default_env": True, "env_prefix": ENVIRONMENT_PREFIX},
+            parser_kwargs={
+                "prog": "mrlm",
+                "allow_abbrev": False,
+                "default_env": True,
+                "env_prefix": ENVIRONMENT_PREFIX,
+            },
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -185,7 +190,7 @@ def check_options(stage: str, arguments: Sequence[str]) -> None:
 
 
 def _prepare(stage: str, arguments: Sequence[str]) -> None:
-    """Import the packages of classes; the classes too for a help, which lists them, or variables, which may name any."""
+    """Import the packages of classes, and all classes for a help, which lists them, or variables, which name any."""
     silence_noise()
     import_packages()
     prefix = f"{ENVIRONMENT_PREFIX}_{stage.upper()}__"

@@ -208,9 +208,9 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
         return found
     import_exports(name)
     usable = _usable_of(name, bases)
-    if not usable and any(issubclass(base, Environment) for base in bases):
-        if name in (short := environments_by_name()):
-            return short[name]
+    is_environment = any(issubclass(base, Environment) for base in bases)
+    if not usable and is_environment and name in (short := environments_by_name()):
+        return short[name]
     if not usable:
         import_exports()  # which may bring classes that no package exports
         usable = _usable_of(name, bases)
