@@ -9,7 +9,9 @@ the module's dtype.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend, Context, Rows
-from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
+from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights, StepWeights
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -25,7 +27,6 @@ _PREFILL_TOKENS_CPU = 1024
 _PREFILL_TOKENS_ACCELERATOR = 8192
 _ROTATION_SLACK = 1024
 _PADDING_SHARE = 0.25
-_FEW_ROWS = 8
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -82,7 +83,52 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-class FusedDecoder(Backend):
+class Decoder(Backend):
+    """The arithmetic of a Llama-like decoder.
+
+    Attributes:
+        weights: of the present rows.
+    """
+
+    weights: StepWeights
+
+    @abstractmethod
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
+
+    def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
+
+        ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
+        queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
+        """
+        w = self.weights
+        x = w.embed(ids.flatten())
+        rotated = w.heads + w.kv_heads
+        for i, layer in enumerate(w.layers):
+            h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
+            qkv = layer.qkv.of(h).contiguous()
+            qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
+            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
+            mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
+            x = layer.out.added(x, mixed.reshape(x.shape[0], -1))
+            h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
+            gate, up = layer.gate_up.of(h).chunk(2, -1)
+            x = layer.down.added(x, F.silu(gate).mul_(up))
+        return x.view(*ids.shape, -1)
+
+    def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
+        if layer.qk_norm is not None:
+            qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
+        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
+        w = self.weights
+        return w.head.of(rms_norm(x, w.norm, w.eps).to(w.dtype))
+
+
+class FusedDecoder(Decoder):
     """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.llama_weights.DecoderWeights`.
 
     Args:
@@ -90,6 +136,8 @@ class FusedDecoder(Backend):
         dtype: compute dtype.
         own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
     """
+
+    weights: DecoderWeights
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
         self.weights = DecoderWeights(model, dtype, own)
@@ -112,39 +160,17 @@ class FusedDecoder(Backend):
             self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return self._cos, self._sin
 
-    def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
-
-        ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
-        queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
-        """
-        w = self.weights
-        x = F.embedding(ids.flatten(), w.embedding)
-        rotated = w.heads + w.kv_heads
-        for i, layer in enumerate(w.layers):
-            h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = _linear(h, *layer.qkv).contiguous()
-            qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
-            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
-            mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = _add_linear(x, mixed.reshape(x.shape[0], -1), *layer.out)
-            h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = _linear(h, *layer.gate_up).chunk(2, -1)
-            x = _add_linear(x, F.silu(gate).mul_(up), *layer.down)
-        return x.view(*ids.shape, -1)
-
-    def _rotate(self, qk: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> Tensor:
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
-        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
-        w = self.weights
-        return _linear(rms_norm(x, w.norm, w.eps).to(w.dtype), *w.head)
-
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, DecoderRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        logits, states = self.fed(contexts)
+        lengths = [len(context.token_ids) for context in contexts]
+        return logits, DecoderRows(self, states, lengths, [context.rows for context in contexts], reserve)
+
+    def fed(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
+        """Return logits ``[U, V]`` after each context, and their keys and values, left-aligned.
+
+        The shape of the latter is ``[layers, 2, U, KV heads, T, head size]``.
+        """
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)
         lengths = [len(context.token_ids) for context in contexts]
         w = self.weights
@@ -155,7 +181,7 @@ class FusedDecoder(Backend):
             for u, j in enumerate(chunk):
                 shared[:, :, j, :, : lengths[j]] = states[:, :, u, :, : lengths[j]]
                 logits[j] = chunk_logits[u]
-        return torch.stack(logits), DecoderRows(self, shared, lengths, [context.rows for context in contexts], reserve)
+        return torch.stack(logits), shared
 
     def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
         """Return logits ``[u, V]``, and keys and values ``[layers, 2, u, KV heads, T, head size]``, left-aligned."""
@@ -212,38 +238,6 @@ class FusedDecoder(Backend):
         return attend
 
 
-def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``h @ weight.T + bias``, ``[N, out]``; on a CPU feature-major: the transpose of a contiguous result.
-
-    With few rows and many features the CPU's matrix product splits its work over the first dimension of the result,
-    and it is up to twice as fast when that is the features. Element-wise operations keep the layout.
-    """
-    if h.device.type != "cpu":
-        return F.linear(h, weight, bias)
-    h = _row_major_if_few(h)
-    if bias is None:
-        return torch.mm(weight, h.t()).t()
-    return torch.addmm(bias[:, None], weight, h.t()).t()
-
-
-def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
-    if bias is not None or x.dtype != h.dtype:
-        return x + _linear(h, weight, bias)
-    if h.device.type != "cpu":
-        return torch.addmm(x, h, weight.t())
-    return torch.addmm(x.t(), weight, _row_major_if_few(h).t()).t()
-
-
-def _row_major_if_few(h: Tensor) -> Tensor:
-    """Return ``h`` ``[N, in]`` in the layout that the CPU's matrix product reads fastest.
-
-    For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
-    the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
-    """
-    return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
-
-
 def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:
     """Yield indices of contexts to prefill together: fresh apart from resumed, similar in length, bounded in tokens."""
     most = _PREFILL_TOKENS_CPU if device.type == "cpu" else _PREFILL_TOKENS_ACCELERATOR
@@ -282,7 +276,7 @@ class DecoderRows(Rows):
     """
 
     def __init__(
-        self, decoder: FusedDecoder, shared: Tensor, lengths: Sequence[int], rows: Sequence[int], reserve: int
+        self, decoder: Decoder, shared: Tensor, lengths: Sequence[int], rows: Sequence[int], reserve: int
     ) -> None:
         self._decoder = decoder
         self._shared = shared
