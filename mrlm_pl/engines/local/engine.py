@@ -19,6 +19,8 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
 from mrlm_pl.engines.local.llama import FusedDecoder, unsupported_reason
+from mrlm_pl.engines.local.llama_rows import DecoderRows
+from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import EngineError, NonFiniteError
 from mrlm_pl.settings import at_least
@@ -59,6 +61,8 @@ class InProcessEngine(Engine):
         cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.
         fused: False lets every model use its own ``forward``.
         own_weights: generate from a copy of the weights, with the memory of another model.
+        cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
+            largest batch up to now then keep their memory between two calls; False frees it.
 
     Raises:
         ConfigurationError: a bound is out of its range.
@@ -73,6 +77,7 @@ class InProcessEngine(Engine):
         cache_bytes: int = 2**30,
         fused: bool = True,
         own_weights: bool = False,
+        cuda_graphs: bool = True,
     ) -> None:
         at_least(1, "", max_batch_tokens=max_batch_tokens)
         at_least(0, "", cache_bytes=cache_bytes)
@@ -81,6 +86,7 @@ class InProcessEngine(Engine):
         self._fused, self._own_weights = fused, own_weights
         self._loaded: dict[str, _Loaded] = {}
         self._sessions = SessionCache(cache_bytes)
+        self._static = StaticDecode(CudaGraphs()) if cuda_graphs else None
         self._stats = EngineStats()
         self._work = ComputeQueue("mrlm-engine")
         self._closed = False
@@ -118,7 +124,10 @@ class InProcessEngine(Engine):
             window = window if window and window > 0 else None  # XLNet's -1 is no bound
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
-            self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
+            loaded = self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
+        if isinstance(loaded.backend, FusedDecoder):
+            on_gpu = loaded.backend.device.type == "cuda"
+            loaded.backend.rows = self._static if on_gpu and self._static is not None else DecoderRows
         self._sessions.drop_policy(policy)
 
     def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
@@ -239,6 +248,8 @@ class InProcessEngine(Engine):
         self._work.close()
         self._loaded.clear()
         self._sessions.clear()
+        if self._static is not None:
+            self._static.clear()
 
     def _open_work(self) -> ComputeQueue:
         if self._closed:

@@ -305,12 +305,12 @@ class _Draws:
         self._logprobs.append(logprobs)
         if len(self._tokens) < _STEPS_AT_ONCE and not last:
             return []
-        both = [torch.stack(numbers).to("cpu", non_blocking=True) for numbers in (self._tokens, self._logprobs)]
+        sent = [torch.stack(numbers).to("cpu", non_blocking=True) for numbers in (self._tokens, self._logprobs)]
         ready = None
         if tokens.device.type == "cuda":
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(tokens.device))
-        self._sent.append(_Drawn(present, *both, ready))
+        self._sent.append(_Drawn(present, sent[0], sent[1], ready))
         self._tokens, self._logprobs = [], []
         due, self._sent = (self._sent, []) if last else (self._sent[:-1], self._sent[-1:])
         return due

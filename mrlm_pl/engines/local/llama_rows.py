@@ -158,8 +158,8 @@ class DecoderRows(ContextRows):
         keys.select(2, self._fed).copy_(k)
         values.select(2, self._fed).copy_(v)
         own = Seen(keys[:, :, : self._fed + 1], values[:, :, : self._fed + 1], None)
-        grouped = self._decoder.grouped_queries(q)
-        return attention(grouped, Seen(*self.shared[i], self._mask), own, self._by_context, self._by_row)
+        context = Seen(self.shared[i, 0], self.shared[i, 1], self._mask)
+        return attention(self._decoder.grouped_queries(q), context, own, self._by_context, self._by_row)
 
     def _by_context(self, x: Tensor) -> Tensor:
         """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``."""
