@@ -19,6 +19,8 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
 from mrlm_pl.engines.local.llama import Decoder, FusedDecoder, unsupported_reason
+from mrlm_pl.engines.local.llama_rows import DecoderRows
+from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import EngineError, NonFiniteError
@@ -63,6 +65,8 @@ class InProcessEngine(Engine):
         cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.
         fused: False lets every model use its own ``forward``.
         own_weights: generate from a copy of the weights, with the memory of another model.
+        cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
+            largest batch up to now then keep their memory between two calls; False frees it.
 
     Raises:
         ConfigurationError: a bound is out of its range.
@@ -77,6 +81,7 @@ class InProcessEngine(Engine):
         cache_bytes: int = 2**30,
         fused: bool = True,
         own_weights: bool = False,
+        cuda_graphs: bool = True,
     ) -> None:
         at_least(1, "", max_batch_tokens=max_batch_tokens)
         at_least(0, "", cache_bytes=cache_bytes)
@@ -85,6 +90,7 @@ class InProcessEngine(Engine):
         self._fused, self._own_weights = fused, own_weights
         self._loaded: dict[str, _Loaded] = {}
         self._sessions = SessionCache(cache_bytes)
+        self._static = StaticDecode(CudaGraphs()) if cuda_graphs else None
         self._stats = EngineStats()
         self._work = ComputeQueue("mrlm-engine")
         self._closed = False
@@ -123,8 +129,12 @@ class InProcessEngine(Engine):
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
             backend = self._backend(policy, model)
-            kind = backend.weights.architecture if isinstance(backend, FusedDecoder) else policy
-            self._loaded[policy] = _Loaded(model, backend, window, vocabulary, version, kind)
+            loaded = self._loaded[policy] = _Loaded(model, backend, window, vocabulary, version, policy)
+        if isinstance(loaded.backend, FusedDecoder):
+            on_gpu = loaded.backend.device.type == "cuda"
+            static = self._static if on_gpu else None
+            loaded.backend.rows = static or DecoderRows
+            loaded.kind = loaded.backend.weights.architecture if static is None else policy
         self._sessions.drop_policy(policy)
 
     def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
@@ -204,10 +214,11 @@ class InProcessEngine(Engine):
         return [samples[r] for r in range(len(requests))]
 
     def _backend_of(self, policies: set[str]) -> Backend:
-        """Return the model of one policy, or of several with one architecture."""
+        """Return the model of one policy, or of several of one kind."""
         backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
-        decoders = {name: backend for name, backend in backends.items() if isinstance(backend, FusedDecoder)}
-        return next(iter(backends.values())) if len(policies) == 1 else TeamDecoder(decoders)
+        if len(backends) == 1:
+            return next(iter(backends.values()))
+        return TeamDecoder({name: each for name, each in backends.items() if isinstance(each, FusedDecoder)})
 
     def _limit(self, request: SampleRequest) -> int:
         """Return how many tokens may be sampled for a request."""
@@ -227,8 +238,8 @@ class InProcessEngine(Engine):
     def _batches(self, requests: list[SampleRequest]) -> list[dict[int, int]]:
         """Return the batches, each the limits of its requests by their numbers.
 
-        The requests of a policy, or of policies with one architecture, are in order, in batches within the token bound
-        or of a single longer request.
+        The requests of policies of one kind are in order, in batches within the token bound or of a single longer
+        request.
         """
         batches: list[dict[int, int]] = []
         open_: dict[Hashable, tuple[dict[int, int], int]] = {}
@@ -254,6 +265,8 @@ class InProcessEngine(Engine):
         self._work.close()
         self._loaded.clear()
         self._sessions.clear()
+        if self._static is not None:
+            self._static.clear()
 
     def _open_work(self) -> ComputeQueue:
         if self._closed:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.local.generation import Backend, Context, Rows
+from mrlm_pl.engines.local.generation import Backend, Context
+from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows, MakeRows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights, StepWeights
 from mrlm_pl.policy.lora import adapted_weight
 
@@ -96,6 +97,11 @@ class Decoder(Backend):
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
 
+    def grouped_queries(self, q: Tensor) -> Tensor:
+        """Return queries ``[B, heads, head size]`` scaled, as ``[B, KV heads, group, head size]``."""
+        w = self.weights
+        return q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
+
     def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
 
@@ -135,53 +141,67 @@ class FusedDecoder(Decoder):
         model: a model for which :func:`unsupported_reason` is None.
         dtype: compute dtype.
         own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
+
+    Attributes:
+        rows: makes the rows of a batch.
     """
 
     weights: DecoderWeights
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
         self.weights = DecoderWeights(model, dtype, own)
-        self.device = self.weights.device
-        self._cos = self._sin = torch.empty(0)
+        self.rows: MakeRows = DecoderRows
+        self._forget_rotation()
 
     def refresh(self) -> None:
         """Read the current weights of the module."""
+        before = self._frequency
         self.weights.read()
+        now = self.weights.inverse_frequency
+        if before.device != now.device or not torch.equal(before, now):
+            self._forget_rotation()
+
+    def _forget_rotation(self) -> None:
         self.device = self.weights.device
+        self.asynchronous = self.device.type != "cpu"
+        self._frequency = self.weights.inverse_frequency.clone()
         self._cos = self._sin = torch.empty(0)
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
         if len(self._cos) < length:
-            frequency, scale = self.weights.inverse_frequency, self.weights.rotary_scale
-            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), frequency)
+            scale = self.weights.rotary_scale
+            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), self._frequency)
             dtype = self.weights.embedding.dtype
             cos, sin = angles.cos().mul_(scale).to(dtype), angles.sin().mul_(scale).to(dtype)
             self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return self._cos, self._sin
 
-    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, DecoderRows]:
+    def addresses(self) -> tuple[int, ...]:
+        """Return where in memory all tensors lie that a step reads beside the rows' own."""
+        return tuple(tensor.data_ptr() for tensor in (*self.weights.tensors(), self._cos, self._sin))
+
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
-        logits, states = self.fed(contexts)
         lengths = [len(context.token_ids) for context in contexts]
-        return logits, DecoderRows(self, states, lengths, [context.rows for context in contexts], reserve)
+        rows = self.rows(self, lengths, [context.rows for context in contexts], reserve)
+        return self.feed(contexts, rows.shared), rows
 
-    def fed(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
-        """Return logits ``[U, V]`` after each context, and their keys and values, left-aligned.
+    def feed(self, contexts: Sequence[Context], shared: Tensor) -> Tensor:
+        """Return logits ``[U, V]`` after each context; write its keys and values.
 
-        The shape of the latter is ``[layers, 2, U, KV heads, T, head size]``.
+        Args:
+            contexts: of the rows.
+            shared: receives the keys and values, left-aligned, ``[layers, 2, U, KV heads, T, head size]``.
         """
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)
         lengths = [len(context.token_ids) for context in contexts]
-        w = self.weights
-        shape = (len(w.layers), 2, len(contexts), w.kv_heads, max(lengths), w.head_dim)
-        shared = torch.zeros(shape, dtype=w.dtype, device=self.device)
         for chunk in _chunks(contexts, self.device):
             chunk_logits, states = self._prefill_chunk([contexts[j] for j in chunk])
             for u, j in enumerate(chunk):
                 shared[:, :, j, :, : lengths[j]] = states[:, :, u, :, : lengths[j]]
                 logits[j] = chunk_logits[u]
-        return torch.stack(logits), shared
+        return torch.stack(logits)
 
     def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
         """Return logits ``[u, V]``, and keys and values ``[layers, 2, u, KV heads, T, head size]``, left-aligned."""
@@ -255,130 +275,3 @@ def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[
         chunk.append(j)
     if chunk:
         yield chunk
-
-
-_GROWTH = 64
-
-
-class DecoderRows(Rows):
-    """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`.
-
-    The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
-    since then are a tensor ``[layers, 2, B, KV heads, capacity, head size]`` of the rows: as all rows have been fed
-    the same number of tokens, they are written to one column and need no mask.
-
-    Args:
-        decoder: the weights and the arithmetic.
-        shared: keys and values of the contexts, left-aligned, shape ``[layers, 2, U, KV heads, T, head size]``.
-        lengths: number of tokens of each context.
-        rows: number of rows of each context.
-        reserve: most tokens to append.
-    """
-
-    def __init__(
-        self, decoder: Decoder, shared: Tensor, lengths: Sequence[int], rows: Sequence[int], reserve: int
-    ) -> None:
-        self._decoder = decoder
-        self._shared = shared
-        self._lengths = list(lengths)
-        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
-        self._fed = 0
-        self._own = self._empty(len(self._contexts), max(1, min(reserve, _GROWTH)))
-        self._arrange()
-
-    def _empty(self, rows: int, capacity: int) -> Tensor:
-        layers, pair, _, heads, _, size = self._shared.shape
-        return self._shared.new_zeros(layers, pair, rows, heads, capacity, size)
-
-    def _arrange(self) -> None:
-        """Recompute the tensors that depend on the rows and contexts."""
-        device = self._shared.device
-        counts = [self._contexts.count(u) for u in range(len(self._lengths))]
-        self._width = max(counts)
-        seen = [0] * len(counts)
-        slots = []
-        for u in self._contexts:
-            slots.append(u * self._width + seen[u])
-            seen[u] += 1
-        full = len(slots) == len(counts) * self._width
-        self._slots = None if full else torch.tensor(slots, device=device)
-        lengths = torch.tensor(self._lengths, device=device)
-        self._mask: Tensor | None = None
-        if min(self._lengths) < self._shared.shape[4]:
-            hidden = torch.arange(self._shared.shape[4], device=device) >= lengths[:, None, None, None]
-            self._mask = self._shared.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        self._equal = len(set(self._lengths)) == 1
-        self._context_length = lengths[torch.tensor(self._contexts, device=device)]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        if self._fed == self._own.shape[4]:
-            grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
-            grown[..., : self._fed, :] = self._own
-            self._own = grown
-        cos, sin = self._decoder.rotation(max(self._lengths) + self._fed + 1)
-        if self._equal:
-            position = self._lengths[0] + self._fed
-            cos, sin = cos[position], sin[position]
-        else:
-            positions = self._context_length + self._fed
-            cos, sin = cos[positions][:, None], sin[positions][:, None]
-        x = self._decoder.hidden(tokens, cos, sin, self._attend)
-        self._fed += 1
-        return self._decoder.logits(x)
-
-    def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
-
-        The query heads of a group take the place of query positions, so keys and values are not repeated.
-        """
-        w = self._decoder.weights
-        keys, values = self._own[i]
-        shared_keys, shared_values = self._shared[i]
-        keys.select(2, self._fed).copy_(k)
-        values.select(2, self._fed).copy_(v)
-        q = q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
-        context_scores = torch.matmul(self._by_context(q), shared_keys.transpose(-1, -2))
-        if self._mask is not None:
-            context_scores += self._mask
-        own_scores = torch.matmul(q, keys[:, :, : self._fed + 1].transpose(-1, -2))
-        scores = torch.cat((self._by_row(context_scores), own_scores), -1)
-        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-        length = shared_keys.shape[2]
-        own = torch.matmul(shares[..., length:], values[:, :, : self._fed + 1])
-        return own + self._by_row(torch.matmul(self._by_context(shares[..., :length]), shared_values))
-
-    def _by_context(self, x: Tensor) -> Tensor:
-        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``.
-
-        The rows of a context are side by side, so that its keys and values are read once.
-        """
-        _, heads, group, size = x.shape
-        if self._slots is not None:
-            x = x.new_zeros(len(self._lengths) * self._width, heads, group, size).index_copy_(0, self._slots, x)
-        return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
-
-    def _by_row(self, x: Tensor) -> Tensor:
-        """Return the inverse of :meth:`_by_context`."""
-        contexts, heads, _, size = x.shape
-        x = x.view(contexts, heads, self._width, -1, size).transpose(1, 2).flatten(0, 1)
-        return x if self._slots is None else x[self._slots]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``, and contexts without rows."""
-        device = self._shared.device
-        self._own = self._own[:, :, torch.tensor(rows, device=device)]
-        contexts = [self._contexts[b] for b in rows]
-        left = sorted(set(contexts))
-        if len(left) < len(self._lengths):
-            self._lengths = [self._lengths[u] for u in left]
-            self._shared = self._shared[:, :, torch.tensor(left, device=device), :, : max(self._lengths)]
-        self._contexts = [left.index(u) for u in contexts]
-        self._arrange()
-
-    def states(self, row: int, length: int) -> Tensor:
-        """Return a copy of the keys and values of a row's first ``length`` tokens."""
-        context = self._contexts[row]
-        own = length - self._lengths[context]
-        first = self._shared[:, :, context, :, : self._lengths[context]]
-        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
@@ -86,6 +87,11 @@ def read_affine(module: nn.Module) -> Affine:
     return Affine(whole(weight.detach()), None if bias is None else whole(bias.detach()))
 
 
+def _in_place(module: nn.Module) -> bool:
+    """Return whether `read_affine` gives the module's own memory, and no sum or gathered copy."""
+    return not hasattr(module, "base_layer") and not isinstance(module.weight, DTensor)
+
+
 @dataclass
 class LayerWeights(Generic[LinearT]):
     """Weights of one decoder layer: projections in the compute dtype, norms in the module's."""
@@ -125,9 +131,10 @@ class StepWeights(Protocol):
 class DecoderWeights:
     """The weights of a Llama-like decoder, laid out for generation: Q, K, V in one matrix, gate and up in another.
 
-    Fused matrices are copies in the compute dtype and keep their memory from one :meth:`read` to the next. All other
-    weights refer to the module's own memory when their dtype is the compute dtype; norms and the token embedding
-    always do. With ``own`` nothing refers to the module's memory, so that the module may change between two reads.
+    Fused matrices are copies in the compute dtype, and those with an adapter are sums; both keep their memory from one
+    :meth:`read` to the next. All other weights refer to the module's own memory when their dtype is the compute dtype;
+    norms and the token embedding always do. With ``own`` nothing refers to the module's memory, so that the module may
+    change between two reads.
 
     Args:
         model: a model for which :func:`~mrlm_pl.engines.local.llama.unsupported_reason` is None.
@@ -165,6 +172,14 @@ class DecoderWeights:
         self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale: float = rotary.attention_scaling
 
+    def tensors(self) -> list[Tensor]:
+        """Return all weights, in one order."""
+        found = [self.embedding, self.norm, *self.head]
+        for layer in self.layers:
+            found += [layer.attention_norm, layer.qk_norm, layer.mlp_norm]
+            found += [tensor for affine in (layer.qkv, layer.out, layer.gate_up, layer.down) for tensor in affine]
+        return [tensor for tensor in found if tensor is not None]
+
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
         return F.embedding(ids, self.embedding)
@@ -185,7 +200,7 @@ class DecoderWeights:
         if hasattr(attention, "q_norm"):
             q_norm, k_norm = read_affine(attention.q_norm)[0], read_affine(attention.k_norm)[0]
             rows = [q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)]
-            qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype)
+            qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype, lasting=False)
         return LayerWeights(
             attention_norm=self._keep(f"{name} attention_norm", layer.input_layernorm),
             qkv=self._fuse(f"{name} qkv", attention.q_proj, attention.k_proj, attention.v_proj),
@@ -199,17 +214,19 @@ class DecoderWeights:
     def _keep(self, name: str, module: nn.Module) -> Tensor:
         """Return the weight of a module in its own dtype."""
         weight, _ = read_affine(module)
-        return self._hold(name, [weight], weight.dtype)
+        return self._hold(name, [weight], weight.dtype, _in_place(module))
 
     def _fuse(self, name: str, *modules: nn.Module) -> Affine:
         """Return weight and bias of the modules stacked along the output, in the compute dtype."""
         pairs = [read_affine(module) for module in modules]
-        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype)
+        lasting = len(modules) == 1 and _in_place(modules[0])
+        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype, lasting)
         biases = [bias for _, bias in pairs if bias is not None]
-        return Affine(weight, self._hold(f"{name} bias", biases, self.dtype) if biases else None)
+        return Affine(weight, self._hold(f"{name} bias", biases, self.dtype, lasting) if biases else None)
 
-    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-        if len(parts) == 1 and parts[0].dtype == dtype and not self.own:
+    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype, lasting: bool) -> Tensor:
+        """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype."""
+        if lasting and parts[0].dtype == dtype and not self.own:
             return parts[0]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         buffer = self._buffers.get(name)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mrlm_pl.engines.local.generation import Context
-from mrlm_pl.engines.local.llama import Decoder, DecoderRows, FusedDecoder
+from mrlm_pl.engines.local.llama import Decoder, FusedDecoder
+from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights
 from mrlm_pl.grouping import grouped
 
@@ -90,7 +90,7 @@ class TeamDecoder(Decoder):
 
     def __init__(self, members: Mapping[str, FusedDecoder]) -> None:
         self._members = members
-        self.device = self._first.device
+        self.device, self.asynchronous = self._first.device, self._first.asynchronous
 
     @property
     def _first(self) -> FusedDecoder:
@@ -107,11 +107,12 @@ class TeamDecoder(Decoder):
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, TeamRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
-        by_policy = grouped((context.policy, context) for context in contexts)
-        logits, states = zip(*(self._members[name].fed(own) for name, own in by_policy.items()), strict=True)
-        width = max(part.shape[4] for part in states)
-        shared = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[4])) for part in states], 2)
-        return torch.cat(logits), TeamRows(self, shared, contexts, reserve)
+        rows = TeamRows(self, contexts, reserve)
+        logits, start = [], 0
+        for name, own in grouped((context.policy, context) for context in contexts).items():
+            logits.append(self._members[name].feed(own, rows.shared[:, :, start : start + len(own)]))
+            start += len(own)
+        return torch.cat(logits), rows
 
     def arrange(self, owners: Sequence[str]) -> None:
         """Make the weights those of rows of these policies; the rows of a policy are side by side."""
@@ -124,17 +125,16 @@ class TeamRows(DecoderRows):
 
     Args:
         decoder: the policies.
-        shared: keys and values of the contexts; see :class:`DecoderRows`.
         contexts: of the rows.
         reserve: most tokens to append.
     """
 
-    def __init__(self, decoder: TeamDecoder, shared: Tensor, contexts: Sequence[Context], reserve: int) -> None:
+    def __init__(self, decoder: TeamDecoder, contexts: Sequence[Context], reserve: int) -> None:
         self._team = decoder
         self._owners = [context.policy for context in contexts for _ in range(context.rows)]
         decoder.arrange(self._owners)
         lengths, counts = [len(context.token_ids) for context in contexts], [context.rows for context in contexts]
-        super().__init__(decoder, shared, lengths, counts, reserve)
+        super().__init__(decoder, lengths, counts, reserve)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows``, and contexts without rows."""
