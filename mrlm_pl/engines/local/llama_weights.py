@@ -106,7 +106,7 @@ class LayerWeights(Generic[LinearT]):
 
 
 class StepWeights(Protocol):
-    """What a step of a decoder reads."""
+    """Weights that a step of a decoder reads."""
 
     dtype: torch.dtype
     heads: int
@@ -186,7 +186,7 @@ class DecoderWeights:
 
     @property
     def architecture(self) -> tuple[Hashable, ...]:
-        """What the weights of another policy must have in common for a step together."""
+        """Sizes, precision and rotation that policies must share for a step together."""
         first = self.layers[0]
         affine = (first.qkv, first.out, first.gate_up, first.down, self.head)
         sizes = tuple((tuple(a.weight.shape), a.weight.dtype, a.bias is None) for a in affine)
