@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class CudaGraphs:
     """Captures steps as CUDA graphs; they share their memory, as only one is replayed at a time."""
 
     def __init__(self) -> None:
-        self._shared: dict[torch.device, tuple[torch.cuda.Stream, tuple[int, int]]] = {}
+        self._shared: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}
 
     def __call__(self, step: Step, device: torch.device) -> Step:
         """Return the replay of a step, whose logits are overwritten by the next replay of any step."""
@@ -238,11 +239,11 @@ class StaticRows(ContextRows):
         """Take memory for the present contexts and rows."""
         w = self._decoder.weights
         contexts, rows = bucket(len(self._lengths), 1), bucket(len(self._contexts), _LEAST_ROWS)
-        shapes = [
+        shared, own = (
             (len(w.layers), 2, count, w.kv_heads, columns, w.head_dim)
             for count, columns in ((contexts, length), (rows, capacity))
-        ]
-        self.shared, self._own = self._static.zeros(*shapes, self._decoder)
+        )
+        self.shared, self._own = self._static.zeros(shared, own, self._decoder)
         self._choose_step()
 
     def _choose_step(self) -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from mrlm_pl.policy.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
 
 ATTENTION_NAME = "mrlm_packed"
@@ -35,8 +36,8 @@ class _Block:
             real = column < sizes[:, None]
             first = sizes.cumsum(0) - sizes
             # padding repeats the block's first token: finite, and real tokens never attend to it
-            self._source = torch.where(real, first[:, None] + column, 0).reshape(-1).to(device)
-            self._real = real.reshape(-1).nonzero().squeeze(1).to(device)
+            self._source = on_device(torch.where(real, first[:, None] + column, 0).reshape(-1), device)
+            self._real = on_device(real.reshape(-1).nonzero().squeeze(1), device)
 
     def batched(self, states: Tensor) -> Tensor:
         """Return this block's states [tokens, heads, dim] as [S, W, heads, dim]; a view if all lengths are equal."""
@@ -66,10 +67,10 @@ class _Level:
             lengths = segments.lengths[earlier]
             share = len(pieces) // len(lengths)
             in_order = pieces == [number // share for number in range(len(pieces))] if share else False
-            self.before.append((earlier, share if in_order else torch.tensor(pieces).clamp(min=0).to(device)))
+            self.before.append((earlier, share if in_order else on_device(torch.tensor(pieces).clamp(min=0), device)))
             length = torch.tensor([lengths[piece] if piece >= 0 else 0 for piece in pieces])
             masks.append(torch.arange(blocks[earlier].width) < length[:, None])
-        self.mask = self._mask(masks).to(device) if masks else None
+        self.mask = on_device(self._mask(masks), device) if masks else None
 
     def _mask(self, before: Sequence[Tensor]) -> Tensor:
         """Return the keys of the segments, [1 or S, 1, W, keys] bool: their chain, and causally themselves."""
