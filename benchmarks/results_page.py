@@ -168,6 +168,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
             tables.shared_machine,
         ),
+        "batching": Section(
+            "Batching",
+            "Processor time of the in-process engine with one call for several policies against a call for each, and "
+            "for unequal lengths against `generate` in waves: [engines](engines.md#in-this-process).",
+            tables.batching,
+        ),
         "records": Section(
             "Recorded episodes", "Size of the tiny model's debates: [data](data.md#episodes).", tables.records
         ),

@@ -360,6 +360,13 @@ def families(found: Any) -> str:
     return table(["families", *names], [["compared", *map(len, compared)], ["difference at most 1e-5", *equal]])
 
 
+def batching(found: Any) -> str:
+    """Return the engine's ratios by size, for several policies and for unequal lengths."""
+    rows = [[row["size"], f"{row['policies']} policies", f"{row['ratio']:.2f}"] for row in found["policies"]]
+    rows += [[row["size"], "unequal lengths", f"{row['ratio']:.2f}"] for row in found["lengths"]]
+    return table(["size", "work", "processor time"], rows)
+
+
 def records(found: Any) -> str:
     """Return the CPU time of an iteration and the size of 1,000 episodes by saved content and by compression."""
     sizes, seconds = found["bytes_per_1000_episodes"], found["cpu_s_per_iteration"]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
+from mrlm_pl.policy.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
 
 ATTENTION_NAME = "mrlm_packed"
@@ -42,8 +43,8 @@ class _Block:
             real = column < sizes[:, None]
             first = sizes.cumsum(0) - sizes
             # padding repeats the block's first token: finite, and real tokens never attend to it
-            self._source = torch.where(real, first[:, None] + column, 0).reshape(-1).to(device)
-            self._real = real.reshape(-1).nonzero().squeeze(1).to(device)
+            self._source = on_device(torch.where(real, first[:, None] + column, 0).reshape(-1), device)
+            self._real = on_device(real.reshape(-1).nonzero().squeeze(1), device)
 
     def batched(self, states: Tensor) -> Tensor:
         """Return this block's states [tokens, heads, dim] as [S, W, heads, dim]; a view if all lengths are equal."""
@@ -73,7 +74,7 @@ class _Level:
             lengths = segments.lengths[earlier]
             share = len(pieces) // len(lengths)
             in_order = pieces == [number // share for number in range(len(pieces))] if share else False
-            self.before.append((earlier, share if in_order else torch.tensor(pieces).clamp(min=0).to(device)))
+            self.before.append((earlier, share if in_order else on_device(torch.tensor(pieces).clamp(min=0), device)))
             length = torch.tensor([lengths[piece] if piece >= 0 else 0 for piece in pieces])
             masks.append(torch.arange(blocks[earlier].width) < length[:, None])
         self._chain: Tensor | None = None
@@ -82,7 +83,7 @@ class _Level:
             chain = torch.cat(masks, 1)
             equal, before = bool(chain.all()), chain.shape[1]
             self._before = before if equal and CAUSAL_TOKENS - width <= before <= width else 0
-            self._chain = (chain[:1] if equal else chain).to(device)
+            self._chain = on_device(chain[:1] if equal else chain, device)
             self._parts = self._divided(*self._chain.shape)
 
     def _divided(self, rows: int, before: int) -> list[list[tuple[slice, slice]]]:

@@ -70,11 +70,11 @@ def forward_passes(
             are those of `token_logprobs`.
     """
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
-    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1], token_ids.device)
+    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1])
     if not action_mask.any():
         return []
     plan = RowPlan(token_ids, action_mask, prefix_groups)
-    chunks = row_chunks(model, plan, max_tokens, token_ids.device)
+    chunks = row_chunks(model, plan, max_tokens)
     if temperatures is None or not temperatures.dim():
         return [replace(one, temperature=temperatures) for one in chunks]
     return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
@@ -119,7 +119,12 @@ def pass_values(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int
     return run(model, inputs, wanted, seed)
 
 
-def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None, device: torch.device) -> list[ForwardPass]:
+def model_device(model: nn.Module) -> torch.device:
+    """Return the device on which a model computes."""
+    return next(model.parameters()).device
+
+
+def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None) -> list[ForwardPass]:
     """Return the inputs of every forward pass.
 
     A token with more tokens before it than the model's `rope_boundary` is predicted by another rotary embedding than
@@ -128,12 +133,14 @@ def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None, device: 
     base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
-        passes = [inputs for side in sides for inputs in side.packed(max_tokens, device)]
-        return [inputs.in_bucket() for inputs in passes] if kernels_by_shape(device, base.dtype) else passes
+        passes = [inputs for side in sides for inputs in side.packed(max_tokens)]
+        return (
+            [inputs.in_bucket() for inputs in passes] if kernels_by_shape(model_device(model), base.dtype) else passes
+        )
     if path.name == "logits":
-        bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], device)
+        bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], model_device(model))
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
-    return [side.pad(rows, device) for side in sides for rows in side.padded_chunks(max_tokens)]
+    return [side.pad(rows) for side in sides for rows in side.padded_chunks(max_tokens)]
 
 
 @contextmanager
@@ -149,12 +156,13 @@ def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
 
 def pass_states(model: nn.Module, inputs: ForwardPass) -> Tensor:
     """Return the model's last hidden states [n, hidden size] before the action tokens of a pass."""
-    return _with_head(model, inputs, lambda predicting: predicting, None)
+    return _with_head(model, inputs.to(model_device(model)), lambda predicting: predicting, None)
 
 
 def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 7, n]; the output head is replaced by the chunked one."""
     head = base_model(model).get_output_embeddings()
+    inputs = inputs.to(model_device(model))
 
     def forward(predicting: Tensor) -> Tensor:
         if not wanted.log_probs:
@@ -213,6 +221,7 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     width = inputs.input_ids.shape[1]
     base = base_model(model)
     first = int((inputs.predictors % width).min())
+    inputs = inputs.to(model_device(model))
     keep: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         keep["logits_to_keep"] = width - first
@@ -239,15 +248,15 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     return wanted.stack(log_probs, entropy, predicting)
 
 
-def flat_temperature(temperature: float | Tensor, B: int, T: int, device: torch.device) -> Tensor | None:
-    """Return temperatures [B * T], or a 0-dimensional one for all tokens, or None for 1."""
+def flat_temperature(temperature: float | Tensor, B: int, T: int) -> Tensor | None:
+    """Return temperatures [B * T], or a 0-dimensional one for all tokens, on the host; None for 1."""
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, but must be positive")
-        return None if temperature == 1 else torch.tensor(float(temperature), device=device)
+        return None if temperature == 1 else torch.tensor(float(temperature))
+    temperature = temperature.to("cpu", torch.float32)
     if not (temperature > 0).all():
         raise ValueError(f"temperature has the value {temperature.min().item()}, but must be positive")
-    temperature = temperature.to(device=device, dtype=torch.float32)
     if temperature.dim() == 0:
         return temperature
     if temperature.shape not in ((B,), (B, T)):
