@@ -25,7 +25,7 @@ MASK_ELEMENTS = 2**24
 """Most elements of an attention mask; 64 MB in float32. A row of 32,000 tokens has a billion."""
 CAUSAL_TOKENS = 1024
 """Fewest keys for which a causal kernel over whole rows, with the results of earlier tokens dropped, replaces a mask.
-It skips what the mask hides, in blocks of about 500 keys."""
+It skips hidden keys in blocks of about 500."""
 
 
 class _Block:
