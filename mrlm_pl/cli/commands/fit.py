@@ -217,12 +217,16 @@ def with_own_configuration(arguments: Sequence[str]) -> list[str]:
     """Return the arguments; those that resume a run without a configuration have the run's own.
 
     Raises:
-        ConfigurationError: the folder holds no run with a configuration, and no option names a model.
+        ConfigurationError: no folder is named, or it holds no run with a configuration, and no option names a model.
     """
     given = dict(option_values(arguments))
     output = given.get("--output")
-    if "--resume" not in arguments or not output or "--config" in given:
+    if "--resume" not in arguments or "--config" in given:
         return list(arguments)
+    if not output:
+        if any(option.startswith("--model") for option in given):
+            return list(arguments)
+        raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
     folder = Path(output)
     own = latest_configuration(folder) if folder.is_dir() else None
     if own is not None:
