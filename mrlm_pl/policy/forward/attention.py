@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from mrlm_pl.policy.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
+from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 
 ATTENTION_NAME = "mrlm_packed"
 
@@ -102,15 +103,25 @@ def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:
 
 
 class PackedLayout:
-    """The segments of a packed row, prepared for all layers of a forward pass."""
+    """The segments of a packed row, prepared for all layers of a forward pass.
 
-    def __init__(self, segments: Segments, device: torch.device) -> None:
-        blocks = [_Block(lengths, device) for lengths in segments.lengths]
+    Args:
+        segments: of the row.
+        device: of the model.
+        in_one: whether one kernel computes the attention, without dropout, and reads shared keys and values in place;
+            see `has_kernel`. Else it is computed segment by segment.
+    """
+
+    def __init__(self, segments: Segments, device: torch.device, in_one: bool = False) -> None:
+        self._mask = tree_mask(segments, device) if in_one else None
+        blocks = [] if in_one else [_Block(lengths, device) for lengths in segments.lengths]
         self._levels = [_Level(segments, level, blocks, device) for level in range(len(blocks))]
         self._sizes = [block.tokens for block in blocks]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
         """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim]."""
+        if self._mask is not None:
+            return tree_attention(query, key, value, self._mask, scaling)
         parts: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
