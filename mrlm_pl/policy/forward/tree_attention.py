@@ -51,10 +51,19 @@ def tree_mask(segments: Segments, device: torch.device) -> BlockMask:
         own = of_token[0][q]
         return (of_token[0][k] <= own) & (own < of_token[1][k]) & (k <= q)
 
-    partial, full = _blocks(chains, lengths)
-    tables = [on_device(table, device) for blocks in (partial, full) for table in _ordered(blocks)]
+    (some, some_columns), (whole, whole_columns) = (
+        tuple(on_device(table, device) for table in _ordered(blocks)) for blocks in _blocks(chains, lengths)
+    )
     tokens = sum(lengths)
-    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=_BLOCK, mask_mod=mask_mod, seq_lengths=(tokens, tokens))
+    return BlockMask.from_kv_blocks(
+        some,
+        some_columns,
+        whole,
+        whole_columns,
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(tokens, tokens),
+    )
 
 
 def _intervals(chains: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
