@@ -57,7 +57,9 @@ def test_a_micro_batch_and_its_gradient_wait_for_nothing(
 
     # At most 40 tokens a pass, so that passes are recomputed in the backward pass.
     algorithm = Counted({"main": Policy(str(model_folder), max_forward_tokens=40)}, **options)
-    data = RolloutDataModule(echo(turns=2), groups=4, group_size=4, passes=2, iterations=1, sampling=Sampling(max_tokens=8))
+    data = RolloutDataModule(
+        echo(turns=2), groups=4, group_size=4, passes=2, iterations=1, sampling=Sampling(max_tokens=8)
+    )
     quiet_trainer(accumulate_grad_batches=2).fit(algorithm, data)
     assert found == [[]] * 4
 

@@ -10,15 +10,23 @@ the module's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from mrlm_pl.engines.local.context_attention import (
+    ContextRows,
+    Seen,
+    attention,
+    hidden_beyond,
+    places_in_contexts,
+)
 from mrlm_pl.engines.local.generation import Backend, Context
-from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows, MakeRows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -280,3 +288,119 @@ def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[
         chunk.append(j)
     if chunk:
         yield chunk
+
+
+class MakeRows(Protocol):
+    """Makes the rows of a batch of a decoder, from the lengths of the contexts and the number of rows of each."""
+
+    def __call__(
+        self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
+    ) -> ContextRows: ...
+
+
+_GROWTH = 64
+
+
+class DecoderRows(ContextRows):
+    """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`, in tensors as small as possible.
+
+    The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
+    since then are a tensor ``[layers, 2, B, KV heads, capacity, head size]`` of the rows: as all rows have been fed
+    the same number of tokens, they are written to one column and need no mask.
+
+    Args:
+        decoder: the weights and the arithmetic.
+        lengths: number of tokens of each context.
+        rows: number of rows of each context.
+        reserve: most tokens to append.
+    """
+
+    def __init__(self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> None:
+        w = decoder.weights
+        self._decoder = decoder
+        shape = (len(w.layers), 2, len(lengths), w.kv_heads, max(lengths), w.head_dim)
+        self.shared = torch.zeros(shape, dtype=w.dtype, device=decoder.device)
+        self._lengths = list(lengths)
+        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
+        self._fed = 0
+        self._own = self._empty(len(self._contexts), max(1, min(reserve, _GROWTH)))
+        self._arrange()
+
+    def _empty(self, rows: int, capacity: int) -> Tensor:
+        layers, pair, _, heads, _, size = self.shared.shape
+        return self.shared.new_zeros(layers, pair, rows, heads, capacity, size)
+
+    def _arrange(self) -> None:
+        """Recompute the tensors that depend on the rows and contexts."""
+        device = self.shared.device
+        contexts = len(self._lengths)
+        self._width = max(self._contexts.count(u) for u in range(contexts))
+        places = places_in_contexts(self._contexts, self._width)
+        full = len(places) == contexts * self._width
+        self._places = None if full else on_device(places, device)
+        lengths = on_device(self._lengths, device)
+        self._mask: Tensor | None = None
+        if min(self._lengths) < self.shared.shape[4]:
+            self._mask = hidden_beyond(lengths, self.shared.shape[4], self.shared.dtype)
+        self._equal = len(set(self._lengths)) == 1
+        self._context_length = lengths[on_device(self._contexts, device)]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
+        if self._fed == self._own.shape[4]:
+            grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
+            grown[..., : self._fed, :] = self._own
+            self._own = grown
+        cos, sin = self._decoder.rotation(max(self._lengths) + self._fed + 1)
+        if self._equal:
+            position = self._lengths[0] + self._fed
+            cos, sin = cos[position], sin[position]
+        else:
+            positions = self._context_length + self._fed
+            cos, sin = cos[positions][:, None], sin[positions][:, None]
+        x = self._decoder.hidden(tokens, cos, sin, self._attend)
+        self._fed += 1
+        return self._decoder.logits(x)
+
+    def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
+
+        Its keys and values are written to their column first.
+        """
+        keys, values = self._own[i]
+        keys.select(2, self._fed).copy_(k)
+        values.select(2, self._fed).copy_(v)
+        own = Seen(keys[:, :, : self._fed + 1], values[:, :, : self._fed + 1], None)
+        context = Seen(self.shared[i, 0], self.shared[i, 1], self._mask)
+        return attention(self._decoder.grouped_queries(q), context, own, self._by_context, self._by_row)
+
+    def _by_context(self, x: Tensor) -> Tensor:
+        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``."""
+        _, heads, group, size = x.shape
+        if self._places is not None:
+            x = x.new_zeros(len(self._lengths) * self._width, heads, group, size).index_copy_(0, self._places, x)
+        return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """Return the inverse of :meth:`_by_context`."""
+        x = x.unflatten(2, (self._width, -1)).transpose(1, 2).flatten(0, 1)
+        return x if self._places is None else x[self._places]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``, and contexts without rows."""
+        device = self.shared.device
+        self._own = self._own[:, :, on_device(rows, device)]
+        contexts = [self._contexts[b] for b in rows]
+        left = sorted(set(contexts))
+        if len(left) < len(self._lengths):
+            self._lengths = [self._lengths[u] for u in left]
+            self.shared = self.shared[:, :, on_device(left, device), :, : max(self._lengths)]
+        self._contexts = [left.index(u) for u in contexts]
+        self._arrange()
+
+    def states(self, row: int, length: int) -> Tensor:
+        """Return a copy of the keys and values of a row's first ``length`` tokens."""
+        context = self._contexts[row]
+        own = length - self._lengths[context]
+        first = self.shared[:, :, context, :, : self._lengths[context]]
+        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
 from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import PretrainedConfig
 
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
 
 _LEAST_HEAD_SIZE = 16
