@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test check docs results benchmarks install test-all peers verifiers openenv agents tiny-model clean
+.PHONY: quickstart test check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model clean
 
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
@@ -16,10 +16,18 @@ test: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
-check: install  ## lint, format and types
+# Schemas of check-jsonschema itself: no network.
+SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema
+check: install  ## lint, format, types, and the forms of workflows, containers and citation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(SCHEMA) custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA) vendor.compose-spec docker/compose.yaml
+	$(SCHEMA) vendor.citation-file-format CITATION.cff
 
 docs: export OMP_NUM_THREADS = 1
 docs: install  ## the site, in build/site/index.html
@@ -30,6 +38,9 @@ results: install  ## the results page, its plots and the README's numbers, from 
 
 test-all: install  ## with the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu"
+
+package: install  ## wheel and source distribution, each in an empty environment that passes the quick start
+	bash .ci/package $(BIN)/python $(TORCH)
 
 install: $(VENV)/.installed-dev  ## the dependencies of tests and checks
 

@@ -9,6 +9,7 @@ No number is written by hand: a file that a benchmark has written again changes 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -64,6 +65,14 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Accuracy on 500 held-out problems before and after, by configuration; SFT and preferences train on 6,000 "
             "of the policy's own episodes. Curves are the mean reward of the rollouts.",
             tables.learning,
+            plot=True,
+        ),
+        "team_algorithms": Section(
+            "Algorithms of teams and of turns",
+            "Mean held-out reward of the tiny model before and after a run of some CPU seconds, and the mean rewards "
+            "of the rollouts. Runs differ in size; sections below compare some at equal tokens. The "
+            "student of distillation starts from random weights.",
+            tables.team_algorithms,
             plot=True,
         ),
         "parity": Section(
@@ -130,15 +139,40 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_step": Section(
             "A team's step against CoMLRL", "Two agents with a turn tree: [teams](teams.md#speed).", tables.team_step
         ),
+        "cost_curves": Section(
+            "Growth of the costs",
+            "Slopes of logarithms, over all points and between the last two: 1 is linear (dotted in the plot). "
+            "Processor time of a step, rollout and update, and peak memory beyond the loaded models, on one thread; "
+            "see [long contexts](scaling.md#long-contexts).",
+            tables.cost_curves,
+            plot=True,
+        ),
         "distillation_step": Section(
             "A distillation step against TRL",
             "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
             tables.distillation_step,
         ),
+        "int8_weights": Section(
+            "Weights in int8",
+            "int8 / float32 in one thread, and `builtin:tiny` on the problems of the quick start: "
+            "[scaling](scaling.md#weights-in-int8).",
+            tables.int8_weights,
+        ),
+        "kernel_shapes": Section(
+            "Shapes of products in bf16 on a CPU",
+            "Distinct shapes in ten steps of GRPO with replies of different lengths: [scaling](scaling.md#precision).",
+            tables.kernel_shapes,
+        ),
         "shared_machine": Section(
             "A busy machine",
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
             tables.shared_machine,
+        ),
+        "batching": Section(
+            "Batching",
+            "Processor time of the in-process engine with one call for several policies against a call for each, and "
+            "for unequal lengths against `generate` in waves: [engines](engines.md#in-this-process).",
+            tables.batching,
         ),
         "records": Section(
             "Recorded episodes", "Size of the tiny model's debates: [data](data.md#episodes).", tables.records
@@ -176,6 +210,13 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Confidence intervals",
             "Coverage of the 95 % interval of an accuracy in simulations with correlated samples.",
             tables.interval_coverage,
+        ),
+    },
+    "Earlier measurements": {
+        "earlier": Section(
+            "Numbers of other pages",
+            "Measured before results were kept in files, without date and versions; the command repeats each.",
+            tables.earlier,
         ),
     },
 }
@@ -248,6 +289,10 @@ def numbers() -> str:
             "attacks",
         ],
     ]
+    peers = tables.read("conformance_peers")
+    version, same, both = peers["versions"]["verl"], *agreeing("verl")
+    what = f"losses and advantages against verl {version}'s code (its rollouts need vLLM, SGLang or TensorRT-LLM)"
+    rows.append([what, f"**{same} of {both}** have its values, within 1e-6", "conformance_peers"])
     shown = [[what, value, f"[{name}.json](benchmarks/results/{name}.json)"] for what, value, name in rows]
     curve = tables.read("quickstart")
     begin, end = (curve["summary"][moment][0] for moment in ("before", "after"))
@@ -258,6 +303,13 @@ def numbers() -> str:
         f"held-out problems rises from {begin:.2f} to {end:.2f} "
         "([quickstart.json](benchmarks/results/quickstart.json)).\n"
     )
+
+
+def agreeing(peer: str) -> tuple[int, int]:
+    """Return the numbers of formulas with the values of a peer's code on the page of conformance, and of all such."""
+    lines = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if re.search(rf"[|;] {peer} -?\d", line)]
+    return sum(line.endswith("| < 1e-6 |") for line in rows), len(rows)
 
 
 def with_numbers(readme: str) -> str:
@@ -279,7 +331,7 @@ def draw() -> None:
     }
     from matplotlib import pyplot
 
-    PLOTS.mkdir(parents=True, exist_ok=True)
+    (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     curves = [smooth(row["rewards"]) for row in tables.read("quickstart")["rows"]]
@@ -297,13 +349,27 @@ def draw() -> None:
     panels[0].set(ylabel="mean reward")
     save(figure, "parity")
 
-    figure, grid = pyplot.subplots(2, 5, figsize=(10, 4.2), sharex=True, sharey=True, layout="constrained")
-    for axes, (name, curves) in zip(grid.flat, tables.learning_curves(tables.read("learning")).items(), strict=True):
+    for file in ("learning", "team_algorithms"):
+        found = tables.learning_curves(tables.read(file))
+        rows = math.ceil(len(found) / 5)
+        shared = file == "learning"  # one task
+        figure, grid = pyplot.subplots(
+            rows, 5, figsize=(10, 2.1 * rows), sharex=shared, sharey=shared, layout="constrained"
+        )
+        for axes in grid.flat[len(found) :]:
+            axes.set_axis_off()
+        for axes, (name, curves) in zip(grid.flat, found.items(), strict=False):
+            draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
+            axes.set_title(name, fontsize="small")
+        figure.supxlabel("iteration")
+        figure.supylabel("mean reward of the rollout")
+        save(figure, file)
+    for stem, curves in curves_by_page().items():
+        figure, axes = pyplot.subplots(figsize=(4.2, 2.4), layout="constrained")
         draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
-        axes.set_title(name, fontsize="small")
-    figure.supxlabel("iteration")
-    figure.supylabel("mean reward of the rollout")
-    save(figure, "learning")
+        axes.set(xlabel="iteration", ylabel="mean reward")
+        save(figure, f"curves/{stem}")
+        pyplot.close(figure)
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     rows = tables.read("token_losses")["summary"]
@@ -318,6 +384,36 @@ def draw() -> None:
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="held-out accuracy after 6 rollouts")
     axes.invert_yaxis()
     save(figure, "token_losses")
+
+    found = tables.read("cost_curves")
+    figure, grid = pyplot.subplots(4, 4, figsize=(10, 9), layout="constrained")
+    for number, (name, axis) in enumerate(found["axes"].items()):
+        for row, (measure, label) in enumerate((("cpu_s", "processor seconds"), ("memory_mib", "memory in MiB"))):
+            axes = grid[2 * (number // 4) + row, number % 4]
+            for side, color in (("ours", "tab:blue"), (axis["peer"], "tab:orange")):
+                known = [point for point in tables.points(found, name, side) if "reason" not in point]
+                if known:
+                    x, y = [point["x"] for point in known], [point[measure] for point in known]
+                    axes.loglog(x, y, "o-", color=color, markersize=3, label=tables.SIDES[side])
+                    axes.loglog([x[0], x[-1]], [y[-1] * x[0] / x[-1], y[-1]], ":", color=color, linewidth=1)
+            ticks = [point["x"] for point in tables.points(found, name, "ours")]
+            labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
+            axes.set_xticks(ticks, labels, fontsize="small")
+            axes.minorticks_off()
+            axes.set_ylabel(label, fontsize="small")
+            axes.set_xlabel(axis["unit"], fontsize="small")
+            if not row:
+                axes.set_title(axis["algorithm"], fontsize="small")
+                axes.legend(frameon=False, fontsize="small")
+    save(figure, "cost_curves")
+
+
+def curves_by_page() -> dict[str, list[list[float]]]:
+    """Return the rewards of each seed by the file of the algorithm, of all that have rollouts."""
+    stems = {path.stem.replace("_", ""): path.stem for path in (ROOT / "mrlm_pl" / "algorithms").glob("*.py")}
+    files = (tables.learning_curves(tables.read(name)) for name in ("team_algorithms", "learning"))
+    found = {name.lower(): curves for file in files for name, curves in file.items()}
+    return {stems[name]: curves for name, curves in found.items() if name in stems}  # DAPO is GRPO with settings
 
 
 def draw_band(axes: Any, curves: Sequence[Sequence[float]], steps: int, color: str, label: str = "") -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.few_values import mean_and_half
+from benchmarks.log_slopes import LEAST, slopes
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -25,12 +27,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def plus_minus(mean: float, half: float, sign: str = "") -> str:
-    """Return a mean with the half width of its interval.
+    """Return a mean with the half width of its interval, which one value alone does not have.
 
-    >>> plus_minus(0.0104, 0.02), plus_minus(0.0104, 0.02, "+")
-    ('0.010 ± 0.020', '+0.010 ± 0.020')
+    >>> plus_minus(0.0104, 0.02), plus_minus(0.0104, 0.02, "+"), plus_minus(0.0104, float("nan"))
+    ('0.010 ± 0.020', '+0.010 ± 0.020', '0.010')
     """
-    return f"{mean:{sign}.3f} ± {half:.3f}"
+    return f"{mean:{sign}.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
 
 
 def between(low_and_high: Sequence[float], sign: str = "") -> str:
@@ -54,25 +56,36 @@ def quickstart(found: Any) -> str:
 
 def learning(found: Any) -> str:
     """Return accuracies before and after by configuration."""
+    return over_seeds(found["rows"], "configuration", lambda row: f"`{row['config']}`")
+
+
+def team_algorithms(found: Any) -> str:
+    """Return mean rewards before and after by algorithm and environment."""
+    return over_seeds(
+        found["rows"], "algorithm | environment", lambda row: f"{row['algorithm']} | `{row['environment']}`"
+    )
+
+
+def over_seeds(rows: Sequence[Any], title: str, name: Callable[[Any], str]) -> str:
+    """Return a table of means over the seeds before and after, by name."""
     seeds: dict[str, list[Any]] = {}
-    for row in found["rows"]:
-        seeds.setdefault(row["config"], []).append(row)
-    rows = [
-        [
-            f"`{config}`",
-            len(runs),
-            *(plus_minus(*mean_and_half([run[key] for run in runs])) for key in ("before", "after")),
-        ]
-        for config, runs in seeds.items()
+    for row in rows:
+        seeds.setdefault(name(row), []).append(row)
+    shown = [
+        [key, len(runs), *(plus_minus(*mean_and_half([run[when] for run in runs])) for when in ("before", "after"))]
+        for key, runs in seeds.items()
     ]
-    return table(["configuration", "seeds", "before", "after"], rows)
+    columns = title.split(" | ")
+    return table([*columns, "seeds", "before", "after"], [[*line[0].split(" | "), *line[1:]] for line in shown])
 
 
 def learning_curves(found: Any) -> dict[str, list[list[float]]]:
-    """Return the rewards of each seed by algorithm, for the configurations with rollouts."""
+    """Return the rewards of each seed by algorithm, for the runs with rollouts."""
     curves: dict[str, list[list[float]]] = {}
     for row in found["rows"]:
-        if "rewards" in row:
+        if "algorithm" in row:
+            curves.setdefault(row["algorithm"], []).append(row["rewards"])
+        elif "rewards" in row:
             words = row["config"].split()
             name = words[words.index("--model") + 1] if "--model" in words else Path(words[0]).name.upper()
             curves.setdefault({"QUICKSTART": "GRPO"}.get(name, name), []).append(row["rewards"])
@@ -238,6 +251,67 @@ def team_step(found: Any) -> str:
     return table(["MAGRPO, mrlm / CoMLRL", *STEP], rows)
 
 
+SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
+
+
+def points(found: Any, axis: str, side: str) -> list[Any]:
+    """Return the points of a side on an axis of the cost curves, the smallest first."""
+    rows = [row for row in found["rows"] if (row["axis"], row["side"]) == (axis, side)]
+    return sorted(rows, key=lambda row: row["x"])
+
+
+def cost_curves(found: Any) -> str:
+    """Return slopes of time and memory by axis and side, memory per token by length, and the missing points."""
+    rows, missing = [], []
+    for name, axis in found["axes"].items():
+        for side in filter(None, ("ours", axis["peer"])):
+            own = points(found, name, side)
+            done = [row for row in own if "reason" not in row]
+            missing += [f"{side} at {row['x']:,} {axis['unit']}: {row['reason']}" for row in own if "reason" in row]
+            fitted = ["{:.2f}, {:.2f}".format(*slopes(done, measure) or (math.nan,) * 2) for measure in LEAST]
+            last = done[-1]
+            cost = f"{last['x']:,}: {last['cpu_s']:.1f} s, {last['memory_mib']:.0f} MiB"
+            grows = f"{axis['unit']}, {done[0]['x']:,} to {last['x']:,}"
+            rows.append([grows, axis["algorithm"], SIDES[side], *fitted, cost])
+    header = ["what grows", "in", "", "slopes of time", "slopes of memory", "at the largest"]
+    text = table(header, rows)
+    for name, title in (("learner", "pass of the learner"), ("engine", "turn in the engine")):
+        known = [row for row in points(found, name, "ours") if "reason" not in row]
+        per_token = [f"{row['memory_mib'] * 1024 / row['x']:.1f}" for row in known]
+        text += "\n" + table(
+            ["tokens of a row", *(f"{row['x']:,}" for row in known)], [[f"KiB per token, {title}", *per_token]]
+        )
+    return text + (f"\nNot measured: {'; '.join(missing)}.\n" if missing else "")
+
+
+def int8_weights(found: Any) -> str:
+    """Return memory and time of int8 beside float32."""
+    rows = []
+    for shape, row in found["speed"].items():
+        times = [both["int8"] / both["float32"] for both in row["milliseconds"].values()]
+        memory = [f"{row['mib'][side]:.0f}" for side in ("float32", "int8")]
+        rows.append([f"`{shape}`", *memory, *(f"{ratio:.2f}" for ratio in times)])
+    works = next(iter(found["speed"].values()))["milliseconds"]
+    text = table(["random model", "MiB in float32", "in int8", *(f"CPU time, {work}" for work in works)], rows)
+    quality = found["quality"]
+    accuracies = [f"{quality['accuracy'][side]:.3f}" for side in ("float32", "int8")]
+    difference = f"{quality['gain']:+.3f} {between(quality['gain_ci95'], '+')}"
+    numbers = [*accuracies, difference, f"{quality['logp_difference']:.5f}", f"{quality['kl']:.1e}"]
+    header = ["accuracy in float32", "in int8", "difference", "mean difference of log-probabilities", "mean KL, nats"]
+    return f"{text}\n{table(header, [numbers])}"
+
+
+def kernel_shapes(found: Any) -> str:
+    """Return the distinct products of all steps, and the new ones of the later half of them."""
+    rows = []
+    for phase in found["exact"]:
+        late = {name: found[name][phase]["new"][found["steps"] // 2 :] for name in ("exact", "buckets")}
+        counts = [found[name][phase]["all"] for name in late]
+        rows.append([phase, *counts, *(f"{statistics.mean(new):.1f}" for new in late.values())])
+    head = ["shapes", "of all steps, exact", "in buckets", "new in each later step, exact", "in buckets"]
+    return table(head, rows)
+
+
 def kill_resume(found: Any) -> str:
     """Return kills and equal resumed runs by case."""
     rows = [[f"`{name}`", case["kills"], len(case["runs"]), case["same"]] for name, case in found["cases"].items()]
@@ -286,6 +360,13 @@ def families(found: Any) -> str:
     return table(["families", *names], [["compared", *map(len, compared)], ["difference at most 1e-5", *equal]])
 
 
+def batching(found: Any) -> str:
+    """Return the engine's ratios by size, for several policies and for unequal lengths."""
+    rows = [[row["size"], f"{row['policies']} policies", f"{row['ratio']:.2f}"] for row in found["policies"]]
+    rows += [[row["size"], "unequal lengths", f"{row['ratio']:.2f}"] for row in found["lengths"]]
+    return table(["size", "work", "processor time"], rows)
+
+
 def records(found: Any) -> str:
     """Return the CPU time of an iteration and the size of 1,000 episodes by saved content and by compression."""
     sizes, seconds = found["bytes_per_1000_episodes"], found["cpu_s_per_iteration"]
@@ -327,3 +408,12 @@ def semantic(found: Any) -> str:
         applied = [report[name]["passed"] for report in reports if report[name]["applies"]]
         rows.append([f"`{name}`", sum(applied), len(applied) - sum(applied), len(reports) - len(applied)])
     return table(["check", "passes", "fails", "does not apply"], rows)
+
+
+def earlier(found: Any) -> str:
+    """Return the pages with measurements that were made before their results were kept in files."""
+    rows = [
+        [", ".join(f"[{page}]({page})" for page in row["pages"]), row["what"], f"`{row['command']}`"]
+        for row in found["measurements"]
+    ]
+    return table(["page", "measurement", "command"], rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,10 @@ import mrlm_environments
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.episode import Message, Task
+from mrlm_pl.episode_files import write_episodes
+from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.runs import find_runs
+from tests.support.recorded_episodes import recorded
 
 PAGE = Path(__file__).parent / "environments" / "catalog.md"
 PAGES = {
@@ -36,12 +41,24 @@ HEAD = f"""\
 
 Every environment that needs no settings, with its defaults; `mrlm check-env NAME` checks one. Rewards are those of an
 agent over an episode, measured on {TASKS} training tasks: with empty replies, and with the best replies that the
-environment knows. Generated tasks have no end; no problem is in two splits.
+environment knows. Generated tasks have no end; no problem is in two splits. They are part of mrlm (Apache-2.0; the
+house's floor plans are ALFWorld's, MIT); published data has its authors' license. The last column opens two episodes in
+the viewer: one of words, one of the best known replies.
 
     python -m docs.catalog
 
 """
-COLUMNS = ("environment", "class", "agents", "turns", "tools", "tasks", "empty replies earn", "best replies earn")
+COLUMNS = (
+    "environment",
+    "class",
+    "agents",
+    "turns",
+    "tools",
+    "tasks",
+    "empty replies earn",
+    "best replies earn",
+    "episodes",
+)
 
 
 def environments() -> Iterator[Environment]:
@@ -75,6 +92,7 @@ def row(environment: Environment) -> str:
         ", ".join(sizes) if source.size else "generated",
         rewards(empty),
         rewards(best) if best else "-",
+        f'<a href="episodes/{name}.html">open</a>',
     ]
     return f"| {' | '.join(cells)} |\n"
 
@@ -123,6 +141,23 @@ def page() -> str:
     """Return the whole page."""
     rows = [f"| {' | '.join(COLUMNS)} |\n", f"|{'---|' * len(COLUMNS)}\n"]
     return HEAD + "".join([*rows, *map(row, environments())])
+
+
+def episodes(environment: Environment) -> str:
+    """Return the viewer's page with an episode of words and one of the best replies that the environment knows."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / environment.name
+        played = recorded(environment, 2, max_turns=20, context_window=1 << 16)
+        write_episodes(run / "episodes" / "iteration-000000.jsonl.zst", played)
+        (shown,) = find_runs([str(run)]).values()
+        return exported({environment.name: shown})
+
+
+def write_pages_of_episodes(folder: Path) -> None:
+    """Write the pages that the catalog links into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for environment in environments():
+        (folder / f"{environment.name}.html").write_text(episodes(environment), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,16 @@ def with_readable_defaults(app: Sphinx, kind: str, name: str, thing: object, opt
     return signature and signature.replace("<factory>", "..."), result
 
 
+def write_episodes_of_environments(app: Sphinx, error: Exception | None) -> None:
+    """Write the episodes that the catalog of environments links."""
+    if error is None and app.builder.format == "html":
+        from docs import catalog  # with torch: only where it is needed
+
+        catalog.write_pages_of_episodes(Path(app.outdir) / "environments" / "episodes")
+
+
 def setup(app: Sphinx) -> None:
-    """Resolve references to code without a page, and make signatures parse."""
+    """Resolve references to code without a page, make signatures parse, and write the catalog's episodes."""
+    app.connect("build-finished", write_episodes_of_environments)
     app.connect("missing-reference", named_in_code)
     app.connect("autodoc-process-signature", with_readable_defaults)

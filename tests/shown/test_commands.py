@@ -35,7 +35,7 @@ RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.
 OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironment(MathEnvironment):\n    pass\n"
 """The reader's own files: configurations, each with a stand-in, and a module."""
 
-OTHER_PROGRAMS = ("vllm", "transformers", "ray", "tensorboard", "docker")
+OTHER_PROGRAMS = ("vllm", "transformers", "ray", "tensorboard", "docker", "sbatch")
 OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
 OTHER_OPTIONS += ("--build-arg", "--gpus", "--init", "--stop-timeout", "--cap-drop", "--requeue")
 """Other programs and their options."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from mrlm_environments import CoordinationGame
 
 import mrlm_pl
 from benchmarks import results_page, results_tables
@@ -40,6 +43,18 @@ def test_every_algorithm_has_a_page_with_its_options() -> None:
         assert "```bash\nmrlm " in page, f"{stem}.md has no command"
 
 
+def test_the_page_of_each_algorithm_with_rollouts_shows_its_learning_curve() -> None:
+    without = {"sft", "dpo", "simpo", "orpo", "kto", "correctness_model", "pairwise_reward_model"}
+    curves = results_page.curves_by_page()
+    assert {*curves} == {*options.classes()} - without
+    for stem in curves:
+        page = (options.FOLDER / f"{stem}.md").read_text()
+        assert f"](../images/results/curves/{stem}.svg)" in page, f"{stem}.md does not show its curve"
+        assert (results_page.PLOTS / "curves" / f"{stem}.svg").is_file(), "run `make results`"
+    for stem in without:
+        assert "## Measured" in (options.FOLDER / f"{stem}.md").read_text()
+
+
 def test_every_paper_has_a_command() -> None:
     """Another test parses the commands."""
     rows = re.findall(r"^\| \[.*", (DOCS / "papers.md").read_text(), re.MULTILINE)
@@ -59,6 +74,17 @@ def test_the_catalog_of_environments_is_that_of_the_classes() -> None:
     assert catalog.PAGE.read_text() == catalog.page(), "run `python -m docs.catalog`"
 
 
+def test_the_catalog_links_episodes_of_each_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = re.findall(r'href="episodes/(\w+)\.html"', catalog.PAGE.read_text())
+    assert linked == [environment.name for environment in catalog.environments()]
+    monkeypatch.setattr(catalog, "environments", lambda: [CoordinationGame()])
+    catalog.write_pages_of_episodes(tmp_path)
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "coordination.html").read_text(), re.DOTALL)
+    assert data
+    table = json.loads(data.group(1))["episodes?run=coordination"]
+    assert [row[table["columns"].index("reward")] for row in table["rows"]] == [1.0, 0.0]  # C and C; words
+
+
 def test_the_results_page_is_that_of_the_files() -> None:
     assert results_page.PAGE.read_text() == results_page.page(), "run `make results`"
 
@@ -69,6 +95,13 @@ def test_the_numbers_of_the_readme_are_those_of_the_files() -> None:
     begin, end = results_page.MARKS
     head, _, rest = readme.partition(begin)
     assert results_page.with_numbers(f"{head}{begin}0.99\n{end}{rest.partition(end)[2]}") == readme
+
+
+def test_the_readme_is_short_and_names_its_peers() -> None:
+    readme = results_page.README.read_text()
+    assert len(readme.splitlines()) < 200
+    table = readme.partition(results_page.MARKS[0])[2].partition("\n\n![")[0]
+    assert all(f" {peer} " in table for peer in ("TRL", "CoMLRL", "verl"))
 
 
 def test_every_file_of_results_is_on_the_page() -> None:

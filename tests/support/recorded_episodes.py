@@ -41,7 +41,9 @@ class Speaker(Engine):
 Gold = Callable[[Task], Mapping[str, Sequence[str]] | None]
 
 
-def recorded(environment: Environment, count: int, max_turns: int = 6, gold: Gold | None = None) -> list[Episode]:
+def recorded(
+    environment: Environment, count: int, max_turns: int = 6, gold: Gold | None = None, context_window: int = 2048
+) -> list[Episode]:
     """Episodes in which half of the replies are the best known ones, unknown to a server, and half are words."""
     gold = gold or environment.gold
     draw, tasks = random.Random(0), environment.tasks("train")
@@ -52,7 +54,7 @@ def recorded(environment: Environment, count: int, max_turns: int = 6, gold: Gol
         best = gold(task) if number % 2 else None
         plans[f"e{number}"] = best or {agent: draw.choices(WORDS, k=8) for agent in environment.agents}
     chat = ChatFormat(build_tokenizer())
-    seats = {agent: Seat("main", chat, Sampling(), 2048) for agent in environment.agents}
+    seats = {agent: Seat("main", chat, Sampling(), context_window) for agent in environment.agents}
     player = EpisodePlayer({environment.name: environment}, seats, Speaker(plans), max_turns=max_turns)
     try:
         return player.play_blocking(specs)

@@ -62,6 +62,8 @@ def run(arguments: Sequence[str]) -> int:
             print(f"    step {turn}: {part.turns} turns, {_shown(part)}")
     for policy, cosine in report.gradient_cosines.items():
         print(f"  policy {policy}: {_cosine(cosine)}")
+    if report.largest:
+        print("largest changes:")
     for item in report.largest[:SHOWN]:
         print(f"  {item.episode} {item.agent} step {item.turn}: {item.recorded:+.4f} -> {item.new:+.4f}")
     if options.output:

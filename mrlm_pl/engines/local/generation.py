@@ -60,11 +60,13 @@ class Context:
         rows: number of rows that continue it; they share its computation.
         states: keys and values of its first tokens from an earlier turn, shape ``[layers, 2, KV heads, T, head size]``
             with T below ``len(token_ids)``; None computes all tokens.
+        policy: whose weights continue it.
     """
 
     token_ids: Sequence[int]
     rows: int
     states: Tensor | None = None
+    policy: str = ""
 
     @property
     def cached(self) -> int:
@@ -107,8 +109,8 @@ class Backend(ABC):
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Return logits ``[U, V]`` after each of the U contexts, and rows that continue them.
 
-        The rows are in the order of the contexts: first ``contexts[0].rows`` rows, and so on. ``reserve`` is the
-        largest number of further tokens of a row.
+        The rows are in the order of the contexts: first ``contexts[0].rows`` rows, and so on; the contexts of a policy
+        are side by side. ``reserve`` is the largest number of further tokens of a row.
         """
 
 
@@ -197,10 +199,10 @@ def generate(
     stats: EngineStats,
     given_up: threading.Event,
 ) -> list[Generated]:
-    """Return one :class:`Generated` per request, in order; all requests name the same policy.
+    """Return one :class:`Generated` per request, in order.
 
     Args:
-        backend: the policy's model.
+        backend: the model of the requests' policies.
         requests: at least one.
         limits: most tokens of each request; at least 1.
         sessions: gives the beginnings of contexts, and receives finished rows.
@@ -242,18 +244,19 @@ def generate(
 
 def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache) -> tuple[list[Context], list[int]]:
     """Return the distinct contexts, and the indices of the requests in the order of the contexts' rows."""
-    members = grouped((request.token_ids, r) for r, request in enumerate(requests))
+    members = grouped(((request.policy, request.token_ids), r) for r, request in enumerate(requests))
+    policies = list(dict.fromkeys(request.policy for request in requests))
+    order = sorted(members.items(), key=lambda member: policies.index(member[0][0]))
     contexts = []
-    for token_ids, indices in members.items():
+    for (policy, token_ids), indices in order:
         found = [
             states
             for r in indices
-            if requests[r].session
-            and (states := sessions.get(requests[r].policy, requests[r].session, token_ids)) is not None
+            if requests[r].session and (states := sessions.get(policy, requests[r].session, token_ids)) is not None
         ]
         longest = max(found, key=lambda states: states.shape[3], default=None)
-        contexts.append(Context(token_ids, len(indices), longest))
-    return contexts, [r for indices in members.values() for r in indices]
+        contexts.append(Context(token_ids, len(indices), longest, policy))
+    return contexts, [r for _, indices in order for r in indices]
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.local.context_attention import (
+from mrlm_pl.engines.local.llama import FusedDecoder
+from mrlm_pl.engines.local.llama_rows import (
     ContextRows,
     Seen,
     attention,
     hidden_beyond,
     places_in_contexts,
 )
-from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.policy.forward.devices import on_device
 
 _LEAST_ROWS = 8
@@ -214,7 +214,7 @@ class StaticDecode:
 class StaticRows(ContextRows):
     """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`, in tensors of few shapes.
 
-    As in :class:`~mrlm_pl.engines.local.llama.DecoderRows` a context is held once for all its rows. The rows move
+    As in :class:`~mrlm_pl.engines.local.llama_rows.DecoderRows` a context is held once for all its rows. The rows move
     together when some leave, and to a smaller bucket when they fit.
 
     Args:

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
 
 
@@ -35,7 +37,8 @@ class ForwardPass:
 
     ``input_ids`` and ``position_ids`` are [b, t] ([1, N] when packed). Action token i has the id ``targets[i]``, is
     predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
-    flattened [B * T] batch. ``segments`` describes a packed row, ``attention_mask`` [b, t] padded rows.
+    flattened [B * T] batch. ``segments`` describes a packed row, whose tokens behind them are padding;
+    ``attention_mask`` [b, t] padded rows.
     ``temperature`` is that of each action token [n], of all [], or None for 1.
     """
 
@@ -47,6 +50,11 @@ class ForwardPass:
     segments: Segments | None = None
     attention_mask: Tensor | None = None
     temperature: Tensor | None = None
+
+    def in_bucket(self) -> ForwardPass:
+        """Return a packed pass with padding behind its segments, up to the next :func:`bucket` of tokens."""
+        padding = 0, bucket(self.input_ids.numel(), TOKENS) - self.input_ids.numel()
+        return replace(self, input_ids=F.pad(self.input_ids, padding), position_ids=F.pad(self.position_ids, padding))
 
     def to(self, device: torch.device | str) -> ForwardPass:
         """Return a copy on another device; the host does not wait for the device."""

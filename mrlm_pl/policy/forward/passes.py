@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.forward.tree_attention import has_kernel
@@ -132,7 +134,10 @@ def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None) -> list[
     base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
-        return [inputs for side in sides for inputs in side.packed(max_tokens)]
+        passes = [inputs for side in sides for inputs in side.packed(max_tokens)]
+        return (
+            [inputs.in_bucket() for inputs in passes] if kernels_by_shape(model_device(model), base.dtype) else passes
+        )
     if path.name == "logits":
         bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], model_device(model))
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
@@ -164,15 +169,17 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
         if not wanted.log_probs:
             return wanted.values(predicting)[None]
         teaching = wanted.teaching
+        states, targets, temperature, count = predicting, inputs.targets, inputs.temperature, len(predicting)
+        if kernels_by_shape(states.device, head.weight.dtype):
+            padding = bucket(count, TOKENS) - count
+            states, targets = F.pad(states, (0, 0, 0, padding)), F.pad(targets, (0, padding))
+            if temperature is not None and temperature.dim():
+                temperature = F.pad(temperature, (0, padding), value=1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (teaching and teaching.alone)):
             log_probs, entropy = chunked_log_probs(
-                predicting,
-                head.weight,
-                inputs.targets,
-                bias=head.bias,
-                temperature=inputs.temperature,
-                with_entropy=wanted.entropy,
+                states, head.weight, targets, bias=head.bias, temperature=temperature, with_entropy=wanted.entropy
             )
+        log_probs, entropy = log_probs[:count], None if entropy is None else entropy[:count]
         found = wanted.stack(log_probs, entropy, lambda: predicting)
         return found if teaching is None else torch.cat([found, teaching.divergences(predicting, head, inputs)])
 
