@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
+from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 
 ATTENTION_NAME = "mrlm_packed"
 MASK_ELEMENTS = 2**24
@@ -209,30 +210,44 @@ def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:
 
 
 class PackedLayout:
-    """The segments of a packed row, prepared for all layers of a forward pass."""
+    """The segments of a packed row, prepared for all layers of a forward pass.
 
-    def __init__(self, segments: Segments, device: torch.device) -> None:
-        blocks = [_Block(lengths, device) for lengths in segments.lengths]
+    Args:
+        segments: of the row.
+        device: of the model.
+        in_one: whether one kernel computes the attention, without dropout, and reads shared keys and values in place;
+            see `has_kernel`. Else it is computed segment by segment.
+    """
+
+    def __init__(self, segments: Segments, device: torch.device, in_one: bool = False) -> None:
+        self._mask = tree_mask(segments, device) if in_one else None
+        blocks = [] if in_one else [_Block(lengths, device) for lengths in segments.lengths]
         self._levels = [_Level(segments, level, blocks, device) for level in range(len(blocks))]
-        self._sizes = [block.tokens for block in blocks]
+        self._sizes = [sum(lengths) for lengths in segments.lengths]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
         """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim].
 
         That of padding behind the segments is 0.
         """
+        real, tokens = sum(self._sizes), len(query)
+        query, key, value = query[:real], key[:real], value[:real]
+        if self._mask is not None:
+            found = tree_attention(query, key, value, self._mask, scaling)
+        else:
+            found = self._by_segment(query, key, value, scaling, dropout)
+        return F.pad(found, (0, 0, 0, 0, 0, tokens - real)) if real < tokens else found
+
+    def _by_segment(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
         parts: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        real = sum(self._sizes)
-        pieces = (states[:real].split(self._sizes) for states in (query, key, value))
+        pieces = (states.split(self._sizes) for states in (query, key, value))
         for level, own_q, own_k, own_v in zip(self._levels, *pieces, strict=True):
             keys.append(level.block.batched(own_k))
             values.append(level.block.batched(own_v))
             found = level.attend(level.block.batched(own_q), keys, values, scaling, dropout)
             parts.append(level.block.flattened(found))
-        if real < len(query):
-            parts.append(parts[0].new_zeros(len(query) - real, *parts[0].shape[1:]))
         return torch.cat(parts)
 
 
