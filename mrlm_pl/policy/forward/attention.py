@@ -186,8 +186,8 @@ class _CausalLayout:
             keys = before + width
             first = torch.arange(0, len(chain) * keys, keys)[:, None]
             hidden = F.pad(~chain, (0, width)).int()
-            self._order = (hidden.argsort(dim=1, stable=True) + first).flatten().to(device)
-            self._places = (chain.sum(1, keepdim=True) + torch.arange(width) + first).flatten().to(device)
+            self._order = on_device((hidden.argsort(dim=1, stable=True) + first).flatten(), device)
+            self._places = on_device((chain.sum(1, keepdim=True) + torch.arange(width) + first).flatten(), device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
         """Return the attention [S, W, heads, dim] of queries to keys and values [S, keys, heads, dim]."""
