@@ -139,15 +139,40 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_step": Section(
             "A team's step against CoMLRL", "Two agents with a turn tree: [teams](teams.md#speed).", tables.team_step
         ),
+        "cost_curves": Section(
+            "Growth of the costs",
+            "Slopes of logarithms, over all points and between the last two: 1 is linear (dotted in the plot). "
+            "Processor time of a step, rollout and update, and peak memory beyond the loaded models, on one thread; "
+            "see [long contexts](scaling.md#long-contexts).",
+            tables.cost_curves,
+            plot=True,
+        ),
         "distillation_step": Section(
             "A distillation step against TRL",
             "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
             tables.distillation_step,
         ),
+        "int8_weights": Section(
+            "Weights in int8",
+            "int8 / float32 in one thread, and `builtin:tiny` on the problems of the quick start: "
+            "[scaling](scaling.md#weights-in-int8).",
+            tables.int8_weights,
+        ),
+        "kernel_shapes": Section(
+            "Shapes of products in bf16 on a CPU",
+            "Distinct shapes in ten steps of GRPO with replies of different lengths: [scaling](scaling.md#precision).",
+            tables.kernel_shapes,
+        ),
         "shared_machine": Section(
             "A busy machine",
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
             tables.shared_machine,
+        ),
+        "batching": Section(
+            "Batching",
+            "Processor time of the in-process engine with one call for several policies against a call for each, and "
+            "for unequal lengths against `generate` in waves: [engines](engines.md#in-this-process).",
+            tables.batching,
         ),
         "records": Section(
             "Recorded episodes", "Size of the tiny model's debates: [data](data.md#episodes).", tables.records
@@ -359,6 +384,28 @@ def draw() -> None:
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="held-out accuracy after 6 rollouts")
     axes.invert_yaxis()
     save(figure, "token_losses")
+
+    found = tables.read("cost_curves")
+    figure, grid = pyplot.subplots(4, 4, figsize=(10, 9), layout="constrained")
+    for number, (name, axis) in enumerate(found["axes"].items()):
+        for row, (measure, label) in enumerate((("cpu_s", "processor seconds"), ("memory_mib", "memory in MiB"))):
+            axes = grid[2 * (number // 4) + row, number % 4]
+            for side, color in (("ours", "tab:blue"), (axis["peer"], "tab:orange")):
+                known = [point for point in tables.points(found, name, side) if "reason" not in point]
+                if known:
+                    x, y = [point["x"] for point in known], [point[measure] for point in known]
+                    axes.loglog(x, y, "o-", color=color, markersize=3, label=tables.SIDES[side])
+                    axes.loglog([x[0], x[-1]], [y[-1] * x[0] / x[-1], y[-1]], ":", color=color, linewidth=1)
+            ticks = [point["x"] for point in tables.points(found, name, "ours")]
+            labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
+            axes.set_xticks(ticks, labels, fontsize="small")
+            axes.minorticks_off()
+            axes.set_ylabel(label, fontsize="small")
+            axes.set_xlabel(axis["unit"], fontsize="small")
+            if not row:
+                axes.set_title(axis["algorithm"], fontsize="small")
+                axes.legend(frameon=False, fontsize="small")
+    save(figure, "cost_curves")
 
 
 def curves_by_page() -> dict[str, list[list[float]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.few_values import mean_and_half
+from benchmarks.log_slopes import LEAST, slopes
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -250,6 +251,67 @@ def team_step(found: Any) -> str:
     return table(["MAGRPO, mrlm / CoMLRL", *STEP], rows)
 
 
+SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
+
+
+def points(found: Any, axis: str, side: str) -> list[Any]:
+    """Return the points of a side on an axis of the cost curves, the smallest first."""
+    rows = [row for row in found["rows"] if (row["axis"], row["side"]) == (axis, side)]
+    return sorted(rows, key=lambda row: row["x"])
+
+
+def cost_curves(found: Any) -> str:
+    """Return slopes of time and memory by axis and side, memory per token by length, and the missing points."""
+    rows, missing = [], []
+    for name, axis in found["axes"].items():
+        for side in filter(None, ("ours", axis["peer"])):
+            own = points(found, name, side)
+            done = [row for row in own if "reason" not in row]
+            missing += [f"{side} at {row['x']:,} {axis['unit']}: {row['reason']}" for row in own if "reason" in row]
+            fitted = ["{:.2f}, {:.2f}".format(*slopes(done, measure) or (math.nan,) * 2) for measure in LEAST]
+            last = done[-1]
+            cost = f"{last['x']:,}: {last['cpu_s']:.1f} s, {last['memory_mib']:.0f} MiB"
+            grows = f"{axis['unit']}, {done[0]['x']:,} to {last['x']:,}"
+            rows.append([grows, axis["algorithm"], SIDES[side], *fitted, cost])
+    header = ["what grows", "in", "", "slopes of time", "slopes of memory", "at the largest"]
+    text = table(header, rows)
+    for name, title in (("learner", "pass of the learner"), ("engine", "turn in the engine")):
+        known = [row for row in points(found, name, "ours") if "reason" not in row]
+        per_token = [f"{row['memory_mib'] * 1024 / row['x']:.1f}" for row in known]
+        text += "\n" + table(
+            ["tokens of a row", *(f"{row['x']:,}" for row in known)], [[f"KiB per token, {title}", *per_token]]
+        )
+    return text + (f"\nNot measured: {'; '.join(missing)}.\n" if missing else "")
+
+
+def int8_weights(found: Any) -> str:
+    """Return memory and time of int8 beside float32."""
+    rows = []
+    for shape, row in found["speed"].items():
+        times = [both["int8"] / both["float32"] for both in row["milliseconds"].values()]
+        memory = [f"{row['mib'][side]:.0f}" for side in ("float32", "int8")]
+        rows.append([f"`{shape}`", *memory, *(f"{ratio:.2f}" for ratio in times)])
+    works = next(iter(found["speed"].values()))["milliseconds"]
+    text = table(["random model", "MiB in float32", "in int8", *(f"CPU time, {work}" for work in works)], rows)
+    quality = found["quality"]
+    accuracies = [f"{quality['accuracy'][side]:.3f}" for side in ("float32", "int8")]
+    difference = f"{quality['gain']:+.3f} {between(quality['gain_ci95'], '+')}"
+    numbers = [*accuracies, difference, f"{quality['logp_difference']:.5f}", f"{quality['kl']:.1e}"]
+    header = ["accuracy in float32", "in int8", "difference", "mean difference of log-probabilities", "mean KL, nats"]
+    return f"{text}\n{table(header, [numbers])}"
+
+
+def kernel_shapes(found: Any) -> str:
+    """Return the distinct products of all steps, and the new ones of the later half of them."""
+    rows = []
+    for phase in found["exact"]:
+        late = {name: found[name][phase]["new"][found["steps"] // 2 :] for name in ("exact", "buckets")}
+        counts = [found[name][phase]["all"] for name in late]
+        rows.append([phase, *counts, *(f"{statistics.mean(new):.1f}" for new in late.values())])
+    head = ["shapes", "of all steps, exact", "in buckets", "new in each later step, exact", "in buckets"]
+    return table(head, rows)
+
+
 def kill_resume(found: Any) -> str:
     """Return kills and equal resumed runs by case."""
     rows = [[f"`{name}`", case["kills"], len(case["runs"]), case["same"]] for name, case in found["cases"].items()]
@@ -296,6 +358,13 @@ def families(found: Any) -> str:
     compared = [[row[name] for row in rows if name in row] for name in names]
     equal = [sum(value <= 1e-5 for value in values) for values in compared]
     return table(["families", *names], [["compared", *map(len, compared)], ["difference at most 1e-5", *equal]])
+
+
+def batching(found: Any) -> str:
+    """Return the engine's ratios by size, for several policies and for unequal lengths."""
+    rows = [[row["size"], f"{row['policies']} policies", f"{row['ratio']:.2f}"] for row in found["policies"]]
+    rows += [[row["size"], "unequal lengths", f"{row['ratio']:.2f}"] for row in found["lengths"]]
+    return table(["size", "work", "processor time"], rows)
 
 
 def records(found: Any) -> str:

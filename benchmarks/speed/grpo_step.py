@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,25 @@ UNITS = ("steps", "cpu")
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-class Clock:
-    """Wall and processor seconds at the ends of steps, and the rewards of all episodes in order."""
+@dataclass(frozen=True)
+class Shape:
+    """The prompts of a step, the samples of each, and their tokens."""
 
-    def __init__(self) -> None:
+    prompts: int = PROMPTS
+    group: int = GROUP
+    prompt_tokens: int = PROMPT_TOKENS
+    new_tokens: int = NEW_TOKENS
+
+
+class Clock:
+    """Wall and processor seconds at the ends of steps, and the rewards of all episodes in order.
+
+    Args:
+        warmup: steps that are not counted.
+    """
+
+    def __init__(self, warmup: int = WARMUP) -> None:
+        self.warmup = warmup
         self.wall: list[float] = []
         self.cpu: list[float] = []
         self.rewards: list[float] = []
@@ -66,6 +82,10 @@ class Clock:
         """Note a reward and return it."""
         self.rewards.append(value)
         return value
+
+    def begin(self) -> None:
+        """Note the beginning of the first step."""
+        self.tick()
 
     def tick(self) -> None:
         """Note the end of a step."""
@@ -80,23 +100,28 @@ class Clock:
         """
         both = {"steps": self.wall, "cpu": self.cpu}
         return {
-            **{unit: _between(ends[ticks - 1 :: ticks]) for unit, ends in both.items()},
+            **{unit: _between(ends[::ticks])[self.warmup :] for unit, ends in both.items()},
             "rewards": self.rewards,
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
 
 
 def _between(ends: list[float]) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(ends)][WARMUP - 1 :]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
-def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 0) -> None:
-    """Write a random model and a tokenizer of whitespace-separated words; ``knows_eos`` adds EOS to the model."""
+def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 0, **changes: int) -> None:
+    """Write a random model and a tokenizer of whitespace-separated words.
+
+    Args:
+        knows_eos: whether the model's vocabulary has EOS.
+        changes: of the size's entries and of the model's configuration.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    options = dict(SIZES[size])
+    options = {"max_position_embeddings": 512} | SIZES[size] | changes
     vocabulary = options.pop("vocab")
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -104,7 +129,6 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
         num_key_value_heads=options["num_attention_heads"] // 2,
         vocab_size=vocabulary + knows_eos,
         tie_word_embeddings=False,
-        max_position_embeddings=512,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
@@ -117,11 +141,14 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
     tokenizer.save_pretrained(folder)
 
 
-def prompt(index: int, vocabulary: int) -> str:
-    """Return one prompt: 64 words that are a function of the index."""
-    return " ".join(
-        f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(PROMPT_TOKENS)
-    )
+def vocabulary_of(folder: str) -> int:
+    """Return the number of tokens of a folder's model."""
+    return int(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+
+
+def prompt(index: int, vocabulary: int, tokens: int = PROMPT_TOKENS) -> str:
+    """Return one prompt: words that are a function of the index."""
+    return " ".join(f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(tokens))
 
 
 def reward(text: str) -> float:
@@ -132,14 +159,15 @@ def reward(text: str) -> float:
 
 def run_ours(
     folder: str,
-    size: str,
     steps: int,
     precision: str,
     learning_rate: float = 1e-5,
     seed: int = 0,
     callbacks: Sequence[Any] = (),
+    shape: Shape = Shape(),
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
-    """Return step times and memory of this project; further callbacks may measure more."""
+    """Return step times and memory of this project; further callbacks, and another clock, may measure more."""
     import lightning
     from quiet_trainer import quiet_trainer
 
@@ -153,8 +181,9 @@ def run_ours(
         name = "words"
 
         def tasks(self, split: str) -> DatasetTasks:
-            vocabulary = int(SIZES[size]["vocab"])
-            return DatasetTasks(self.name, split, [{"prompt": prompt(n, vocabulary)} for n in range(64)])
+            vocabulary = vocabulary_of(folder)
+            rows = [{"prompt": prompt(n, vocabulary, shape.prompt_tokens)} for n in range(64)]
+            return DatasetTasks(self.name, split, rows)
 
         def begin(self, task: Any) -> str:
             return str(task.data["prompt"])
@@ -162,9 +191,12 @@ def run_ours(
         def reply(self, message: Any) -> Outcome:
             return Outcome({"even": clock.rewarded(reward(message.content))})
 
-    clock = Clock()
+    clock = clock or Clock()
 
     class Ticks(lightning.Callback):
+        def on_train_epoch_start(self, *args: Any) -> None:
+            clock.begin()
+
         def on_train_batch_end(self, *args: Any) -> None:
             clock.tick()
 
@@ -177,30 +209,45 @@ def run_ours(
         callbacks=[Ticks(), *callbacks],
     )
     data = RolloutDataModule(
-        Words(), groups=PROMPTS, group_size=GROUP, iterations=steps, sampling=Sampling(max_tokens=NEW_TOKENS), seed=seed
+        Words(),
+        groups=shape.prompts,
+        group_size=shape.group,
+        iterations=steps,
+        sampling=Sampling(max_tokens=shape.new_tokens),
+        seed=seed,
     )
     trainer.fit(GRPO({"main": Policy(folder, learning_rate=learning_rate, chat_template=TEMPLATE)}), data)
     return clock.report()
 
 
-def run_peer(folder: str, size: str, steps: int, learning_rate: float = 1e-5, seed: int = 0) -> dict[str, Any]:
-    """Return step times and memory of TRL with its default generation."""
+def run_peer(
+    folder: str,
+    steps: int,
+    learning_rate: float = 1e-5,
+    seed: int = 0,
+    shape: Shape = Shape(),
+    clock: Clock | None = None,
+) -> dict[str, Any]:
+    """Return step times and memory of TRL with its default generation; another clock may measure more."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    clock = Clock()
+    clock = clock or Clock()
 
     class Ticks(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            clock.begin()
+
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             clock.tick()
 
-    vocabulary = int(SIZES[size]["vocab"])
+    vocabulary = vocabulary_of(folder)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=PROMPTS * GROUP,
-        num_generations=GROUP,
-        max_completion_length=NEW_TOKENS,
+        per_device_train_batch_size=shape.prompts * shape.group,
+        num_generations=shape.group,
+        max_completion_length=shape.new_tokens,
         max_steps=steps,
         learning_rate=learning_rate,
         seed=seed,
@@ -219,7 +266,7 @@ def run_peer(folder: str, size: str, steps: int, learning_rate: float = 1e-5, se
         model=folder,
         reward_funcs=lambda completions, **_: [clock.rewarded(reward(text)) for text in completions],
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(64)]),
+        train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary, shape.prompt_tokens)} for n in range(64)]),
         callbacks=[Ticks()],
     )
     trainer.train()
@@ -237,14 +284,17 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
     return of_child(command, side, options.threads)
 
 
-def of_child(command: list[str], side: str, threads: int, **variables: str) -> dict[str, Any]:
+def of_child(
+    command: list[str], side: str, threads: int, timeout: float | None = None, **variables: str
+) -> dict[str, Any]:
     """Return the report of a side that runs in its own process with a number of threads.
 
     Raises:
         SystemExit: the process failed.
+        subprocess.TimeoutExpired: it takes more seconds than ``timeout``.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), **variables}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=timeout)
     if result.returncode:
         raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
     return json.loads(result.stdout.splitlines()[-1])
@@ -292,7 +342,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
         run = partial(run_ours, precision=options.precision) if options.side == "ours" else run_peer
         settings = {"learning_rate": options.learning_rate, "seed": options.seed}
-        print(json.dumps(run(options.folder, options.size, options.steps, **settings)))
+        print(json.dumps(run(options.folder, options.steps, **settings)))
         return
     folder = tempfile.mkdtemp()
     make_model(Path(folder), options.size)

@@ -141,7 +141,7 @@ def measured(size: str, steps: int) -> Iterator[tuple[str, dict[str, float]]]:
     phases = Phases()
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), size)
-        run_ours(folder, size, steps, "32-true", callbacks=[phases])
+        run_ours(folder, steps, "32-true", callbacks=[phases])
     for phase, needed in products(size).items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)

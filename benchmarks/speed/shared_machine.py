@@ -32,7 +32,7 @@ sys.path.insert(0, {benchmarks!r})
 import os
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
 from grpo_step import run_ours
-print(json.dumps(run_ours({folder!r}, {size!r}, {steps}, "32-true")))
+print(json.dumps(run_ours({folder!r}, {steps}, "32-true")))
 """
 
 

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_step import SIZES, TEMPLATE, Clock, compared, make_model, of_child, prompt, reward
+from grpo_step import SIZES, TEMPLATE, Clock, compared, make_model, of_child, prompt, reward, vocabulary_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from provenance import provenance
 
 TASKS = 64
 FURTHER = "w1"
+AGENTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 TREES = ("magrpo", "marloo")
 """Algorithms whose turns branch."""
 FORWARD_TOKENS = 540
@@ -40,9 +41,8 @@ IMPORTS = "import lightning, torch, transformers, resource; print(resource.getru
 
 @dataclass(frozen=True)
 class Work:
-    """The work of both sides: model, algorithm, steps, and number and length of decisions."""
+    """The work of both sides: algorithm, steps, agents, and number and length of decisions."""
 
-    size: str
     turns: int
     steps: int
     algorithm: str
@@ -51,6 +51,7 @@ class Work:
     critic: str
     learning_rate: float
     seed: int
+    agents: int = 2
 
     @property
     def tasks_in_step(self) -> int:
@@ -63,8 +64,8 @@ def joint_reward(texts: list[str]) -> float:
     return reward(" ".join(texts))
 
 
-def run_ours(folder: str, work: Work) -> dict[str, Any]:
-    """Return step times and memory of this project."""
+def run_ours(folder: str, work: Work, clock: Clock | None = None) -> dict[str, Any]:
+    """Return step times and memory of this project; another clock may measure more."""
     import lightning
     from quiet_trainer import quiet_trainer
 
@@ -77,11 +78,11 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
 
     class Words(Environment):
         name = "words"
-        agents = ("first", "second")
+        agents = AGENTS[: work.agents]
         forks = True
 
         def tasks(self, split: str) -> DatasetTasks:
-            vocabulary = int(SIZES[work.size]["vocab"])
+            vocabulary = vocabulary_of(folder)
             return DatasetTasks(self.name, split, [{"prompt": prompt(n, vocabulary)} for n in range(TASKS)])
 
         def reset(self, task: Any) -> Any:
@@ -96,9 +97,12 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
                 return Step(rewards=rewards, done=True, stop_reason="end")
             return Step({agent: [Message("user", FURTHER)] for agent in self.agents}, rewards)
 
-    clock = Clock()
+    clock = clock or Clock()
 
     class Ticks(lightning.Callback):
+        def on_train_epoch_start(self, *args: Any) -> None:
+            clock.begin()
+
         def on_train_batch_end(self, *args: Any) -> None:
             clock.tick()
 
@@ -129,14 +133,14 @@ def run_ours(folder: str, work: Work) -> dict[str, Any]:
     return clock.report()
 
 
-def run_peer(folder: str, work: Work) -> dict[str, Any]:
-    """Return step times and memory of CoMLRL."""
+def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, Any]:
+    """Return step times and memory of CoMLRL; another clock may measure more."""
     from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
     from datasets import Dataset
     from transformers import AutoTokenizer, set_seed
 
-    clock = Clock()
+    clock = clock or Clock()
     config_class, trainer_class, per_task = {
         "magrpo": (MAGRPOConfig, MAGRPOTrainer, "_train_step_returns"),
         "marloo": (MARLOOConfig, MARLOOTrainer, "_train_step_returns"),
@@ -146,6 +150,8 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
     original = getattr(trainer_class, per_task)
 
     def timed(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not clock.wall:
+            clock.begin()
         result = original(self, *arguments, **options)
         clock.tick()
         return result
@@ -161,11 +167,11 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
     def rewards(*texts: Any, **_: Any) -> list[float]:
         return [clock.rewarded(joint_reward(list(joint))) for joint in zip(*texts, strict=True)]
 
-    tasks, vocabulary = work.tasks_in_step, int(SIZES[work.size]["vocab"])
+    tasks, vocabulary = work.tasks_in_step, vocabulary_of(folder)
     settings: dict[str, Any] = {
         "num_train_epochs": 1,
         "agent_learning_rate": work.learning_rate,
-        "num_agents": 2,
+        "num_agents": work.agents,
         "num_generations": work.group if tasks == 1 else 1,
         "max_new_tokens": work.new_tokens,
         "temperature": 1.0,
@@ -180,14 +186,14 @@ def run_peer(folder: str, work: Work) -> dict[str, Any]:
     if work.algorithm in TREES:
         states = sum(work.group**turn for turn in range(work.turns))
         settings |= {"joint_mode": "aligned", "rollout_buffer_size": states}
-        more["num_agents"] = 2
+        more["num_agents"] = work.agents
     else:
         settings |= {"critic_learning_rate": work.learning_rate, "rollout_buffer_size": work.group * work.turns}
-        more["critics"] = [folder] * 2 if work.algorithm == "ippo" else [work.critic]
+        more["critics"] = [folder] * work.agents if work.algorithm == "ippo" else [work.critic]
     set_seed(work.seed)
     trainer = trainer_class(
-        agents=[folder, folder],
-        tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(2)],
+        agents=[folder] * work.agents,
+        tokenizer=[AutoTokenizer.from_pretrained(folder) for _ in range(work.agents)],
         model_config={"torch_dtype": "float32"},
         train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary)} for n in range(work.steps * tasks)]),
         reward_func=lambda *texts, **_: [
@@ -249,7 +255,7 @@ def main() -> None:
         run = run_ours if options.side == "ours" else run_peer
         (turns,) = options.turns
         settings = (options.group, options.new_tokens, options.critic, options.learning_rate, options.seed)
-        work = Work(options.size, turns, options.steps, options.algorithm, *settings)
+        work = Work(turns, options.steps, options.algorithm, *settings)
         print(json.dumps(run(options.folder, work)))
         return
     folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()

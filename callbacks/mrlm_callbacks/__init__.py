@@ -1,7 +1,5 @@
-"""Callbacks that extend a run: one file each."""
+"""Callbacks that extend a run: one file each. They are imported when a name is used."""
 
-from mrlm_callbacks.anchor_games import AnchorGames, CollapseAlarm
-from mrlm_callbacks.held_out_evaluation import HeldOutEvaluation
-from mrlm_callbacks.self_play import SelfPlay
+import lazy_loader
 
-__all__ = ["AnchorGames", "CollapseAlarm", "HeldOutEvaluation", "SelfPlay"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -99,6 +99,11 @@ class SelfPlay(Callback, CollectionObserver):
                     f"SelfPlay needs a {kind} policy {name!r}; policies are {known}; name them with `learner` and "
                     "`opponent`, and set `trained: false` for the opponent"
                 )
+        if algorithm.policy(self.opponent).int8 is not None:
+            raise ConfigurationError(
+                f"SelfPlay replaces the weights of {self.opponent!r} by snapshots in float32, but its int8 is "
+                f"{algorithm.policy(self.opponent).int8!r}; leave `int8` out"
+            )
         if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
             raise ConfigurationError(
                 f"SelfPlay cannot copy weights that {type(trainer.strategy).__name__} splits over processes; use one "

@@ -95,10 +95,12 @@ class SFT(Algorithm):
         Also the weight, the mask [B, T] and the key in the totals of the actions and of the observations, by metric.
         """
         parts = {"nll": (self.action_weight, rows.action_mask, name)}
+        counted = rows.layout.action_mask
         if self.observation_weight:
             assert rows.observation_mask is not None
+            assert rows.layout.observation_mask is not None
             parts["observation_nll"] = (self.observation_weight, rows.observation_mask, f"{name}/observations")
-        counted = torch.stack([mask for _, mask, _ in parts.values()]).any(0)
+            counted = counted | rows.layout.observation_mask
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from mrlm_pl.cli.start_up import hold_collection, read_model_folders_once, release_collection
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant
 from mrlm_pl.runs.interrupts import ending_in_order
 
@@ -51,6 +52,9 @@ COMMANDS = {
 TRAINING = ("fit", "train", "validate", "test", "predict")
 """Commands with a trainer; their configuration is checked before torch is imported."""
 
+IMPORTING = (*TRAINING, "info")
+"""Commands that import most modules while they run; a trainer's releases the collection of garbage itself."""
+
 INTERRUPTED = {
     **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
     "arena": "; nothing was written; start again with",
@@ -89,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exception: an error that is neither an :class:`~mrlm_pl.errors.MRLMError` nor from a file of the user's; its
             traceback is shown.
     """
+    if argv is None:  # the process is the command's
+        hold_collection()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
@@ -113,13 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check
 
             check(arguments[1:])
+            read_model_folders_once()
         elif command in ("eval", "collect", "gateway", "replay", "rescore", "whatif", "check-env", "serve"):
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments[1:])
         if command in INTERRUPTED:
             return _interruptible(command, module, function, arguments[1:])
-        return int(getattr(importlib.import_module(module), function)(arguments[1:]))
+        return _run(command, module, function, arguments[1:])
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -144,11 +151,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(end.code or 0)
 
 
+def _run(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
+    run = getattr(importlib.import_module(module), function)
+    if command not in IMPORTING:
+        release_collection()
+    return int(run(arguments))
+
+
 def _interruptible(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
     """Run a long command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
-            return int(getattr(importlib.import_module(module), function)(arguments))
+            return _run(command, module, function, arguments)
         except KeyboardInterrupt:
             if interruption.received is None:
                 raise

@@ -59,9 +59,8 @@ class EvaluationReport:
             infinite where no spread is known: a single task, or equal rewards everywhere.
         accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
             episode that a limit truncated before it was judged counts as a failure.
-        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`.
-        None
-            likewise.
+        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`;
+            None likewise.
         pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
             arXiv 2107.03374); empty likewise.
         components: mean of each reward component; see :class:`mrlm_pl.evaluation.agents.Components`.
@@ -101,8 +100,8 @@ class EvaluationReport:
     seats: Mapping[str, str] = field(default_factory=dict)
     agents: Mapping[str, Part] = field(default_factory=dict)
     policies: Mapping[str, Part] = field(default_factory=dict)
-    tasks: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    tasks: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
+    transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-like data; it holds no time and no path, so that equal runs give equal files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -249,6 +250,7 @@ class Algorithm(LightningModule, ABC):
         bases: dict[Any, Any] = {}
         for name in self.policies:
             policy = self.policy(name)
+            self.reference.check(name, policy)
             held = self.reference.here and policy.trained
             policy.load(reference=held, moving=held and self.reference.moves, name=name, bases=bases)
         if self.critic is not None:
@@ -294,11 +296,6 @@ class Algorithm(LightningModule, ABC):
             shares.append(self.combined(losses, batch))
         self._note_rows_without_gradient(batch)
         loss = torch.stack([share.float() for share in shares]).sum()
-        if not bool(torch.isfinite(loss)):
-            raise NonFiniteError(
-                f"the loss is {loss.item()} at step {self.global_step}; lower the learning rate, clip gradients "
-                "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
-            )
         self.metrics.add_sum("train/loss", loss)
         self.metrics.log(self.trainer, batch.metrics, on_rollout_bar)
         # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
@@ -315,6 +312,12 @@ class Algorithm(LightningModule, ABC):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         metrics = self.metrics.take_update(self.trainer)
+        loss = metrics.get("train/loss", 0.0)
+        if not math.isfinite(loss):  # once an update: reading it in each micro-batch would wait for the device
+            raise NonFiniteError(
+                f"the loss is {loss} at step {self.global_step}; lower the learning rate, clip gradients "
+                "(`--trainer.gradient_clip_val 1.0`) or check the rewards"
+            )
         self.metrics.log(self.trainer, metrics, lambda name: on_update_bar(name, metrics))
         rates: dict[str, float] = {}
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals
+from mrlm_pl.policy.devices import on_device
 
 Compared = tuple[float | None, float | None]
 """The return of a turn and its baseline, as they are compared; None where there is none."""
@@ -58,6 +59,8 @@ class PolicyBatch:
         numbers: [B] int64, of the rows in the batch that they were selected from, which is the rollout's for
             micro-batches; or None.
         taught_tokens: [B, T] bool, the tokens that teachers score; None for all action tokens.
+        host: the same rows on the host, in a micro-batch on another device, or None. What decides the layout of a
+            forward pass is read there: reading it from the device would wait for the work before.
     """
 
     token_ids: Tensor
@@ -82,6 +85,7 @@ class PolicyBatch:
     teacher_prompts: Tensor | None = None
     taught_tokens: Tensor | None = None
     numbers: Tensor | None = None
+    host: PolicyBatch | None = None
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
@@ -92,23 +96,36 @@ class PolicyBatch:
         return self.behavior_logp if self.proximal_logp is None else self.proximal_logp
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of a policy's forward pass; the rows of a group share their prefix."""
+        """Return the arguments of a policy's forward pass, on the host if they are there.
+
+        The rows of a group share their prefix.
+        """
+        rows = self.layout
         return {
-            "token_ids": self.token_ids,
-            "lengths": self.lengths,
-            "action_mask": self.action_mask,
-            "temperature": self.temperature,
-            "prefix_groups": self.groups,
+            "token_ids": rows.token_ids,
+            "lengths": rows.lengths,
+            "action_mask": rows.action_mask,
+            "temperature": rows.temperature,
+            "prefix_groups": rows.groups,
         }
+
+    @property
+    def layout(self) -> PolicyBatch:
+        """The same rows on the host, or these where they are at one place alone."""
+        return self if self.host is None else self.host
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by name: the form in which checkpoints hold a batch."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
-    def to(self, *args: Any, **kwargs: Any) -> PolicyBatch:
-        """Return a copy on another device; the arguments are those of ``Tensor.to``."""
-        moved: dict[str, Any] = {name: value.to(*args, **kwargs) for name, value in self.tensors().items()}
+    def to(self, device: torch.device | str) -> PolicyBatch:
+        """Return a copy on another device; the host does not wait for the device."""
+        moved: dict[str, Any] = {name: on_device(value, device) for name, value in self.tensors().items()}
         return PolicyBatch(**moved, trajectories=self.trajectories, compared=self.compared)
+
+    def sent(self, device: torch.device | str) -> PolicyBatch:
+        """Return a copy on another device that keeps these rows, which must not change any more, beside it."""
+        return replace(self.to(device), host=self.layout)
 
     def select(self, rows: Tensor) -> PolicyBatch:
         """Return the rows [b] of the given indices, with these as their numbers, padded to the longest of them."""
@@ -145,12 +162,12 @@ class Batch:
         self.metrics, self.without_gradient = dict(metrics or {}), dict(without_gradient or {})
         self.on_policy = on_policy
 
-    def to(self, *args: Any, **kwargs: Any) -> Batch:
-        """A copy on another device; the arguments are those of ``Tensor.to``."""
+    def to(self, device: torch.device | str) -> Batch:
+        """Return a copy on another device."""
         moved = copy.copy(self)
-        moved.policies = {name: rows.to(*args, **kwargs) for name, rows in self.policies.items()}
+        moved.policies = {name: rows.sent(device) for name, rows in self.policies.items()}
         moved.without_gradient = {
-            name: None if rows is None else rows.to(*args, **kwargs) for name, rows in self.without_gradient.items()
+            name: None if rows is None else rows.sent(device) for name, rows in self.without_gradient.items()
         }
         return moved
 

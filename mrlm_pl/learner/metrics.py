@@ -63,7 +63,7 @@ class Metrics:
     def add(self, name: str, mean: Tensor, weight: Tensor | float) -> None:
         """Add a mean [] over part of an update, with its weight, to the metric ``name`` of that update."""
         mean = mean.detach().float()
-        weights = torch.as_tensor(weight, dtype=torch.float32, device=mean.device)
+        weights = weight.float() if isinstance(weight, Tensor) else torch.full_like(mean, weight)
         total = torch.where(weights > 0, mean * weights, 0.0)
         if name in self._means:
             total, weights = self._means[name][0] + total, self._means[name][1] + weights

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mrlm_pl.losses.kl import kl_k3
 from mrlm_pl.losses.masking import clamped_exp, masked_log_ratio, masked_values
@@ -25,8 +29,8 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
     >>> masked_max(torch.tensor([[-3.0, -1.0, 9.0]]), torch.tensor([[True, True, False]])).item()
     -1.0
     """
-    kept = masked_values(values.detach(), mask)[mask]
-    return kept.max() if kept.numel() else kept.new_tensor(float("nan"))
+    kept = masked_values(values.detach(), mask).masked_fill(~mask, -math.inf).flatten()
+    return torch.where(mask.any(), F.pad(kept, (1, 0), value=-math.inf).max(), math.nan)
 
 
 def approx_kl(logp: Tensor, old_logp: Tensor, action_mask: Tensor) -> Tensor:

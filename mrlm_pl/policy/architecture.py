@@ -11,6 +11,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from mrlm_pl.policy.forward.int8 import int8_layers, to_int8
 from mrlm_pl.policy.sharding import all_tensors
 
 
@@ -24,12 +25,14 @@ class Architecture:
         adapters: PEFT configurations by adapter name.
         tensors: shape, dtype and ``requires_grad`` of each parameter and buffer. Engines recognize trained weights by
             the last.
+        int8: names of the linear layers in int8.
     """
 
     cls: type[PreTrainedModel]
     config: Any
     adapters: Mapping[str, Any]
     tensors: Mapping[str, tuple[torch.Size, torch.dtype, bool]]
+    int8: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Architecture:
@@ -37,7 +40,7 @@ class Architecture:
         plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
         tensors = {name: (item.shape, item.dtype, item.requires_grad) for name, item in all_tensors(model).items()}
         adapters: dict[str, Any] = getattr(model, "peft_config", {})
-        return cls(plain, copy.deepcopy(model.config), copy.deepcopy(adapters), tensors)
+        return cls(plain, copy.deepcopy(model.config), copy.deepcopy(adapters), tensors, tuple(int8_layers(model)))
 
     def build(self, device: torch.device) -> PreTrainedModel:
         """Return a new model in evaluation mode whose parameters and buffers are uninitialized memory."""
@@ -47,6 +50,8 @@ class Architecture:
             model = self.cls._from_config(copy.deepcopy(self.config), dtype=torch.float32)
             for name, adapter in self.adapters.items():
                 inject_adapter_in_model(adapter, model, name)
+            if self.int8:
+                to_int8(model, self.int8)
         for name, tensor in all_tensors(model).items():
             _, dtype, trained = self.tensors[name]
             tensor.data = tensor.data.to(dtype)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.forward.int8 import Int8Linear
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, positive
@@ -124,11 +125,14 @@ def adapted_weight(module: nn.Module) -> Tensor | None:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model, with adapters merged, by the names of a plain model."""
+    """Return the weights of a model by the names of a plain model: adapters merged, int8 as the rounded weights."""
     state = model.state_dict().items()
     merged = {name.replace(".base_layer.", "."): whole(value) for name, value in state if not is_adapter(name)}
     for name, module in model.named_modules():
         weight = adapted_weight(module)
         if weight is not None:
             merged[f"{name}.weight"] = weight
+        if isinstance(module, Int8Linear):
+            merged[f"{name}.weight"] = module.dense_weight()
+            del merged[f"{name}.scale"]
     return merged

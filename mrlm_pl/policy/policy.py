@@ -6,7 +6,7 @@ import hashlib
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.export import write_model
+from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.logprobs import (
     TokenOutputs,
     token_logprobs,
@@ -31,12 +32,13 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least, between, check_address
+from mrlm_pl.settings import as_settings, at_least, between, check_address, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 BUILTIN_TINY = "builtin:tiny"
+Int8 = Literal["weights", "reference"]
 LONGEST_NAME = 1024
 """Characters of a model's name; file systems take no longer paths."""
 
@@ -72,6 +74,9 @@ class Policy(nn.Module):
         served_by: server that generates for this policy: ``HOST:PORT`` of ``mrlm serve --policies`` with a policy of
             this name, or ``http://HOST:PORT`` of vLLM, with the prefix ``sglang+`` or ``transformers+`` for others.
             Such a policy is frozen, and its weights are not read here: ``model`` gives the tokenizer.
+        int8: ``weights`` holds the linear layers of a frozen policy in int8, ``reference`` those of a trained policy's
+            reference copy: a quarter of their memory, with rounding (docs/scaling.md). The output head and the
+            embedding stay as they are.
 
     Raises:
         PolicyError: there is no such model, it has no tokenizer or no end-of-sequence token, or its chat template might
@@ -95,6 +100,7 @@ class Policy(nn.Module):
         compile: bool = False,
         max_forward_tokens: int | None = None,
         served_by: str | None = None,
+        int8: Int8 | None = None,
     ) -> None:
         super().__init__()
         owner = f"policy {model!r}: "
@@ -121,7 +127,8 @@ class Policy(nn.Module):
             )
         if served_by is not None:
             _check_server(served_by)
-        self.served_by = served_by
+        _check_int8(int8, owner, trained, lora, served_by)
+        self.served_by, self.int8 = served_by, int8
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
         self.gradient_checkpointing, self.compiled = gradient_checkpointing, compile
         self.source = _resolve(model)
@@ -157,6 +164,13 @@ class Policy(nn.Module):
         """Length of the model's context in tokens."""
         return int(getattr(self.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Inputs and outputs of the first linear layer of the model's feed-forward blocks."""
+        config = self.config.get_text_config(decoder=True)
+        inner = getattr(config, "intermediate_size", None)
+        return int(config.hidden_size), int(inner or 4 * config.hidden_size)
+
     def load(
         self,
         *,
@@ -181,6 +195,8 @@ class Policy(nn.Module):
         if self.model is None:
             if self.lora is None:
                 self.model = self.initial_model().requires_grad_(self.trained)
+                if self.int8 == "weights":
+                    to_int8(self.model, linear_layers(self.model))
             else:
                 self.model = self._adapted(bases, name)
             self.model.train()  # transformers loads models in evaluation mode, without dropout
@@ -189,7 +205,9 @@ class Policy(nn.Module):
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
-            self.reference = self.initial_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            self.reference = (
+                self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            )
             self.reference.requires_grad_(False)
             self._moving = moving
             if self.compiled:
@@ -350,7 +368,8 @@ class Policy(nn.Module):
             folder: is created.
             write: False on ranks that only take part in gathering the weights of a tensor-parallel model.
         """
-        weights = merged_state(self.network)
+        # A frozen policy is exported as it was read.
+        weights = merged_state(self.network if self.int8 != "weights" else self.initial_model())
         adapter = {name: whole(value) for name, value in self.model.state_dict().items() if is_adapter(name)}
         if write:
             write_model(self.network, folder, weights)
@@ -391,6 +410,29 @@ class Policy(nn.Module):
             )
         except (OSError, ValueError) as error:
             raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+
+    def reference_model(self) -> Any:
+        """Return :meth:`initial_model` as a reference: with its linear layers in int8 if ``int8`` says so."""
+        model = self.initial_model()
+        if self.int8 == "reference":
+            to_int8(model, linear_layers(model))
+        return model
+
+
+def _check_int8(int8: Int8 | None, owner: str, trained: bool, lora: LoRA | None, served_by: str | None) -> None:
+    """Raise a PolicyError where ``int8`` names weights that are trained, shared, or not here."""
+    one_of(get_args(Int8), owner, int8=int8)
+    if int8 == "weights" and trained:
+        raise PolicyError(
+            f"{owner}int8 is 'weights', but the policy is trained, and updates are smaller than the steps of int8; set "
+            "`trained: false`, or `int8: reference` for its reference alone"
+        )
+    if int8 == "reference" and (not trained or lora is not None):
+        remedy = "leave `int8` out" if trained else "set `int8: weights`"
+        kind = "with lora, whose reference is the base that it is trained on" if trained else "frozen"
+        raise PolicyError(f"{owner}int8 is 'reference', but the policy is {kind}; {remedy}")
+    if int8 is not None and served_by is not None:
+        raise PolicyError(f"{owner}int8 is {int8!r}, but {served_by} has the weights; set the precision there")
 
 
 def _checkpoint_activations(model: Any) -> None:

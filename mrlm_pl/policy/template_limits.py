@@ -12,15 +12,16 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import jinja2
 
 from mrlm_pl.errors import PolicyError
 
 RENDER_SECONDS = 10.0
-"""Deadline of one conversation, which usually takes less than a millisecond."""
+"""Most processor time of one conversation, which usually takes less than a millisecond."""
 
 _WATCH_SECONDS = 0.1
 _UNINTERRUPTED = {"urlize": "the filter `urlize`", "**": "the operator `**`"}
@@ -63,7 +64,9 @@ def check_template(template: str, name: str) -> None:
 
 @contextmanager
 def deadline(name: str, seconds: float | None = None) -> Iterator[None]:
-    """Interrupt the calling thread in the block after :data:`RENDER_SECONDS`.
+    """Interrupt the calling thread in the block after :data:`RENDER_SECONDS` of its processor time.
+
+    Where the system does not tell the time of a thread (macOS), it is the time that passes.
 
     Args:
         name: of the model, for the message.
@@ -75,16 +78,27 @@ def deadline(name: str, seconds: float | None = None) -> Iterator[None]:
     seconds = RENDER_SECONDS if seconds is None else seconds
     thread = threading.get_ident()
     try:
-        _WATCH.begin(thread, time.monotonic() + seconds)
+        _WATCH.begin(thread, seconds)
         try:
             yield
         finally:
             _WATCH.end(thread)
     except _Interruption:
         raise EndlessTemplateError(
-            f"the chat template of {name!r} was not rendered within {seconds:g} s; give the policy another "
-            "`chat_template`"
+            f"the chat template of {name!r} was not rendered within {seconds:g} s of processor time; give the "
+            "policy another `chat_template`"
         ) from None
+
+
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+
+
+def _clock_of(thread: int) -> Clock:
+    """Return the clock of a thread's processor time: a busy machine delays a rendering without being its fault."""
+    if hasattr(time, "pthread_getcpuclockid"):
+        return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
+    return time.monotonic
 
 
 class _Watch:
@@ -92,12 +106,13 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends: dict[int, float] = {}
+        self._ends: dict[int, tuple[Clock, float]] = {}
         self._running = False
 
-    def begin(self, thread: int, end: float) -> None:
-        """Interrupt a thread at a time of the monotonic clock."""
-        self._ends[thread] = end
+    def begin(self, thread: int, seconds: float) -> None:
+        """Interrupt a thread after these seconds of its processor time."""
+        clock = _clock_of(thread)
+        self._ends[thread] = clock, clock() + seconds
         if not self._running:
             with self._lock:
                 if not self._running:
@@ -113,9 +128,8 @@ class _Watch:
     def _run(self) -> None:
         while True:
             time.sleep(_WATCH_SECONDS)
-            now = time.monotonic()
             with self._lock:
-                for thread in [thread for thread, end in list(self._ends.items()) if end < now]:
+                for thread in [thread for thread, (clock, end) in list(self._ends.items()) if end < clock()]:
                     del self._ends[thread]
                     error = ctypes.py_object(_Interruption)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)

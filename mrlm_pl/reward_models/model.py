@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mrlm_pl.policy import ChatFormat
 
 VALUE_HEAD_FILE = "value_head.safetensors"
-Precision = Literal["64", "32", "bf16"]
+Precision = Literal["64", "32", "bf16", "int8"]
 _LOADING = threading.Lock()
 
 
@@ -39,7 +39,7 @@ class RewardModel(TextScorer):
         max_tokens: maximal tokens of a conversation, of which the end is kept; None is the model's window.
         batch_tokens: maximal tokens of a forward pass with padding; a longer conversation is a pass of its own.
         precision: precision of the weights. The batch changes the order of sums, and so a score by about 1e-6 with
-            ``32``, and hardly ever with ``64``.
+            ``32``, and hardly ever with ``64``. ``int8`` rounds the weights of the linear layers; the rest is ``32``.
 
     Raises:
         ConfigurationError: a value is out of its range.
@@ -138,7 +138,7 @@ def _loaded(model: str, device: str, precision: Precision) -> LoadedModel:
 def _dtype(precision: Precision) -> torch.dtype:
     import torch
 
-    return {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16}[precision]
+    return {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}[precision]
 
 
 def _rendered(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
@@ -160,7 +160,7 @@ class _ValueModel(LoadedModel):
         super().__init__()
         from mrlm_pl.policy import Policy
 
-        self.policy = Policy(model=model, trained=False)
+        self.policy = Policy(model=model, trained=False, int8="weights" if precision == "int8" else None)
         self.policy.load()
         try:
             self.policy.add_value_head()
@@ -208,6 +208,10 @@ class _Classifier(LoadedModel):
                 f"reward model {model!r} {fault}; give a sequence classifier with one label, or a policy's folder with "
                 f"{VALUE_HEAD_FILE}"
             )
+        if precision == "int8":
+            from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
+
+            to_int8(self.network, linear_layers(self.network))
         self.network.to(device, _dtype(precision)).eval()
         window = getattr(self.network.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
         self.device, self.window = device, int(window)

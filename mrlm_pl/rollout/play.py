@@ -44,7 +44,7 @@ class Seat:
         """Return the decision from the sample of a request, with the name of its weights in records."""
         stale = request.policy != self.policy
         policy = snapshot_name(self.policy, sample.version) if stale else self.policy
-        return Decision(sample, policy, node, number)
+        return Decision(sample, policy, node, number, session=request.session)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Decision:
         node: the state of the turn tree that it was decided in; empty outside one.
         number: which of the decisions that the agent was asked for in this state.
         scripted: see :attr:`mrlm_pl.episode.Turn.scripted`.
+        session: under which the engine keeps its context for the next turn.
     """
 
     sample: Sample
@@ -64,6 +65,7 @@ class Decision:
     node: str = ""
     number: int = 0
     scripted: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Play:
         self.spec, self.environment, self.attempt = spec, environment, attempt
         self.id = spec.id
         self.conversations: dict[str, Conversation] = {}
+        self.sessions: dict[str, str] = {}  # of each agent's last decision
         self.turns: list[tuple[int, Turn]] = []  # with the number of its row
         self.steps = 0
         self.observed: Observations = {}
@@ -205,7 +208,7 @@ class Play:
             action = Reply(
                 **vars(action), finish_reason=sample.finish_reason, prompt_tokens=start, tokens=len(sample.token_ids)
             )
-        self.actions[agent] = action
+        self.actions[agent], self.sessions[agent] = action, decision.session
         turn = Turn(
             agent=agent,
             index=self.steps,
@@ -256,7 +259,7 @@ class Play:
         child.id, child.environment, child.order = id, environment, copy.copy(self.order)
         child.conversations = {agent: conversation.fork() for agent, conversation in self.conversations.items()}
         child.turns, child.history, child.step_rewards = [*self.turns], [*self.history], [*self.step_rewards]
-        child.metrics, child.actions = dict(self.metrics), {}
+        child.metrics, child.actions, child.sessions = dict(self.metrics), {}, dict(self.sessions)
         return child
 
     def episode(self, seats: Mapping[str, Seat]) -> Episode:

@@ -144,6 +144,7 @@ class TreePlayer:
             nodes = [branch.play for found in branches for branch in found]
         for spec in specs:
             self.player.playing.pop(spec.id, None)
+            self.player.engine.release(f"{spec.id}/")
         return [[play.episode(self.player.seats) for play in paths[spec.id]] for spec in specs]
 
     def _give_back(self, path: Play, kept: set[str]) -> None:
@@ -169,7 +170,7 @@ class TreePlayer:
         if not owners:
             return []
         requests = [
-            node.request(agent, self.player.seats[agent], node.id, number)
+            node.request(agent, self.player.seats[agent], node.id, number, session=_session(node, agent, number))
             for node, agent in owners
             for number in range(self.branches_of(node))
         ]
@@ -265,6 +266,15 @@ class TreePlayer:
             for child in going:
                 if child is not best:
                     child.cut(UNEXPANDED_STOP)
+
+
+def _session(node: Play, agent: str, number: int) -> str:
+    """Return the engine's session of a decision: the first in a state continues that of the decision before.
+
+    Joint actions of ``cross`` that share a decision share its session, which the last of them keeps.
+    """
+    before = node.sessions.get(agent)
+    return f"{node.spec.id}/{agent}/{node.id}/{number}" if number or not before else before
 
 
 def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: float, environment: Environment) -> Play:

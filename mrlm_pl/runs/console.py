@@ -290,8 +290,11 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
         commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
         known = played and "config.yaml" in found
-        name = read_run(str(folder)).environment_to_name(folder) if known else "NAME"
-        commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
+        if known:
+            name = read_run(str(folder)).environment_to_name(folder)
+            commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
+        else:
+            commands.append(f'mrlm_pl.evaluate("{folder}", environment)  # in Python')
     commands.append(f"mrlm view {folder}  # runs, curves and episodes in a browser")
     if "tensorboard" in found:
         commands.append(f"tensorboard --logdir {folder / 'tensorboard'}  # curves")

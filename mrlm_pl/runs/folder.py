@@ -29,6 +29,9 @@ TENSORBOARD = "tensorboard"
 RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "metrics.csv", "policies", TENSORBOARD)
 """Files and folders of a run; a folder that has one of these holds a run."""
 
+PRECISION = "precision.json"
+"""The precision that a run has chosen, with its measurement."""
+
 LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
 _AGREEMENT_DEADLINE = timedelta(seconds=120)
 _NOT_A_PATH = ("best", "hpc")  # values of ckpt_path that the trainer resolves itself
@@ -104,7 +107,7 @@ def discard_if_empty(folder: RunFolder) -> None:
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)
-        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE, LOCK}:
+        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE, LOCK, PRECISION}:
             shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):  # it is in use, as it should be
         os.rmdir(folder.path)

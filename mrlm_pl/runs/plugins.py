@@ -16,6 +16,7 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -37,6 +38,9 @@ _IN_FILE = re.compile(r"(.+\.py):([A-Za-z_]\w*)$")
 SCORERS = ("mrlm_pl.reward_models", "mrlm_pl.serving.verifiers")
 """Our own package of scorers of texts, which the arguments of an environment may name."""
 
+OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.serving", *SCORERS)
+"""Packages of this one whose classes may be named without their path."""
+
 
 def load_package(name: str) -> ModuleType:
     """Return the package of that name, with all lazy exports of its ``__all__`` imported."""
@@ -44,6 +48,38 @@ def load_package(name: str) -> ModuleType:
     for export in getattr(package, "__all__", ()):
         getattr(package, export)
     return package
+
+
+def import_packages() -> None:
+    """Import our packages and those of all installed plugins, but none of their lazy exports.
+
+    Raises:
+        ConfigurationError: a plugin cannot be imported; the message names the distribution that brought it.
+    """
+    for package in OWN_PACKAGES:
+        importlib.import_module(package)
+    for entry_point in plugin_entry_points():
+        with _naming_plugin(entry_point):
+            importlib.import_module(entry_point.value)
+
+
+def import_exports(name: str | None = None) -> None:
+    """Import the lazy exports of our packages and of plugins, as far as these are imported: all, or those of a name.
+
+    Raises:
+        ConfigurationError: an export of a plugin cannot be imported.
+    """
+    for package in OWN_PACKAGES:
+        _import_exports(sys.modules.get(package), name)
+    for entry_point in plugin_entry_points():
+        with _naming_plugin(entry_point):
+            _import_exports(sys.modules.get(entry_point.value), name)
+
+
+def _import_exports(package: ModuleType | None, name: str | None) -> None:
+    for export in getattr(package, "__all__", ()):
+        if name in (None, export):
+            getattr(package, export)
 
 
 def use_working_folder() -> None:
@@ -117,17 +153,6 @@ def _entry_points(path: tuple[str, ...]) -> list[EntryPoint]:
     """Return the plugins of the distributions on a search path, all of whose files are read."""
     found = entry_points(group=GROUP)
     return sorted(found, key=lambda item: (not item.name.startswith(ENVIRONMENTS), item.name, item.value))
-
-
-def load_plugins() -> list[ModuleType]:
-    """Import the packages of all installed plugins.
-
-    Raises:
-        ConfigurationError: a plugin cannot be imported; the message names the distribution that brought it.
-    """
-    for package in SCORERS:
-        load_package(package)
-    return [_load_plugin(entry_point) for entry_point in plugin_entry_points()]
 
 
 def subclasses(base: type) -> Iterator[type]:
@@ -253,10 +278,16 @@ def _exported_classes() -> Iterator[type]:
                 yield item
 
 
-@cache
-def _load_plugin(entry_point: EntryPoint) -> ModuleType:
+def _load_plugin(entry_point: EntryPoint) -> None:
+    with _naming_plugin(entry_point):
+        load_package(entry_point.value)
+
+
+@contextmanager
+def _naming_plugin(entry_point: EntryPoint) -> Iterator[None]:
+    """Name the plugin in the error of an import."""
     try:
-        return load_package(entry_point.value)
+        yield
     except Exception as error:  # a package may fail in any way while it is imported
         distribution = entry_point.dist.name if entry_point.dist else "unknown"
         raise ConfigurationError(

@@ -122,7 +122,7 @@ def test_leaves_compute_their_prefix_once(policies: Any, quiet_trainer: Any) -> 
     algorithm.trainer = quiet_trainer()
     with torch.no_grad():
         rows: PolicyBatch = algorithm.prepare(leaves(), Sampling(max_tokens=8))["main"]
-    (packed,) = RowPlan(rows.token_ids, rows.action_mask, rows.groups).packed(None, torch.device("cpu"))
+    (packed,) = RowPlan(rows.token_ids, rows.action_mask, rows.groups).packed(None)
     assert packed.input_ids.numel() == 3, "of 4 leaves with equal tokens; the last token predicts nothing"
 
 

@@ -216,6 +216,10 @@ def test_policies_that_do_not_fit_are_refused(duel: Any, quiet_trainer: Any, mod
         with pytest.raises(ConfigurationError, match=r"SelfPlay needs a (trained|frozen) policy"):
             quiet_trainer(callbacks=[SelfPlay(**options)]).fit(algorithm, data)
 
+    rounded = {"learner": Policy(str(model_folder)), "opponent": Policy(trained=False, int8="weights")}
+    with pytest.raises(ConfigurationError, match="snapshots in float32, but its int8 is 'weights'; leave `int8` out"):
+        quiet_trainer(callbacks=[callback]).fit(GRPO(rounded, seats=algorithm.seats), data)
+
     others = {"learner": Policy(str(model_folder)), "opponent": Policy(trained=False)}
     larger = GRPO(others, seats=algorithm.seats)
     with pytest.raises(ConfigurationError, match="no counterpart of their shape"):

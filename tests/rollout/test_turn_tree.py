@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from mrlm_pl.data.rollout.metrics import CollectionSums, distinct_turns, path_weights
-from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.engines import InProcessEngine
+from mrlm_pl.engines.base import SampleRequest, Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import SCHEMA, Episode, Message, Task
 from mrlm_pl.episode_files import read_episodes, write_episodes
@@ -208,6 +211,45 @@ def test_a_level_of_all_trees_and_agents_is_one_engine_call() -> None:
     assert len(set(seeds)) == len(seeds)
     contexts = Counter(request.token_ids for request in engine.calls[0])
     assert list(contexts.values()) == [12], "decisions in one state are asked for with the same prompt"
+
+
+class Words(Sums):
+    """Any reply counts; both players hear the number of the turn."""
+
+    name = "words"
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        self.said.append("")
+        if len(self.said) == self.turns:
+            return Step(rewards=dict.fromkeys(self.agents, 1.0), done=True, stop_reason="end")
+        return Step({agent: [Message("user", f"turn {len(self.said)}")] for agent in self.agents})
+
+
+@pytest.mark.parametrize(("tree", "contexts"), [(False, 1 + 2 * 3), (True, 1 + 2 * (2 + 4 + 8))])
+def test_a_turn_computes_only_what_is_new_since_the_turn_before(tree: bool, contexts: int) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), **sizes))
+    environment, engine = Words(turns=4), InProcessEngine()
+    engine.load("main", model, 0)
+    taken = {agent: replace(seat, sampling=Sampling(max_tokens=6)) for agent, seat in seats("a", "b").items()}
+    player = EpisodePlayer({"words": environment}, taken, engine)
+    spec = EpisodeSpec("t0", environment.tasks("train")[0], "t0", seed=0)
+    try:
+        episodes = TreePlayer(player, Branching(), 2).play_blocking([spec])[0] if tree else player.play_blocking([spec])
+        assert len(engine._sessions) == 0, "released with their episodes"
+    finally:
+        player.close()
+    # by distinct context: its tokens but those of the turn before, whose last token was sampled and never computed
+    new: dict[tuple[int, ...], int] = {}
+    for episode in episodes:
+        for rows in episode.trajectories.values():
+            (row,) = rows
+            for turn, before in zip(row.turns, [None, *row.turns], strict=False):
+                known = 0 if before is None else before.stop - 1
+                new[row.token_ids[: turn.start]] = turn.start - known
+    assert len(new) == contexts, "both agents begin with the same one"
+    assert engine.stats.prefill_tokens == sum(new.values())
 
 
 def test_agents_that_take_turns_branch_one_after_the_other() -> None:

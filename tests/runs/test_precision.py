@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.plugins import MixedPrecision
 
 from mrlm_pl.algorithms import GRPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Engine, InProcessEngine, Sampling
 from mrlm_pl.engines.base import EngineWrapper
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
+from mrlm_pl.runs import Trainer
+from mrlm_pl.runs import trainer as trainer_module
+from mrlm_pl.trainer.precision import product_seconds
 
 
 def test_small_steps_change_the_masters_under_bf16(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
@@ -86,3 +92,67 @@ def test_the_learner_computes_pi_old_where_the_engines_precision_is_another(
     quiet_trainer(precision=precision, max_steps=1).fit(algorithm, data)
     assert algorithm.recomputes(Sampling()) == differs
     assert algorithm.recomputes(Sampling(top_p=0.9))
+
+
+class Measured:
+    """Stands in for the measurement, with its result and the number of calls."""
+
+    def __init__(self, full: float, mixed: float) -> None:
+        self.seconds, self.calls = {"32-true": full, "bf16-mixed": mixed}, 0
+
+    def __call__(self, inputs: int, outputs: int, device: torch.device) -> dict[str, float]:
+        self.calls += 1
+        self.widths = inputs, outputs
+        return self.seconds
+
+
+def auto_run(folder: Path, model: Path, echo: Any, iterations: int = 1, **options: Any) -> Trainer:
+    trainer = Trainer(
+        output=str(folder), precision="auto", accelerator="cpu", logger=False, enable_progress_bar=False, **options
+    )
+    data = RolloutDataModule(echo(), groups=1, group_size=2, iterations=iterations, sampling=Sampling(max_tokens=3))
+    trainer.fit(GRPO({"main": Policy(str(model), learning_rate=1e-3)}), data)
+    return trainer
+
+
+@pytest.mark.parametrize(("mixed", "chosen"), [(0.0079, "bf16-mixed"), (0.0081, "32-true")])
+def test_a_measurement_chooses_the_precision(
+    mixed: float, chosen: str, model_folder: Path, echo: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    measured = Measured(0.01, mixed)
+    monkeypatch.setattr(trainer_module, "product_seconds", measured)
+    trainer = auto_run(tmp_path / "run", model_folder, echo)
+    config = json.loads((model_folder / "config.json").read_text())
+    assert measured.widths == (config["hidden_size"], config["intermediate_size"])
+    assert trainer.precision == chosen
+    autocast = isinstance(trainer.precision_plugin, MixedPrecision)
+    assert autocast == (chosen == "bf16-mixed")
+    assert f"precision {chosen}: matrix products of" in capsys.readouterr().err
+    recorded = json.loads((tmp_path / "run" / "precision.json").read_text())
+    assert recorded == {"precision": chosen, "milliseconds": {"32-true": 10.0, "bf16-mixed": 1000 * mixed}}
+
+
+def test_a_resumed_run_keeps_its_precision(model_folder: Path, echo: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    measured = Measured(0.01, 0.001)
+    monkeypatch.setattr(trainer_module, "product_seconds", measured)
+    auto_run(tmp_path / "run", model_folder, echo, iterations=2, max_steps=1)
+    measured.seconds = {"32-true": 0.001, "bf16-mixed": 0.01}
+    resumed = auto_run(tmp_path / "run", model_folder, echo, iterations=2, max_steps=2, resume=True)
+    assert (resumed.precision, resumed.global_step, measured.calls) == ("bf16-mixed", 2, 1)
+
+
+def test_several_processes_do_not_measure() -> None:
+    with pytest.raises(ConfigurationError, match="which one process measures, but the run has 2; name one: bf16-mixed"):
+        Trainer(precision="auto", accelerator="cpu", devices=2)
+
+
+def test_a_model_without_policies_is_not_measured(tmp_path: Path) -> None:
+    trainer = Trainer(precision="auto", accelerator="cpu", output=str(tmp_path / "run"))
+    with pytest.raises(ConfigurationError, match="BoringModel has no policy with weights in this process"):
+        trainer.fit(BoringModel())
+
+
+def test_products_are_measured_in_both_precisions() -> None:
+    seconds = product_seconds(64, 172, torch.device("cpu"))
+    assert seconds.keys() == {"32-true", "bf16-mixed"}
+    assert all(0 < value < 60 for value in seconds.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import sys
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from mrlm_environments import MathEnvironment
 
-from mrlm_pl.episode_files import write_episodes
 from tests.support.documents import DOCUMENTS, ROOT, blocks, dedented, parse
-from tests.support.recorded_episodes import recorded
 
 PYTHON = blocks("python")
 YAML = blocks("yaml")
@@ -33,16 +29,6 @@ PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("place", "code"), PYTHON, ids=[place for place, _ in PYTHON])
 def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "runs/quickstart" in code:
-        run = tmp_path / "runs/quickstart"
-        write_episodes(
-            run / "episodes/iteration-000000.jsonl.zst",
-            [
-                dataclasses.replace(episode, id=f"0-0-{number}")
-                for number, episode in enumerate(recorded(MathEnvironment((1, 1)), 2))
-            ],
-        )
-        (run / "config.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     short = re.sub(r"iterations=\d+", "iterations=1", code).replace("num_episodes=500", "num_episodes=4")
     names: dict[str, Any] = {"__name__": "document"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from random import Random
 from typing import Any
 
@@ -121,7 +120,7 @@ class MathEnvironment(SingleAgentEnvironment):
 
     def _generate(self, rng: Random) -> Mapping[str, Any]:
         kind, level = rng.choice(self.kinds), rng.randint(*self.difficulty)
-        return {**asdict(generate_problem(rng, kind, level)), "kind": kind, "difficulty": level}
+        return {**vars(generate_problem(rng, kind, level)), "kind": kind, "difficulty": level}
 
 
 def worked_problem(row: Mapping[str, Any]) -> dict[str, Any]:

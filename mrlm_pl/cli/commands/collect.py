@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from mrlm_pl.cli.commands.evaluate import PLAYED, playing_parser, sampling_of
+from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.errors import ConfigurationError
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     from mrlm_pl.runs import collect
 
     parser = collect_parser()
-    read = read_with_run(parser, arguments)
+    read = read_with_run(parser, with_first_as("--model", arguments))
     options = parser.instantiate(read.config)
     name = read.name_of(options.environment)
     if options.temperatures and options.temperature is not None:
@@ -70,7 +71,7 @@ def gateway_run(arguments: Sequence[str]) -> int:
     from mrlm_pl.runs.collection import serve_gateway
 
     parser = gateway_parser()
-    read = read_with_run(parser, arguments)
+    read = read_with_run(parser, with_first_as("--model", arguments))
     options = parser.instantiate(read.config)
     file = serve_gateway(
         options.model,

@@ -20,7 +20,7 @@ from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import eval_parser, output_file, report_run, sampling_of
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, unknown_key
+from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
 from mrlm_pl.durable_files import write_json
@@ -74,8 +74,9 @@ def eval_run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: see :func:`mrlm_pl.cli.commands.evaluate.report_run` and :func:`table_run`.
     """
-    several = _several(arguments)
-    return report_run(arguments) if several is None else table_run(*several)
+    words = with_first_as("--model", arguments)
+    several = _several(words)
+    return report_run(words) if several is None else table_run(*several)
 
 
 def _several(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,16 +21,16 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
+from mrlm_pl.cli.start_up import release_collection
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
-from mrlm_pl.runs.plugins import load_package, load_plugins
+from mrlm_pl.runs.plugins import import_exports, import_packages
 from mrlm_pl.runs.records.run import latest_configuration
 
-OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_pl.serving")
-"""Packages of this one whose classes may be named without their path."""
-
+ENVIRONMENT_PREFIX = "MRLM"
+"""Begins the names of environment variables that hold options, as in ``MRLM_FIT__SEED_EVERYTHING``."""
 
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
@@ -59,7 +60,12 @@ class RunCommand(LightningCLI):
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
-            parser_kwargs={"prog": "mrlm", "allow_abbrev": False, "default_env": True, "env_prefix": "MRLM"},
+            parser_kwargs={
+                "prog": "mrlm",
+                "allow_abbrev": False,
+                "default_env": True,
+                "env_prefix": ENVIRONMENT_PREFIX,
+            },
             parser_class=RunParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -114,7 +120,8 @@ class RunCommand(LightningCLI):
         """Do nothing; the base class would replace the configured model by the checkpoint's."""
 
     def before_instantiate_classes(self) -> None:
-        """Check names that Lightning answers late or without the nearest one."""
+        """Check names that Lightning answers late or without the nearest one; everything is imported and parsed now."""
+        release_collection()
         trainer = self.config[self.stage].trainer
         check_strategy(trainer)
         loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
@@ -178,15 +185,17 @@ def check_options(stage: str, arguments: Sequence[str]) -> None:
     Raises:
         ConfigurationError: a mistake in the options or files.
     """
-    _load_classes()
+    _prepare(stage, arguments)
     OptionCheck(stage, arguments)
 
 
-def _load_classes() -> None:
+def _prepare(stage: str, arguments: Sequence[str]) -> None:
+    """Import the packages of classes, and all classes for a help, which lists them, or variables, which name any."""
     silence_noise()
-    for package in OWN_PACKAGES:
-        load_package(package)
-    load_plugins()
+    import_packages()
+    prefix = f"{ENVIRONMENT_PREFIX}_{stage.upper()}__"
+    if any("help" in word or word == "-h" for word in arguments) or any(name.startswith(prefix) for name in os.environ):
+        import_exports()
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
@@ -196,7 +205,7 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
-    _load_classes()
+    _prepare(stage, arguments)
     try:
         RunCommand(stage, with_own_configuration(arguments))
     except MisconfigurationException as error:
@@ -208,12 +217,16 @@ def with_own_configuration(arguments: Sequence[str]) -> list[str]:
     """Return the arguments; those that resume a run without a configuration have the run's own.
 
     Raises:
-        ConfigurationError: the folder holds no run with a configuration, and no option names a model.
+        ConfigurationError: no folder is named, or it holds no run with a configuration, and no option names a model.
     """
     given = dict(option_values(arguments))
     output = given.get("--output")
-    if "--resume" not in arguments or not output or "--config" in given:
+    if "--resume" not in arguments or "--config" in given:
         return list(arguments)
+    if not output:
+        if any(option.startswith("--model") for option in given):
+            return list(arguments)
+        raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
     folder = Path(output)
     own = latest_configuration(folder) if folder.is_dir() else None
     if own is not None:

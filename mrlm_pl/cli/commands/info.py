@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser, plain_words
-from mrlm_pl.runs.plugins import class_path, environments_by_name, load_package, load_plugins, subclasses
+from mrlm_pl.runs.plugins import class_path, environments_by_name, import_exports, import_packages, subclasses
 
 PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio", "ray")
 
@@ -40,10 +40,8 @@ def collect() -> dict[str, Any]:
     from mrlm_pl.learner.algorithm import Algorithm
     from mrlm_pl.serving import RemoteEnvironment
 
-    load_package("mrlm_pl.algorithms")
-    load_package("mrlm_pl.data")
-    load_package("mrlm_pl.engines")
-    load_plugins()
+    import_packages()
+    import_exports()
     named = {cls: name for name, cls in environments_by_name().items()}
     return {
         "python": platform.python_version(),

@@ -128,19 +128,19 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         made.close()
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
     offer = Offer(factories, options.processes, options.step_seconds)
-    policies = _policy_service(options.policies, options.device) if options.policies else None
+    policies = _policy_service(options.policies, options.device, options.policies_int8) if options.policies else None
     verifier = _verifier_service(options) if options.verifier else None
     return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies, verifier)
 
 
-def _policy_service(models: dict[str, str], device: str) -> Any:
+def _policy_service(models: dict[str, str], device: str, int8: bool) -> Any:
     """Return the service of policies with its models loaded, which needs torch."""
     from mrlm_pl.engines import InProcessEngine
     from mrlm_pl.serving.policies.service import PolicyService
 
     engine, vocabularies = InProcessEngine(), {}
     for name, model in models.items():
-        policy = loaded_policy({"model": model}, device)
+        policy = loaded_policy({"model": model, **({"trained": False, "int8": "weights"} if int8 else {})}, device)
         vocabularies[name] = policy.vocabulary_digest
         engine.load(name, policy.model, 0)
         logger.info("policy %s: %s on %s", name, model, device)
@@ -158,7 +158,7 @@ def _verifier_service(options: Any) -> VerifierService:
     tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
     scorer = RewardModel(folder, options.device, tokens, room, precision)
     scorer.score_texts(["1 + 1 = ?"], ["2"])  # a mistake ends the command before the port is open
-    logger.info("verifier: %s on %s, %s bits", folder, options.device, precision.removeprefix("bf"))
+    logger.info("verifier: %s on %s, precision %s", folder, options.device, precision)
     return VerifierService(scorer, folder, limits)
 
 
@@ -170,12 +170,13 @@ def serve_parser() -> CommandParser:
     add("--environments", type=str, default="", help="Names or paths, separated by commas.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
+    add("--policies_int8", type=bool, default=False, help="Hold the linear layers of the policies in int8.")
     add("--verifier", type=str, help="Reward model that scores texts: a run, a policy folder or a hub id.")
     add("--verifier_max_tokens", type=PositiveInt | None, help="Tokens kept of a text's end. Default: the window.")
     add("--verifier_batch", type=PositiveInt, default=64, help="Texts in one call of the model.")
     add("--verifier_batch_tokens", type=PositiveInt, default=4096, help="Tokens in one forward pass, with padding.")
     add("--verifier_queue", type=PositiveInt, default=4096, help="Longest queue of texts.")
-    add("--verifier_precision", type=Literal["64", "32", "bf16"] | None, help="Default: 64 on a CPU, else 32.")
+    add("--verifier_precision", type=Literal["64", "32", "bf16", "int8"] | None, help="Default: 64 on a CPU, else 32.")
     add("--device", type=str, default="cpu", help="Device of policies and verifier, as torch names it.")
     add("--controller", type=bool, default=False, help="Host nothing; place sessions on workers that join.")
     add("--join", type=str, help="HOST:PORT of the controller to join as a worker.")

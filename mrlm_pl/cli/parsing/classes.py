@@ -18,7 +18,7 @@ from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of
-from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, imported, subclasses
+from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, import_exports, imported, subclasses
 
 MOST_NAMES = 32
 """A message with the nearest name lists all names only up to this number."""
@@ -206,12 +206,22 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
             lacking = ", ".join(missing)
             raise MistakeError(key, f"{path} does not define {lacking}; define it{place_of(found)}")
         return found
-    if any(issubclass(base, Environment) for base in bases) and name in (short := environments_by_name()):
+    import_exports(name)
+    usable = _usable_of(name, bases)
+    is_environment = any(issubclass(base, Environment) for base in bases)
+    if not usable and is_environment and name in (short := environments_by_name()):
         return short[name]
-    usable = {class_path(cls): cls for base in bases for cls in _usable(base) if cls.__name__ == name}
+    if not usable:
+        import_exports()  # which may bring classes that no package exports
+        usable = _usable_of(name, bases)
     if len(usable) > 1:
         raise MistakeError(key, f"several classes are named {name!r}; give the path of one: {', '.join(usable)}")
     return next(iter(usable.values()), None)
+
+
+def _usable_of(name: str, bases: Sequence[type]) -> dict[str, type]:
+    """Return the imported classes of a name, by their paths."""
+    return {class_path(cls): cls for base in bases for cls in _usable(base) if cls.__name__ == name}
 
 
 def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequence[Any], key: str) -> Any:

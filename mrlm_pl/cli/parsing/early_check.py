@@ -52,6 +52,9 @@ SETTINGS = {
 _NUMBER = re.compile(r"(int|float)( \| (int|float|None))*")
 """Types whose values are checked here."""
 
+_NAME = re.compile(r"^    name = ", re.MULTILINE)
+"""The short name in the class of an environment."""
+
 TRAINER = "pytorch/trainer/trainer.py"
 OWN_TRAINER = ("output", "resume")
 """Arguments that our trainer adds to Lightning's."""
@@ -203,7 +206,8 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
     folder, short = _environments_folder(), dict[str, str]()
     if folder is None:
         return short, []
-    for file in sorted(folder.rglob("*.py")):
+    named = (file for file in sorted(folder.rglob("*.py")) if _NAME.search(file.read_text(encoding="utf-8")))
+    for file in named:
         for cls in _classes(file).values():
             for item in cls.body:
                 match item:

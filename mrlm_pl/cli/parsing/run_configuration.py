@@ -32,13 +32,15 @@ class SaveConfig(SaveConfigCallback):
     """Saves the configuration as ``config.yaml`` in the run folder, and that of a continuation as ``config-2.yaml``."""
 
     def on_run_folder(self, trainer: Trainer, stage: str, folder: RunFolder) -> None:
-        """Record the folder and the checkpoint; print the settings that a resumed run changes.
+        """Record the folder, the checkpoint and a measured precision; print the settings that a resumed run changes.
 
         Raises:
             ConfigurationError: the checkpoint decides a setting that differs.
         """
         self.config.output, self.config.resume = None, False
         self.config.trainer.default_root_dir, self.config.ckpt_path = folder.path, folder.checkpoint
+        if self.config.trainer.precision == "auto":
+            self.config.trainer.precision = trainer.precision
         owner = run_of(folder.checkpoint)
         before = latest_configuration(owner) if stage == "fit" and owner is not None and owner.is_dir() else None
         if before is None:

@@ -89,7 +89,8 @@ class TrainingStream:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
         cut = self.cut
         if self._rows is None:
-            self._rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
+            rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
+            self._rows = {name: own.to("cpu") for name, own in rows.items()}  # rows are divided on the host
         elif self.position == cut.pieces // cut.passes:  # all rows have been in an update
             self.collection.write_tokens()
         learner, trainer = self.collection.learner, self.collection.trainer

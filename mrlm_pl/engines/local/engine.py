@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,7 +18,10 @@ from mrlm_pl.concurrency.compute_queue import ComputeQueue
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
-from mrlm_pl.engines.local.llama import FusedDecoder, unsupported_reason
+from mrlm_pl.engines.local.llama import Decoder, FusedDecoder, unsupported_reason
+from mrlm_pl.engines.local.llama_rows import DecoderRows
+from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
+from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import EngineError, NonFiniteError
 from mrlm_pl.settings import at_least
@@ -35,14 +38,17 @@ class _Loaded:
     window: int | None
     vocabulary: int
     version: int
+    kind: Hashable
+    """Policies of one kind generate in one batch."""
 
 
 class InProcessEngine(Engine):
     """Generates with the modules of this process, off the event loop: in the thread that waits in
     :meth:`compute_during`, else in a thread of its own.
 
-    The requests of one :meth:`sample` call are batched by policy; those of different calls are not, so that a run's
-    batches, and the rounding of its log-probabilities, do not depend on timing. A batch computes a shared context once,
+    The requests of one :meth:`sample` call are batched, those of policies with one architecture together
+    (:class:`~mrlm_pl.engines.local.team.TeamDecoder`); those of different calls are not, so that a run's batches, and
+    the rounding of its log-probabilities, do not depend on timing. A batch computes a shared context once,
     continues a context from an earlier turn of its session, and drops finished rows. A request's tokens depend on its
     seed, context and sampling, and on its batch only through floating-point rounding.
 
@@ -59,6 +65,8 @@ class InProcessEngine(Engine):
         cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.
         fused: False lets every model use its own ``forward``.
         own_weights: generate from a copy of the weights, with the memory of another model.
+        cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
+            largest batch up to now then keep their memory between two calls; False frees it.
 
     Raises:
         ConfigurationError: a bound is out of its range.
@@ -73,6 +81,7 @@ class InProcessEngine(Engine):
         cache_bytes: int = 2**30,
         fused: bool = True,
         own_weights: bool = False,
+        cuda_graphs: bool = True,
     ) -> None:
         at_least(1, "", max_batch_tokens=max_batch_tokens)
         at_least(0, "", cache_bytes=cache_bytes)
@@ -81,6 +90,7 @@ class InProcessEngine(Engine):
         self._fused, self._own_weights = fused, own_weights
         self._loaded: dict[str, _Loaded] = {}
         self._sessions = SessionCache(cache_bytes)
+        self._static = StaticDecode(CudaGraphs()) if cuda_graphs else None
         self._stats = EngineStats()
         self._work = ComputeQueue("mrlm-engine")
         self._closed = False
@@ -118,7 +128,13 @@ class InProcessEngine(Engine):
             window = window if window and window > 0 else None  # XLNet's -1 is no bound
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
-            self._loaded[policy] = _Loaded(model, self._backend(policy, model), window, vocabulary, version)
+            backend = self._backend(policy, model)
+            loaded = self._loaded[policy] = _Loaded(model, backend, window, vocabulary, version, policy)
+        if isinstance(loaded.backend, FusedDecoder):
+            on_gpu = loaded.backend.device.type == "cuda"
+            static = self._static if on_gpu else None
+            loaded.backend.rows = static or DecoderRows
+            loaded.kind = loaded.backend.weights.architecture if static is None else policy
         self._sessions.drop_policy(policy)
 
     def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
@@ -181,20 +197,28 @@ class InProcessEngine(Engine):
 
     def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
         samples: dict[int, Sample] = {}
-        for policy, limits in self._batches(requests):
-            loaded = self._loaded[policy]
+        for limits in self._batches(requests):
             own = [requests[r] for r in limits]
-            with torch.inference_mode(isinstance(loaded.backend, FusedDecoder)):
-                generated = generate(loaded.backend, own, list(limits.values()), self._sessions, self._stats, given_up)
+            backend = self._backend_of({request.policy for request in own})
+            with torch.inference_mode(isinstance(backend, Decoder)):
+                generated = generate(backend, own, list(limits.values()), self._sessions, self._stats, given_up)
             for r, out in zip(limits, generated, strict=True):
+                policy = requests[r].policy
+                version = self._loaded[policy].version
                 if not math.isfinite(sum(out.logprobs)):
                     raise NonFiniteError(
-                        f"policy {policy!r} version {loaded.version} gave a log-probability that is not finite: its "
+                        f"policy {policy!r} version {version} gave a log-probability that is not finite: its "
                         "logits hold NaN or infinity; check the learning rate and the weights of the last checkpoint"
                     )
-                tokens, logprobs = tuple(out.token_ids), tuple(out.logprobs)
-                samples[r] = Sample(tokens, logprobs, out.finish_reason, loaded.version, self.name)
+                samples[r] = Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
         return [samples[r] for r in range(len(requests))]
+
+    def _backend_of(self, policies: set[str]) -> Backend:
+        """Return the model of one policy, or of several of one kind."""
+        backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
+        if len(backends) == 1:
+            return next(iter(backends.values()))
+        return TeamDecoder({name: each for name, each in backends.items() if isinstance(each, FusedDecoder)})
 
     def _limit(self, request: SampleRequest) -> int:
         """Return how many tokens may be sampled for a request."""
@@ -211,22 +235,24 @@ class InProcessEngine(Engine):
             )
         return limit
 
-    def _batches(self, requests: list[SampleRequest]) -> list[tuple[str, dict[int, int]]]:
-        """Return each batch's policy, and the limit of each of its requests by the request's number.
+    def _batches(self, requests: list[SampleRequest]) -> list[dict[int, int]]:
+        """Return the batches, each the limits of its requests by their numbers.
 
-        A policy's requests are in order, in batches within the token bound or of a single longer request.
+        The requests of policies of one kind are in order, in batches within the token bound or of a single longer
+        request.
         """
-        batches: list[tuple[str, dict[int, int]]] = []
-        open_: dict[str, tuple[dict[int, int], int]] = {}
+        batches: list[dict[int, int]] = []
+        open_: dict[Hashable, tuple[dict[int, int], int]] = {}
         for r, request in enumerate(requests):
             limit = self._limit(request)
             tokens = len(request.token_ids) + limit
-            batch, size = open_.get(request.policy, ({}, self._max_batch_tokens))
+            kind = self._loaded[request.policy].kind
+            batch, size = open_.get(kind, ({}, self._max_batch_tokens))
             if size + tokens > self._max_batch_tokens:
                 batch, size = {}, 0
-                batches.append((request.policy, batch))
+                batches.append(batch)
             batch[r] = limit
-            open_[request.policy] = batch, size + tokens
+            open_[kind] = batch, size + tokens
         return batches
 
     def release(self, session_prefix: str) -> None:
@@ -239,6 +265,8 @@ class InProcessEngine(Engine):
         self._work.close()
         self._loaded.clear()
         self._sessions.clear()
+        if self._static is not None:
+            self._static.clear()
 
     def _open_work(self) -> ComputeQueue:
         if self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
@@ -15,8 +15,10 @@ from torch import Tensor
 from mrlm_pl.engines.base import FinishReason, SampleRequest
 from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.grouping import grouped
+from mrlm_pl.policy.devices import on_device
 
 _COMPACT_BELOW = 0.85
+_STEPS_AT_ONCE = 8
 
 
 @dataclass
@@ -58,11 +60,13 @@ class Context:
         rows: number of rows that continue it; they share its computation.
         states: keys and values of its first tokens from an earlier turn, shape ``[layers, 2, KV heads, T, head size]``
             with T below ``len(token_ids)``; None computes all tokens.
+        policy: whose weights continue it.
     """
 
     token_ids: Sequence[int]
     rows: int
     states: Tensor | None = None
+    policy: str = ""
 
     @property
     def cached(self) -> int:
@@ -91,9 +95,11 @@ class Backend(ABC):
 
     Attributes:
         device: of its tensors.
+        asynchronous: True if its steps run behind the host, as on an accelerator, and do not wait for it.
     """
 
     device: torch.device
+    asynchronous: bool = False
 
     @abstractmethod
     def refresh(self) -> None:
@@ -103,8 +109,8 @@ class Backend(ABC):
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Return logits ``[U, V]`` after each of the U contexts, and rows that continue them.
 
-        The rows are in the order of the contexts: first ``contexts[0].rows`` rows, and so on. ``reserve`` is the
-        expected number of further tokens of a row; it sizes the first allocation and is no limit.
+        The rows are in the order of the contexts: first ``contexts[0].rows`` rows, and so on; the contexts of a policy
+        are side by side. ``reserve`` is the largest number of further tokens of a row.
         """
 
 
@@ -193,10 +199,10 @@ def generate(
     stats: EngineStats,
     given_up: threading.Event,
 ) -> list[Generated]:
-    """Return one :class:`Generated` per request, in order; all requests name the same policy.
+    """Return one :class:`Generated` per request, in order.
 
     Args:
-        backend: the policy's model.
+        backend: the model of the requests' policies.
         requests: at least one.
         limits: most tokens of each request; at least 1.
         sessions: gives the beginnings of contexts, and receives finished rows.
@@ -212,19 +218,22 @@ def generate(
     stats.shared_tokens += sum(len(context.token_ids) * (context.rows - 1) for context in contexts)
     most, batch = max(limits), _Batch([requests[r] for r in order], [limits[r] for r in order], sessions)
     logits, rows = backend.prefill(contexts, reserve=most)
-    logits = logits.repeat_interleave(torch.tensor([context.rows for context in contexts], device=logits.device), dim=0)
+    logits = logits[on_device([u for u, context in enumerate(contexts) for _ in range(context.rows)], logits.device)]
     seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
-    sampler = Sampler(seeds, [q.sampling for q in batch.requests], most, backend.device, offsets)
+    samplings = [q.sampling for q in batch.requests]
+    sampler = Sampler(seeds, samplings, most, backend.device, offsets, backend.asynchronous)
+    draws = _Draws(backend.asynchronous)
     for n in range(most):
         if given_up.is_set():
             raise CancelledError
         tokens, logprobs = sampler.draw(logits, n)
-        kept = batch.record(rows, tokens, logprobs)
+        last = n + 1 == most
+        kept = batch.record(rows, draws.add(tokens, logprobs, batch.present, last))
         if not kept:
             break
         if len(kept) < len(tokens):
             sampler.keep(kept)
-            tokens = tokens[tokens.new_tensor(kept)]
+            tokens = tokens[on_device(kept, tokens.device)]
         stats.decode_tokens += len(tokens)
         logits = rows.step(tokens)
     stats.requests += len(requests)
@@ -235,18 +244,79 @@ def generate(
 
 def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache) -> tuple[list[Context], list[int]]:
     """Return the distinct contexts, and the indices of the requests in the order of the contexts' rows."""
-    members = grouped((request.token_ids, r) for r, request in enumerate(requests))
+    members = grouped(((request.policy, request.token_ids), r) for r, request in enumerate(requests))
+    policies = list(dict.fromkeys(request.policy for request in requests))
+    order = sorted(members.items(), key=lambda member: policies.index(member[0][0]))
     contexts = []
-    for token_ids, indices in members.items():
+    for (policy, token_ids), indices in order:
         found = [
             states
             for r in indices
-            if requests[r].session
-            and (states := sessions.get(requests[r].policy, requests[r].session, token_ids)) is not None
+            if requests[r].session and (states := sessions.get(policy, requests[r].session, token_ids)) is not None
         ]
         longest = max(found, key=lambda states: states.shape[3], default=None)
-        contexts.append(Context(token_ids, len(indices), longest))
-    return contexts, [r for indices in members.values() for r in indices]
+        contexts.append(Context(token_ids, len(indices), longest, policy))
+    return contexts, [r for _, indices in order for r in indices]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Tokens and log-probabilities of some steps, of the rows that were present; each ``[steps, B]`` on the host.
+
+    Attributes:
+        ready: event after which the numbers are there; None: they are.
+    """
+
+    present: list[int]
+    tokens: Tensor
+    logprobs: Tensor
+    ready: torch.cuda.Event | None = None
+
+    def steps(self) -> Iterator[tuple[list[int], list[float]]]:
+        """Yield the numbers of one step after the other."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        yield from zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)
+
+
+class _Draws:
+    """The drawn tokens on their way from the device to the host.
+
+    An asynchronous device sends those of several steps together, and the host reads them while the device computes the
+    next ones: it never waits for a step that it has just started. So it learns late which rows are finished.
+
+    Args:
+        asynchronous: False: each step is read at once.
+    """
+
+    def __init__(self, asynchronous: bool) -> None:
+        self._asynchronous = asynchronous
+        self._tokens: list[Tensor] = []
+        self._logprobs: list[Tensor] = []
+        self._sent: list[_Drawn] = []
+
+    def add(self, tokens: Tensor, logprobs: Tensor, present: list[int], last: bool) -> list[_Drawn]:
+        """Add a step's tokens and log-probabilities ``[B]``; return steps that the host is to read now.
+
+        Args:
+            present: the rows; they stay the same until steps are returned.
+            last: whether no step follows, so that all are returned.
+        """
+        if not self._asynchronous:
+            return [_Drawn(present, tokens[None], logprobs[None])]
+        self._tokens.append(tokens)
+        self._logprobs.append(logprobs)
+        if len(self._tokens) < _STEPS_AT_ONCE and not last:
+            return []
+        sent = [torch.stack(numbers).to("cpu", non_blocking=True) for numbers in (self._tokens, self._logprobs)]
+        ready = None
+        if tokens.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(tokens.device))
+        self._sent.append(_Drawn(present, sent[0], sent[1], ready))
+        self._tokens, self._logprobs = [], []
+        due, self._sent = (self._sent, []) if last else (self._sent[:-1], self._sent[-1:])
+        return due
 
 
 class _Batch:
@@ -256,6 +326,9 @@ class _Batch:
         requests: one for each row.
         limits: most tokens of each row.
         sessions: receives keys and values of finished rows.
+
+    Attributes:
+        present: the rows of the present steps.
     """
 
     def __init__(self, requests: Sequence[SampleRequest], limits: Sequence[int], sessions: SessionCache) -> None:
@@ -264,17 +337,36 @@ class _Batch:
         self._limits = limits
         self._stops = [frozenset(request.stop_ids) for request in requests]
         self._sessions = sessions
-        self._present = list(range(len(requests)))
+        self.present = list(range(len(requests)))
         self._unfinished = [True] * len(requests)
         self._left = len(requests)
 
-    def record(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> list[int]:
-        """Append one token per present row; return the indices of the remaining rows, none when all are finished.
+    def record(self, rows: Rows, drawn: Sequence[_Drawn]) -> list[int]:
+        """Append drawn tokens to their rows; return the indices of the remaining rows, none when all are finished.
 
         Finished rows are dropped together once there are enough, because dropping copies the others; the session cache
-        keeps their keys and values.
+        keeps their keys and values. Tokens drawn after a row's last one are ignored.
         """
-        for b, token, logprob in zip(self._present, tokens.tolist(), logprobs.tolist(), strict=True):
+        for steps in drawn:
+            for tokens, logprobs in steps.steps():
+                self._append(steps.present, tokens, logprobs)
+        if self._left and self._left > _COMPACT_BELOW * len(self.present):
+            return list(range(len(self.present)))
+        for i, b in enumerate(self.present):
+            request = self.requests[b]
+            if request.session and not self._unfinished[b]:
+                fed = (*request.token_ids, *self.out[b].token_ids[:-1])  # the last sampled token was never fed
+                states = rows.states(i, len(fed))
+                if states is not None:
+                    self._sessions.put(request.policy, request.session, fed, states)
+        kept = [i for i, b in enumerate(self.present) if self._unfinished[b]]
+        if kept:
+            rows.keep(kept)
+            self.present = [self.present[i] for i in kept]
+        return kept
+
+    def _append(self, present: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        for b, token, logprob in zip(present, tokens, logprobs, strict=True):
             if not self._unfinished[b]:
                 continue
             out = self.out[b]
@@ -285,17 +377,3 @@ class _Batch:
                 out.finish_reason = "stop" if stopped else "length"
                 self._unfinished[b] = False
                 self._left -= 1
-        if self._left and self._left > _COMPACT_BELOW * len(self._present):
-            return list(range(len(self._present)))
-        for i, b in enumerate(self._present):
-            request = self.requests[b]
-            if request.session and not self._unfinished[b]:
-                fed = (*request.token_ids, *self.out[b].token_ids[:-1])  # the last sampled token was never fed
-                states = rows.states(i, len(fed))
-                if states is not None:
-                    self._sessions.put(request.policy, request.session, fed, states)
-        kept = [i for i, b in enumerate(self._present) if self._unfinished[b]]
-        if kept:
-            rows.keep(kept)
-            self._present = [self._present[i] for i in kept]
-        return kept

@@ -9,15 +9,20 @@ the module's dtype.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.local.generation import Backend, Context, Rows
-from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights
+from mrlm_pl.engines.local.generation import Backend, Context
+from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows, MakeRows
+from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights, StepWeights
+from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
+from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -25,7 +30,6 @@ _PREFILL_TOKENS_CPU = 1024
 _PREFILL_TOKENS_ACCELERATOR = 8192
 _ROTATION_SLACK = 1024
 _PADDING_SHARE = 0.25
-_FEW_ROWS = 8
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -82,35 +86,27 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-class FusedDecoder(Backend):
-    """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.llama_weights.DecoderWeights`.
+class Decoder(Backend):
+    """The arithmetic of a Llama-like decoder.
 
-    Args:
-        model: a model for which :func:`unsupported_reason` is None.
-        dtype: compute dtype.
-        own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
+    Attributes:
+        weights: of the present rows.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
-        self.weights = DecoderWeights(model, dtype, own)
-        self.device = self.weights.device
-        self._cos = self._sin = torch.empty(0)
+    weights: StepWeights
 
-    def refresh(self) -> None:
-        """Read the current weights of the module."""
-        self.weights.read()
-        self.device = self.weights.device
-        self._cos = self._sin = torch.empty(0)
+    def rounded(self, count: int) -> int:
+        """Return a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape."""
+        return bucket(count) if kernels_by_shape(self.device, self.weights.dtype) else count
 
+    @abstractmethod
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
-        if len(self._cos) < length:
-            frequency, scale = self.weights.inverse_frequency, self.weights.rotary_scale
-            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), frequency)
-            dtype = self.weights.embedding.dtype
-            cos, sin = angles.cos().mul_(scale).to(dtype), angles.sin().mul_(scale).to(dtype)
-            self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return self._cos, self._sin
+
+    def grouped_queries(self, q: Tensor) -> Tensor:
+        """Return queries ``[B, heads, head size]`` scaled, as ``[B, KV heads, group, head size]``."""
+        w = self.weights
+        return q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
 
     def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
@@ -119,21 +115,21 @@ class FusedDecoder(Backend):
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
         """
         w = self.weights
-        x = F.embedding(ids.flatten(), w.embedding)
+        x = w.embed(ids.flatten())
         rotated = w.heads + w.kv_heads
         for i, layer in enumerate(w.layers):
             h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = _linear(h, *layer.qkv).contiguous()
+            qkv = layer.qkv.of(h).contiguous()
             qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
             qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
             mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = _add_linear(x, mixed.reshape(x.shape[0], -1), *layer.out)
+            x = layer.out.added(x, mixed.reshape(x.shape[0], -1))
             h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = _linear(h, *layer.gate_up).chunk(2, -1)
-            x = _add_linear(x, F.silu(gate).mul_(up), *layer.down)
+            gate, up = layer.gate_up.of(h).chunk(2, -1)
+            x = layer.down.added(x, F.silu(gate).mul_(up))
         return x.view(*ids.shape, -1)
 
-    def _rotate(self, qk: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
         return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
@@ -141,28 +137,84 @@ class FusedDecoder(Backend):
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
         w = self.weights
-        return _linear(rms_norm(x, w.norm, w.eps).to(w.dtype), *w.head)
+        return w.head.of(rms_norm(x, w.norm, w.eps).to(w.dtype))
 
-    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, DecoderRows]:
+
+class FusedDecoder(Decoder):
+    """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.llama_weights.DecoderWeights`.
+
+    Args:
+        model: a model for which :func:`unsupported_reason` is None.
+        dtype: compute dtype.
+        own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
+
+    Attributes:
+        rows: makes the rows of a batch.
+    """
+
+    weights: DecoderWeights
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
+        self.weights = DecoderWeights(model, dtype, own)
+        self.rows: MakeRows = DecoderRows
+        self._forget_rotation()
+
+    def refresh(self) -> None:
+        """Read the current weights of the module."""
+        before = self._frequency
+        self.weights.read()
+        now = self.weights.inverse_frequency
+        if before.device != now.device or not torch.equal(before, now):
+            self._forget_rotation()
+
+    def _forget_rotation(self) -> None:
+        self.device = self.weights.device
+        self.asynchronous = self.device.type != "cpu"
+        self._frequency = self.weights.inverse_frequency.clone()
+        self._cos = self._sin = torch.empty(0)
+
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
+        if len(self._cos) < length:
+            scale = self.weights.rotary_scale
+            angles = torch.outer(torch.arange(length + _ROTATION_SLACK, device=self.device).float(), self._frequency)
+            dtype = self.weights.embedding.dtype
+            cos, sin = angles.cos().mul_(scale).to(dtype), angles.sin().mul_(scale).to(dtype)
+            self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return self._cos, self._sin
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return where in memory all tensors lie that a step reads beside the rows' own."""
+        return tuple(tensor.data_ptr() for tensor in (*self.weights.tensors(), self._cos, self._sin))
+
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        lengths = [len(context.token_ids) for context in contexts]
+        rows = self.rows(self, lengths, [context.rows for context in contexts], reserve)
+        return self.feed(contexts, rows.shared), rows
+
+    def feed(self, contexts: Sequence[Context], shared: Tensor) -> Tensor:
+        """Return logits ``[U, V]`` after each context; write its keys and values.
+
+        Args:
+            contexts: of the rows.
+            shared: receives the keys and values, left-aligned, ``[layers, 2, U, KV heads, T, head size]``.
+        """
         logits: list[Tensor] = [torch.empty(0)] * len(contexts)
         lengths = [len(context.token_ids) for context in contexts]
-        w = self.weights
-        shape = (len(w.layers), 2, len(contexts), w.kv_heads, max(lengths), w.head_dim)
-        shared = torch.zeros(shape, dtype=w.dtype, device=self.device)
         for chunk in _chunks(contexts, self.device):
             chunk_logits, states = self._prefill_chunk([contexts[j] for j in chunk])
             for u, j in enumerate(chunk):
                 shared[:, :, j, :, : lengths[j]] = states[:, :, u, :, : lengths[j]]
                 logits[j] = chunk_logits[u]
-        return torch.stack(logits), DecoderRows(self, shared, lengths, [context.rows for context in contexts], reserve)
+        return torch.stack(logits)
 
     def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
         """Return logits ``[u, V]``, and keys and values ``[layers, 2, u, KV heads, T, head size]``, left-aligned."""
         w = self.weights
         offsets = [context.cached for context in contexts]
         new = [list(context.token_ids[context.cached :]) for context in contexts]
-        width = max(map(len, new))
+        width = self.rounded(max(map(len, new)))
         ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=self.device)
         capacity = max(offsets) + width
         shape = (len(w.layers), 2, len(contexts), w.kv_heads, capacity, w.head_dim)
@@ -185,63 +237,43 @@ class FusedDecoder(Backend):
 
         Without positions the tokens are whole contexts; their padding on the right is never attended to.
         """
-        visible = rows = None
-        if positions is not None:
-            visible = torch.arange(states.shape[4], device=self.device) <= positions[:, None, :, None]
-            rows = torch.arange(len(positions), device=self.device)[:, None]
+        scale = self.weights.scale
+        if positions is None:
+
+            def attend_whole(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                keys, values = states[i]
+                keys.copy_(k.transpose(1, 2))
+                values.copy_(v.transpose(1, 2))
+                out = F.scaled_dot_product_attention(
+                    q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
+                )
+                return out.transpose(1, 2)
+
+            return attend_whole
+
+        columns = torch.arange(states.shape[4], device=self.device)
+        rows = torch.arange(len(positions), device=self.device)[:, None]
+        # a mask of all new tokens grows with their number times that of all tokens
+        parts = positions.split(max(1, MASK_ELEMENTS // (len(positions) * len(columns))), 1)
+        masks = [columns <= parts[0][:, None, :, None]] if len(parts) == 1 else None
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = states[i]
-            if positions is None:
-                keys.copy_(k.transpose(1, 2))
-                values.copy_(v.transpose(1, 2))
-            else:
-                keys[rows, :, positions] = k
-                values[rows, :, positions] = v
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                keys,
-                values,
-                attn_mask=visible,
-                is_causal=positions is None,
-                scale=self.weights.scale,
-                enable_gqa=True,
-            )
-            return out.transpose(1, 2)
+            keys[rows, :, positions] = k
+            values[rows, :, positions] = v
+            out = [
+                F.scaled_dot_product_attention(
+                    part_q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+                )
+                for part_q, mask in zip(
+                    q.split(parts[0].shape[1], 1),
+                    masks or (columns <= part[:, None, :, None] for part in parts),
+                    strict=True,
+                )
+            ]
+            return torch.cat(out, 2).transpose(1, 2)
 
         return attend
-
-
-def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``h @ weight.T + bias``, ``[N, out]``; on a CPU feature-major: the transpose of a contiguous result.
-
-    With few rows and many features the CPU's matrix product splits its work over the first dimension of the result,
-    and it is up to twice as fast when that is the features. Element-wise operations keep the layout.
-    """
-    if h.device.type != "cpu":
-        return F.linear(h, weight, bias)
-    h = _row_major_if_few(h)
-    if bias is None:
-        return torch.mm(weight, h.t()).t()
-    return torch.addmm(bias[:, None], weight, h.t()).t()
-
-
-def _add_linear(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
-    if bias is not None or x.dtype != h.dtype:
-        return x + _linear(h, weight, bias)
-    if h.device.type != "cpu":
-        return torch.addmm(x, h, weight.t())
-    return torch.addmm(x.t(), weight, _row_major_if_few(h).t()).t()
-
-
-def _row_major_if_few(h: Tensor) -> Tensor:
-    """Return ``h`` ``[N, in]`` in the layout that the CPU's matrix product reads fastest.
-
-    For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
-    the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
-    """
-    return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
 
 
 def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:
@@ -261,130 +293,3 @@ def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[
         chunk.append(j)
     if chunk:
         yield chunk
-
-
-_GROWTH = 64
-
-
-class DecoderRows(Rows):
-    """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`.
-
-    The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
-    since then are a tensor ``[layers, 2, B, KV heads, capacity, head size]`` of the rows: as all rows have been fed
-    the same number of tokens, they are written to one column and need no mask.
-
-    Args:
-        decoder: the weights and the arithmetic.
-        shared: keys and values of the contexts, left-aligned, shape ``[layers, 2, U, KV heads, T, head size]``.
-        lengths: number of tokens of each context.
-        rows: number of rows of each context.
-        reserve: most tokens to append.
-    """
-
-    def __init__(
-        self, decoder: FusedDecoder, shared: Tensor, lengths: Sequence[int], rows: Sequence[int], reserve: int
-    ) -> None:
-        self._decoder = decoder
-        self._shared = shared
-        self._lengths = list(lengths)
-        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
-        self._fed = 0
-        self._own = self._empty(len(self._contexts), max(1, min(reserve, _GROWTH)))
-        self._arrange()
-
-    def _empty(self, rows: int, capacity: int) -> Tensor:
-        layers, pair, _, heads, _, size = self._shared.shape
-        return self._shared.new_zeros(layers, pair, rows, heads, capacity, size)
-
-    def _arrange(self) -> None:
-        """Recompute the tensors that depend on the rows and contexts."""
-        device = self._shared.device
-        counts = [self._contexts.count(u) for u in range(len(self._lengths))]
-        self._width = max(counts)
-        seen = [0] * len(counts)
-        slots = []
-        for u in self._contexts:
-            slots.append(u * self._width + seen[u])
-            seen[u] += 1
-        full = len(slots) == len(counts) * self._width
-        self._slots = None if full else torch.tensor(slots, device=device)
-        lengths = torch.tensor(self._lengths, device=device)
-        self._mask: Tensor | None = None
-        if min(self._lengths) < self._shared.shape[4]:
-            hidden = torch.arange(self._shared.shape[4], device=device) >= lengths[:, None, None, None]
-            self._mask = self._shared.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        self._equal = len(set(self._lengths)) == 1
-        self._context_length = lengths[torch.tensor(self._contexts, device=device)]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        if self._fed == self._own.shape[4]:
-            grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
-            grown[..., : self._fed, :] = self._own
-            self._own = grown
-        cos, sin = self._decoder.rotation(max(self._lengths) + self._fed + 1)
-        if self._equal:
-            position = self._lengths[0] + self._fed
-            cos, sin = cos[position], sin[position]
-        else:
-            positions = self._context_length + self._fed
-            cos, sin = cos[positions][:, None], sin[positions][:, None]
-        x = self._decoder.hidden(tokens, cos, sin, self._attend)
-        self._fed += 1
-        return self._decoder.logits(x)
-
-    def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
-
-        The query heads of a group take the place of query positions, so keys and values are not repeated.
-        """
-        w = self._decoder.weights
-        keys, values = self._own[i]
-        shared_keys, shared_values = self._shared[i]
-        keys.select(2, self._fed).copy_(k)
-        values.select(2, self._fed).copy_(v)
-        q = q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
-        context_scores = torch.matmul(self._by_context(q), shared_keys.transpose(-1, -2))
-        if self._mask is not None:
-            context_scores += self._mask
-        own_scores = torch.matmul(q, keys[:, :, : self._fed + 1].transpose(-1, -2))
-        scores = torch.cat((self._by_row(context_scores), own_scores), -1)
-        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-        length = shared_keys.shape[2]
-        own = torch.matmul(shares[..., length:], values[:, :, : self._fed + 1])
-        return own + self._by_row(torch.matmul(self._by_context(shares[..., :length]), shared_values))
-
-    def _by_context(self, x: Tensor) -> Tensor:
-        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``.
-
-        The rows of a context are side by side, so that its keys and values are read once.
-        """
-        _, heads, group, size = x.shape
-        if self._slots is not None:
-            x = x.new_zeros(len(self._lengths) * self._width, heads, group, size).index_copy_(0, self._slots, x)
-        return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
-
-    def _by_row(self, x: Tensor) -> Tensor:
-        """Return the inverse of :meth:`_by_context`."""
-        contexts, heads, _, size = x.shape
-        x = x.view(contexts, heads, self._width, -1, size).transpose(1, 2).flatten(0, 1)
-        return x if self._slots is None else x[self._slots]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``, and contexts without rows."""
-        device = self._shared.device
-        self._own = self._own[:, :, torch.tensor(rows, device=device)]
-        contexts = [self._contexts[b] for b in rows]
-        left = sorted(set(contexts))
-        if len(left) < len(self._lengths):
-            self._lengths = [self._lengths[u] for u in left]
-            self._shared = self._shared[:, :, torch.tensor(left, device=device), :, : max(self._lengths)]
-        self._contexts = [left.index(u) for u in contexts]
-        self._arrange()
-
-    def states(self, row: int, length: int) -> Tensor:
-        """Return a copy of the keys and values of a row's first ``length`` tokens."""
-        context = self._contexts[row]
-        own = length - self._lengths[context]
-        first = self._shared[:, :, context, :, : self._lengths[context]]
-        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)

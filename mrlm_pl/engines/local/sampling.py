@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.engines.base import Sampling
+from mrlm_pl.policy.devices import on_device
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -52,7 +53,7 @@ def uniforms(seeds: Sequence[int], count: int, offsets: Sequence[int] | None = N
     return (_splitmix(start[:, None] + steps) >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, asynchronous: bool = False) -> tuple[Tensor, Tensor]:
     """Return one token per row and its natural-log probability under the distribution it was drawn from.
 
     The distribution is ``softmax(logits / temperature)`` cut to the ``top_k`` most probable tokens, then to the
@@ -63,6 +64,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         logits: shape ``[B, V]``, any floating dtype; the arithmetic is float32 with float64 cumulative sums.
         uniform: shape ``[B]``, float64 in ``[0, 1)``, one number for each row.
         sampling: the distribution.
+        asynchronous: do nothing that depends on a number of the device, which the host would have to wait for.
 
     Returns:
         token ids ``[B]`` (int64) and log-probabilities ``[B]`` (float32). Logits that hold NaN give some token and a
@@ -82,7 +84,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     if sampling.top_k or sampling.top_p < 1:
-        return _draw_truncated(logits, uniform[:, None], sampling)
+        return _draw_truncated(logits, uniform[:, None], sampling, asynchronous)
     if logits.shape[-1] <= _ONE_LEVEL_VOCABULARY:
         return _draw_full(logits, uniform[:, None])
     return _draw_blocks(logits, uniform[:, None])
@@ -127,13 +129,14 @@ def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
 
 
-def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling, asynchronous: bool) -> tuple[Tensor, Tensor]:
     """Draw after top-k and top-p, from the most probable tokens in descending order.
 
-    With top-p alone the head of the distribution is tried first; rows with a larger nucleus sort everything.
+    With top-p alone the head of the distribution is tried first, and rows with a larger nucleus sort everything; an
+    asynchronous device, whose host does not know these rows, sorts all.
     """
     vocabulary = logits.shape[-1]
-    width = min(sampling.top_k or _NUCLEUS_CANDIDATES, vocabulary)
+    width = min(sampling.top_k or (vocabulary if asynchronous else _NUCLEUS_CANDIDATES), vocabulary)
     values, ids = logits.topk(width, dim=-1)
     whole = values.logsumexp(-1, keepdim=True) if sampling.top_k else logits.logsumexp(-1, keepdim=True)
     tokens, logprobs, covered = _draw_nucleus(values, ids, whole, uniform, sampling.top_p)
@@ -174,6 +177,7 @@ class Sampler:
         count: most tokens of a row.
         device: of the logits.
         offsets: number of tokens drawn before, for each row; None: 0.
+        asynchronous: see :func:`draw`.
     """
 
     def __init__(
@@ -183,20 +187,21 @@ class Sampler:
         count: int,
         device: torch.device,
         offsets: Sequence[int] | None = None,
+        asynchronous: bool = False,
     ) -> None:
-        self._uniforms = torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous().to(device)
+        self._uniforms = on_device(torch.from_numpy(uniforms(seeds, count, offsets)).T.contiguous(), device)
         self._samplings = list(samplings)
-        self._device = device
+        self._device, self._asynchronous = device, asynchronous
         self._group()
 
     def _group(self) -> None:
         distinct = list(dict.fromkeys(self._samplings))
         members = [[b for b, s in enumerate(self._samplings) if s == sampling] for sampling in distinct]
-        self._groups = [(s, torch.tensor(rows, device=self._device)) for s, rows in zip(distinct, members, strict=True)]
+        self._groups = [(s, on_device(rows, self._device)) for s, rows in zip(distinct, members, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows`` (indices into the current ones, at least one)."""
-        self._uniforms = self._uniforms[:, torch.tensor(rows, device=self._device)]
+        self._uniforms = self._uniforms[:, on_device(rows, self._device)]
         self._samplings = [self._samplings[b] for b in rows]
         self._group()
 
@@ -204,9 +209,9 @@ class Sampler:
         """Return token number ``n`` (from 0) of every row and its log-probability, each ``[B]``; see :func:`draw`."""
         uniform = self._uniforms[n]
         if len(self._groups) == 1:
-            return draw(logits, uniform, self._groups[0][0])
+            return draw(logits, uniform, self._groups[0][0], self._asynchronous)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         logprobs = torch.empty(len(logits), device=logits.device)
         for sampling, rows in self._groups:
-            tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], sampling)
+            tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], sampling, self._asynchronous)
         return tokens, logprobs

@@ -74,11 +74,11 @@ class RayReference(WorkerGroup, Reference):
         held = next(policy.network.parameters())
         dtype = held.dtype  # the trainer may compute in one precision throughout
         self.learner = self.learner or LearnerPlace.of(held.device)
-        name = f"{policy.name_or_path} {policy.origin} {dtype}"
+        name = f"{policy.name_or_path} {policy.origin} {policy.int8} {dtype}"
         if name not in self._planners or self.cluster is None:
 
             def read() -> Any:
-                return policy.initial_model().requires_grad_(False).to(dtype)
+                return policy.reference_model().requires_grad_(False).to(dtype)
 
             weights = read()
             self.fill(name, weights, 0, read)

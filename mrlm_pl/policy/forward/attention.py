@@ -8,17 +8,25 @@ hooks and gradient checkpointing keep working.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
+from mrlm_pl.policy.devices import on_device
 from mrlm_pl.policy.forward.packing import Segments
 
 ATTENTION_NAME = "mrlm_packed"
+MASK_ELEMENTS = 2**24
+"""Most elements of an attention mask; 64 MB in float32. A row of 32,000 tokens has a billion."""
+CAUSAL_TOKENS = 1024
+"""Fewest keys for which a causal kernel with queries in front, whose results are dropped, replaces a mask. It skips
+what the mask hides, in blocks of about 500 keys."""
 
 
 class _Block:
@@ -35,8 +43,8 @@ class _Block:
             real = column < sizes[:, None]
             first = sizes.cumsum(0) - sizes
             # padding repeats the block's first token: finite, and real tokens never attend to it
-            self._source = torch.where(real, first[:, None] + column, 0).reshape(-1).to(device)
-            self._real = real.reshape(-1).nonzero().squeeze(1).to(device)
+            self._source = on_device(torch.where(real, first[:, None] + column, 0).reshape(-1), device)
+            self._real = on_device(real.reshape(-1).nonzero().squeeze(1), device)
 
     def batched(self, states: Tensor) -> Tensor:
         """Return this block's states [tokens, heads, dim] as [S, W, heads, dim]; a view if all lengths are equal."""
@@ -55,7 +63,7 @@ class _Level:
 
     def __init__(self, segments: Segments, level: int, blocks: Sequence[_Block], device: torch.device) -> None:
         self.block = blocks[level]
-        chains = segments.ancestors[level]
+        chains, width = segments.ancestors[level], blocks[level].width
         # the segments of an earlier level in these chains: the level, and each chain's segment or its repetitions
         self.before: list[tuple[int, Tensor | int]] = []
         masks = []
@@ -66,20 +74,86 @@ class _Level:
             lengths = segments.lengths[earlier]
             share = len(pieces) // len(lengths)
             in_order = pieces == [number // share for number in range(len(pieces))] if share else False
-            self.before.append((earlier, share if in_order else torch.tensor(pieces).clamp(min=0).to(device)))
+            self.before.append((earlier, share if in_order else on_device(torch.tensor(pieces).clamp(min=0), device)))
             length = torch.tensor([lengths[piece] if piece >= 0 else 0 for piece in pieces])
             masks.append(torch.arange(blocks[earlier].width) < length[:, None])
-        self.mask = self._mask(masks).to(device) if masks else None
+        self._chain: Tensor | None = None
+        self._mask: Tensor | None = None
+        if masks:
+            chain = torch.cat(masks, 1)
+            equal, before = bool(chain.all()), chain.shape[1]
+            self._before = before if equal and CAUSAL_TOKENS - width <= before <= width else 0
+            self._chain = on_device(chain[:1] if equal else chain, device)
+            self._parts = self._divided(*self._chain.shape)
 
-    def _mask(self, before: Sequence[Tensor]) -> Tensor:
-        """Return the keys of the segments, [1 or S, 1, W, keys] bool: their chain, and causally themselves."""
-        width = self.block.width
-        chain = torch.cat(list(before), 1)
-        if chain.all():
-            chain = chain[:1]
-        rows, keys = chain.shape
-        causal = torch.ones(width, width, dtype=torch.bool).tril()
-        return torch.cat([chain[:, None, None].expand(rows, 1, width, keys), causal.expand(rows, 1, width, width)], -1)
+    def _divided(self, rows: int, before: int) -> list[list[tuple[slice, slice]]]:
+        """Return segments and queries whose masks are held at once: lists, by segments, of parts of their queries.
+
+        Args:
+            rows: number of masks: one for each segment, or one for all of them.
+            before: number of keys of a chain.
+        """
+        segments, width = len(self.block.lengths), self.block.width
+        queries = max(1, min(width, MASK_ELEMENTS // (before + width)))
+        together = segments if rows == 1 else max(1, MASK_ELEMENTS // (queries * (before + width)))
+        return [
+            [(slice(row, row + together), slice(i, min(i + queries, width))) for i in range(0, width, queries)]
+            for row in range(0, segments, together)
+        ]
+
+    def attend(
+        self, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scaling: float | None, dropout: float
+    ) -> Tensor:
+        """Return the attention [S, W, heads, dim] of these segments to their chains and causally to themselves.
+
+        A mask of all segments and queries grows with the square of their length, and the backward pass would keep it.
+        Long segments whose chains are equally long and no longer need none; for others the mask is made part by part,
+        and again in the backward pass.
+
+        Args:
+            query: [S, W, heads, dim].
+            keys, values: by level, [S, W, heads, dim]; the last are those of these segments.
+        """
+        key, value = self.with_chains(keys), self.with_chains(values)
+        if self._chain is None:
+            return _attention(query, key, value, scaling, None, dropout)
+        if self._before:
+            query = F.pad(query, (0, 0, 0, 0, self._before, 0))
+            return _attention(query, key, value, scaling, None, dropout)[:, self._before :]
+        if len(self._parts) == len(self._parts[0]) == 1:
+            if self._mask is None or self._mask.dtype != query.dtype:  # one for all layers
+                self._mask = self._part_mask(*self._parts[0][0], query.dtype)
+            return _attention(query, key, value, scaling, self._mask, dropout)
+        run = self._attend_part
+        if torch.is_grad_enabled():
+            run = functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=dropout > 0)
+        return torch.cat(
+            [torch.cat([run(query, key, value, part, scaling, dropout) for part in parts], 1) for parts in self._parts]
+        )
+
+    def _attend_part(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        part: tuple[slice, slice],
+        scaling: float | None,
+        dropout: float,
+    ) -> Tensor:
+        rows, queries = part
+        last = key.shape[1] - self.block.width + queries.stop
+        mask = self._part_mask(rows, queries, query.dtype)
+        return _attention(query[rows, queries], key[rows, :last], value[rows, :last], scaling, mask, dropout)
+
+    def _part_mask(self, rows: slice, queries: slice, dtype: torch.dtype) -> Tensor:
+        """Return 0 or -inf by key up to the last query, [1 or S, 1, W, keys]: the chain, and causally the segment."""
+        assert self._chain is not None
+        chain = self._chain if len(self._chain) == 1 else self._chain[rows]
+        width = queries.stop - queries.start
+        causal = torch.ones(width, queries.stop, dtype=torch.bool, device=chain.device).tril(queries.start)
+        shape = (len(chain), 1, width, -1)
+        seen = torch.cat([chain[:, None, None].expand(shape), causal.expand(shape)], -1)
+        return torch.zeros(seen.shape, dtype=dtype, device=chain.device).masked_fill_(~seen, float("-inf"))
 
     def with_chains(self, states: Sequence[Tensor]) -> Tensor:
         """Return states of these segments after those of their chains, [S, keys, heads, dim].
@@ -109,23 +183,22 @@ class PackedLayout:
         self._sizes = [block.tokens for block in blocks]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float = 0.0) -> Tensor:
-        """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim]."""
+        """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim].
+
+        That of padding behind the segments is 0.
+        """
         parts: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        pieces = (states.split(self._sizes) for states in (query, key, value))
+        real = sum(self._sizes)
+        pieces = (states[:real].split(self._sizes) for states in (query, key, value))
         for level, own_q, own_k, own_v in zip(self._levels, *pieces, strict=True):
             keys.append(level.block.batched(own_k))
             values.append(level.block.batched(own_v))
-            found = _attention(
-                level.block.batched(own_q),
-                level.with_chains(keys),
-                level.with_chains(values),
-                scaling,
-                level.mask,
-                dropout,
-            )
+            found = level.attend(level.block.batched(own_q), keys, values, scaling, dropout)
             parts.append(level.block.flattened(found))
+        if real < len(query):
+            parts.append(parts[0].new_zeros(len(query) - real, *parts[0].shape[1:]))
         return torch.cat(parts)
 
 

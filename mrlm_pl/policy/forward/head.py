@@ -21,10 +21,12 @@ _CHUNK_ELEMENTS_ACCELERATOR = 2**27
 def default_chunk_size(vocabulary: int, device: torch.device) -> int:
     """Return the number of tokens whose logits are held at once for a vocabulary of this size; at least 1.
 
+    A model without memory (``meta``), which plans for one elsewhere, has the CPU's.
+
     >>> default_chunk_size(32768, torch.device("cpu"))
     512
     """
-    elements = _CHUNK_ELEMENTS_CPU if device.type == "cpu" else _CHUNK_ELEMENTS_ACCELERATOR
+    elements = _CHUNK_ELEMENTS_CPU if device.type in ("cpu", "meta") else _CHUNK_ELEMENTS_ACCELERATOR
     return max(1, elements // vocabulary)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mrlm_pl.policy.devices import on_device
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
 from mrlm_pl.policy.forward.packing import RowPlan
 from mrlm_pl.policy.forward.passes import (
@@ -22,6 +23,7 @@ from mrlm_pl.policy.forward.passes import (
     RowOptions,
     Wanted,
     forward_passes,
+    model_device,
     pass_states,
     pass_values,
     row_chunks,
@@ -57,7 +59,8 @@ def token_logprobs(
 
     Args:
         model: a causal language model of transformers, or its PEFT wrapper.
-        token_ids: [B, T] int64, padded on the right.
+        token_ids: [B, T] int64, padded on the right. The result is on the model's device; these and the other rows
+            belong on the host, where the layout of the forward pass is decided.
         lengths: [B] number of real tokens of each row.
         action_mask: [B, T] bool, True where the policy sampled the token.
         options: see :class:`~mrlm_pl.policy.forward.passes.NoisyRowOptions`.
@@ -112,7 +115,7 @@ def token_states(
     """
     planned = forward_passes(model, token_ids, lengths, action_mask, **options)
     order = torch.cat([inputs.destinations for inputs in planned]).argsort()
-    return torch.cat([pass_states(model, inputs) for inputs in planned])[order]
+    return torch.cat([pass_states(model, inputs) for inputs in planned])[on_device(order, model_device(model))]
 
 
 def token_values(
@@ -145,7 +148,7 @@ def _evaluate(
         # every rank of a sharded model takes part in all forward passes, and in their gradient
         passes = passes_on_all_ranks(model, 1)
         idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
-        return torch.zeros(wanted.rows, B, T, device=token_ids.device) + 0.0 * idle.sum()
+        return torch.zeros(wanted.rows, B, T, device=model_device(model)) + 0.0 * idle.sum()
 
     passes = passes_on_all_ranks(model, len(planned))
     recompute = torch.is_grad_enabled() and passes > 1
@@ -161,16 +164,15 @@ def _evaluate(
     for _ in range(passes - len(planned)):
         values = values + 0.0 * _idle_pass(model, wanted, recompute)
     flat = values.new_zeros(values.shape[0], B * T)
-    destinations = torch.cat([inputs.destinations for inputs in planned])
+    destinations = on_device(torch.cat([inputs.destinations for inputs in planned]), flat.device)
     return flat.index_copy(1, destinations, values).view(-1, B, T)
 
 
 def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
     """Return a number (0-dim) that depends on all weights, from the shortest possible row."""
-    device = next(model.parameters()).device
     mask = torch.tensor([[False, True]])
     plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
-    (inputs,) = row_chunks(model, plan, None, device)
+    (inputs,) = row_chunks(model, plan, None)
     run = functools.partial(pass_values, model, inputs, wanted._replace(teaching=None), None)
     return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
 
 
@@ -30,11 +33,12 @@ class Segments:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One forward pass over some of the rows: the model's inputs, and the places of their action tokens.
+    """One forward pass over some of the rows: the model's inputs, and the places of their action tokens, on the host.
 
     ``input_ids`` and ``position_ids`` are [b, t] ([1, N] when packed). Action token i has the id ``targets[i]``, is
     predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
-    flattened [B * T] batch. ``segments`` describes a packed row, ``attention_mask`` [b, t] padded rows.
+    flattened [B * T] batch. ``segments`` describes a packed row, whose tokens behind them are padding;
+    ``attention_mask`` [b, t] padded rows.
     ``temperature`` is that of each action token [n], of all [], or None for 1.
     """
 
@@ -47,10 +51,15 @@ class ForwardPass:
     attention_mask: Tensor | None = None
     temperature: Tensor | None = None
 
+    def in_bucket(self) -> ForwardPass:
+        """Return a packed pass with padding behind its segments, up to the next :func:`bucket` of tokens."""
+        padding = 0, bucket(self.input_ids.numel(), TOKENS) - self.input_ids.numel()
+        return replace(self, input_ids=F.pad(self.input_ids, padding), position_ids=F.pad(self.position_ids, padding))
+
     def to(self, device: torch.device | str) -> ForwardPass:
-        """Return a copy on another device."""
+        """Return a copy on another device; the host does not wait for the device."""
         tensors: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+            name: on_device(value, device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **tensors)
 
@@ -85,10 +94,10 @@ class RowPlan:
         masks = (self.action_mask & near, self.action_mask & ~near)
         return [RowPlan(self.token_ids, mask, self._labels) for mask in masks if mask.any()]
 
-    def packed(self, max_tokens: int | None, device: torch.device) -> list[ForwardPass]:
+    def packed(self, max_tokens: int | None) -> list[ForwardPass]:
         """Return the rows as packed rows of at most ``max_tokens`` tokens, or a single longer one each."""
         tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)
-        return [self._pack(tree, leaves, device) for leaves in tree.chunks(max_tokens)]
+        return [self._pack(tree, leaves) for leaves in tree.chunks(max_tokens)]
 
     def padded_chunks(self, max_tokens: int | None) -> list[list[int]]:
         """Return row indices per chunk, longest rows first: at most ``max_tokens`` with padding, or a single row."""
@@ -104,7 +113,7 @@ class RowPlan:
                 chunks.append([row])
         return chunks
 
-    def _pack(self, tree: RowTree, leaves: range, device: torch.device) -> ForwardPass:
+    def _pack(self, tree: RowTree, leaves: range) -> ForwardPass:
         """Return one packed row: the shared segments of these leaves, level by level, then each leaf's own tokens."""
         shared, own = tree.segments(leaves)
         levels = [*shared, own]
@@ -121,15 +130,15 @@ class RowPlan:
         token = rows[action_row], action_column
         predictors = _places(levels, stop, offset - start, place[action_row], action_column - 1)
         return ForwardPass(
-            input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None].to(device),
-            position_ids=position_ids[None].to(device),
-            predictors=predictors.to(device),
-            targets=self.token_ids[token].to(device),
-            destinations=(token[0] * self.token_ids.shape[1] + action_column).to(device),
+            input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None],
+            position_ids=position_ids[None],
+            predictors=predictors,
+            targets=self.token_ids[token],
+            destinations=(token[0] * self.token_ids.shape[1] + action_column),
             segments=_described(levels),
         )
 
-    def pad(self, rows: Sequence[int], device: torch.device) -> ForwardPass:
+    def pad(self, rows: Sequence[int]) -> ForwardPass:
         """Return these rows padded on the right, with token 0, to their longest fed length."""
         row_index = torch.tensor(rows)
         fed = torch.tensor([self.fed_lengths[row] for row in rows])
@@ -138,12 +147,12 @@ class RowPlan:
         tokens = self.token_ids[row_index]
         action_row, action_column = self.action_mask[row_index].nonzero(as_tuple=True)
         return ForwardPass(
-            input_ids=tokens[:, :width].where(columns < fed[:, None], 0).to(device),
-            position_ids=columns.expand(len(rows), width).to(device),
-            predictors=(action_row * width + action_column - 1).to(device),
-            targets=tokens[action_row, action_column].to(device),
-            destinations=(row_index[action_row] * self.token_ids.shape[1] + action_column).to(device),
-            attention_mask=(columns < fed[:, None]).to(device),
+            input_ids=tokens[:, :width].where(columns < fed[:, None], 0),
+            position_ids=columns.expand(len(rows), width),
+            predictors=(action_row * width + action_column - 1),
+            targets=tokens[action_row, action_column],
+            destinations=(row_index[action_row] * self.token_ids.shape[1] + action_column),
+            attention_mask=(columns < fed[:, None]),
         )
 
 

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
+from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.teaching import Teaching
 
@@ -68,11 +70,11 @@ def forward_passes(
             are those of `token_logprobs`.
     """
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
-    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1], token_ids.device)
+    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1])
     if not action_mask.any():
         return []
     plan = RowPlan(token_ids, action_mask, prefix_groups)
-    chunks = row_chunks(model, plan, max_tokens, token_ids.device)
+    chunks = row_chunks(model, plan, max_tokens)
     if temperatures is None or not temperatures.dim():
         return [replace(one, temperature=temperatures) for one in chunks]
     return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
@@ -117,7 +119,12 @@ def pass_values(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int
     return run(model, inputs, wanted, seed)
 
 
-def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None, device: torch.device) -> list[ForwardPass]:
+def model_device(model: nn.Module) -> torch.device:
+    """Return the device on which a model computes."""
+    return next(model.parameters()).device
+
+
+def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None) -> list[ForwardPass]:
     """Return the inputs of every forward pass.
 
     A token with more tokens before it than the model's `rope_boundary` is predicted by another rotary embedding than
@@ -126,11 +133,14 @@ def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None, device: 
     base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
-        return [inputs for side in sides for inputs in side.packed(max_tokens, device)]
+        passes = [inputs for side in sides for inputs in side.packed(max_tokens)]
+        return (
+            [inputs.in_bucket() for inputs in passes] if kernels_by_shape(model_device(model), base.dtype) else passes
+        )
     if path.name == "logits":
-        bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], device)
+        bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], model_device(model))
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
-    return [side.pad(rows, device) for side in sides for rows in side.padded_chunks(max_tokens)]
+    return [side.pad(rows) for side in sides for rows in side.padded_chunks(max_tokens)]
 
 
 @contextmanager
@@ -146,26 +156,29 @@ def _noise(seed: int | None, device: torch.device) -> Iterator[None]:
 
 def pass_states(model: nn.Module, inputs: ForwardPass) -> Tensor:
     """Return the model's last hidden states [n, hidden size] before the action tokens of a pass."""
-    return _with_head(model, inputs, lambda predicting: predicting, None)
+    return _with_head(model, inputs.to(model_device(model)), lambda predicting: predicting, None)
 
 
 def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
     """Return the requested values of n tokens, [1 to 7, n]; the output head is replaced by the chunked one."""
     head = base_model(model).get_output_embeddings()
+    inputs = inputs.to(model_device(model))
 
     def forward(predicting: Tensor) -> Tensor:
         if not wanted.log_probs:
             return wanted.values(predicting)[None]
         teaching = wanted.teaching
+        states, targets, temperature, count = predicting, inputs.targets, inputs.temperature, len(predicting)
+        if kernels_by_shape(states.device, head.weight.dtype):
+            padding = bucket(count, TOKENS) - count
+            states, targets = F.pad(states, (0, 0, 0, padding)), F.pad(targets, (0, padding))
+            if temperature is not None and temperature.dim():
+                temperature = F.pad(temperature, (0, padding), value=1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (teaching and teaching.alone)):
             log_probs, entropy = chunked_log_probs(
-                predicting,
-                head.weight,
-                inputs.targets,
-                bias=head.bias,
-                temperature=inputs.temperature,
-                with_entropy=wanted.entropy,
+                states, head.weight, targets, bias=head.bias, temperature=temperature, with_entropy=wanted.entropy
             )
+        log_probs, entropy = log_probs[:count], None if entropy is None else entropy[:count]
         found = wanted.stack(log_probs, entropy, lambda: predicting)
         return found if teaching is None else torch.cat([found, teaching.divergences(predicting, head, inputs)])
 
@@ -208,6 +221,7 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     width = inputs.input_ids.shape[1]
     base = base_model(model)
     first = int((inputs.predictors % width).min())
+    inputs = inputs.to(model_device(model))
     keep: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         keep["logits_to_keep"] = width - first
@@ -234,15 +248,15 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     return wanted.stack(log_probs, entropy, predicting)
 
 
-def flat_temperature(temperature: float | Tensor, B: int, T: int, device: torch.device) -> Tensor | None:
-    """Return temperatures [B * T], or a 0-dimensional one for all tokens, or None for 1."""
+def flat_temperature(temperature: float | Tensor, B: int, T: int) -> Tensor | None:
+    """Return temperatures [B * T], or a 0-dimensional one for all tokens, on the host; None for 1."""
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, but must be positive")
-        return None if temperature == 1 else torch.tensor(float(temperature), device=device)
+        return None if temperature == 1 else torch.tensor(float(temperature))
+    temperature = temperature.to("cpu", torch.float32)
     if not (temperature > 0).all():
         raise ValueError(f"temperature has the value {temperature.min().item()}, but must be positive")
-    temperature = temperature.to(device=device, dtype=torch.float32)
     if temperature.dim() == 0:
         return temperature
     if temperature.shape not in ((B,), (B, T)):

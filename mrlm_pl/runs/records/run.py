@@ -284,7 +284,7 @@ def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
 
 def _configuration(path: Path | None) -> dict[str, Any]:
     try:
-        return (yaml.safe_load(path.read_text(encoding="utf-8")) if path else None) or {}
+        return (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
 

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from mrlm_environments import MathEnvironment
 
+import mrlm_pl
 from mrlm_pl.cli.commands.evaluate import sampling_of
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
@@ -43,6 +45,20 @@ def test_report_is_complete_and_the_same_twice(evaluate):
     assert [path.name for path in Path("deep").iterdir()] == ["a.json"]
     assert "mean reward" in printed
     assert "pass@2" in printed
+
+
+def test_the_model_may_come_first(mrlm, model_folder, evaluate):
+    options = ("--num-episodes", "2", "--environment", "parrot", "--environment.difficulty", "[1]", "--max-tokens", "2")
+    evaluate(*options[:2], "--output", "named.json")
+    assert mrlm("eval", str(model_folder), *options, "--output", "first.json")[0] == 0
+    assert Path("first.json").read_bytes() == Path("named.json").read_bytes()
+
+
+def test_the_representation_of_a_report_holds_no_transcripts(model_folder):
+    settings = {"num_episodes": 1, "sampling": Sampling(max_tokens=2)}
+    report = mrlm_pl.evaluate(str(model_folder), MathEnvironment(difficulty=[1, 1]), **settings)
+    assert report.transcripts
+    assert "messages" not in repr(report)
 
 
 def test_seed_and_sampling_reach_the_episodes(evaluate):
@@ -419,6 +435,12 @@ def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, rec
 def test_the_end_of_a_run_names_the_environment_where_its_evaluation_needs_it(recorded, data, next_command):
     recorded(({}, data))
     assert f"\n  {next_command}\n" in run_summary("run")
+
+
+def test_the_end_of_a_scripts_run_names_the_function(recorded):
+    recorded(({}, {"environment": parrot(1)}))
+    Path("run/config.yaml").unlink()
+    assert '\n  mrlm_pl.evaluate("run", environment)  # in Python\n' in run_summary("run")
 
 
 def test_names_that_are_no_functions_are_no_risk(mrlm, recorded):

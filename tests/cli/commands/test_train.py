@@ -17,6 +17,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.runs import trainer as trainer_module
 
 CONFIG = """
 model: {class_path: ToyAlgorithm, init_args: {rate: 0.25}}
@@ -211,6 +212,14 @@ def test_train_explains_options_that_do_not_fit(mrlm, options, message):
     assert message in err
 
 
+def test_a_resume_without_configuration_and_folder_asks_for_the_folder(mrlm):
+    status, _, err = mrlm("train", "--resume")
+    assert (status, err) == (
+        2,
+        "mrlm: error: resume needs the folder of the run; name it with `output` (`--output FOLDER`)\n",
+    )
+
+
 def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
     status, out, _ = mrlm("train", "--help")
     assert status == 0
@@ -252,6 +261,22 @@ def test_emulated_bf16_is_told(fit, monkeypatch, supported, told):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
     assert ("emulates" in fit("--trainer.precision", "bf16-mixed")) == told
     assert "emulates" not in fit()
+
+
+def test_a_measured_precision_is_recorded_and_kept_by_a_resumed_run(mrlm, monkeypatch):
+    quickstart = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+    options = ["--config", str(quickstart), "--output", "runs/auto", "--resume", "--trainer.precision", "auto"]
+    options += ["--data.groups", "1", "--data.group_size", "2", "--trainer.callbacks", "[]"]
+    for steps, mixed in ((1, 0.1), (2, 10.0)):
+        monkeypatch.setattr(
+            trainer_module, "product_seconds", lambda *_, mixed=mixed: {"32-true": 1.0, "bf16-mixed": mixed}
+        )
+        status, _, printed = mrlm("fit", *options, "--trainer.max_steps", str(steps))
+        assert status == 0, printed
+        assert ("precision bf16-mixed: matrix products of" in printed) == (steps == 1)
+        assert "trainer.precision '" not in printed, "it has not changed"
+    for name in ("config.yaml", "config-2.yaml"):
+        assert yaml.safe_load(Path("runs/auto", name).read_text())["trainer"]["precision"] == "bf16-mixed"
 
 
 def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one(fit):

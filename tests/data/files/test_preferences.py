@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, preference_pairs
@@ -138,7 +137,7 @@ def test_the_answers_of_a_pair_compute_their_prompt_once(
         fed += shared + (len(first) - shared) + (len(second) - shared)
     inputs = data.collate("train", [0, 1])["main"].inputs()
     plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
-    (packed,) = plan.packed(None, torch.device("cpu"))
+    (packed,) = plan.packed(None)
     assert packed.input_ids.numel() == fed
 
 

@@ -13,9 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines import InProcessEngine, Sample
+from mrlm_pl.engines.local import llama
+from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_weights import DecoderWeights
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from tests.engines.conftest import FUSED, GENERIC, VOCABULARY, build, request, run
+from tests.support.largest_tensor import LargestTensor
 
 MakeEngine = Callable[..., InProcessEngine]
 
@@ -193,6 +196,22 @@ def test_a_session_whose_context_was_rewritten_reuses_the_common_beginning(make_
     (sample,) = run(engine, request(rewritten, 1, session="s", max_tokens=4))
     assert engine.stats.cached_tokens == 6
     assert sample.logprobs == pytest.approx(forward_logprobs(model, rewritten, sample.token_ids), abs=1e-5)
+
+
+@torch.no_grad()
+def test_no_tensor_of_a_long_turn_has_the_square_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    T, model = 512, build("llama", max_position_embeddings=1024)
+    monkeypatch.setattr(llama, "MASK_ELEMENTS", 2**13)
+    decoder = llama.FusedDecoder(model, torch.float32)
+    whole, other = contexts(T, T)
+    with LargestTensor() as sizes:
+        _, rows = decoder.prefill([Context(whole[: T // 2], 1)], 4)
+        states = rows.states(0, T // 2)
+        logits, rows = decoder.prefill([Context(whole, 2, states), Context(other, 1)], 4)
+        rows.step(torch.tensor([1, 2, 3]))
+    assert sizes.elements < T * T // 2  # a mask of the new half over the whole
+    expected = model(input_ids=torch.tensor([whole, other])).logits[:, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
 def test_release_and_a_new_version_forget_sessions(make_engine: MakeEngine) -> None:

@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.forward import attention, row_tree
 from mrlm_pl.policy.forward import head as chunked_head
-from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_forward
 from mrlm_pl.policy.forward.families import PACKED_FAMILIES, PADDED_FAMILIES, forward_path, log_path
 from mrlm_pl.policy.forward.logprobs import bounded_together, token_logprobs, token_outputs, token_values
 from mrlm_pl.policy.value_head import ValueHead
+from tests.support.largest_tensor import LargestTensor
 
 V = 50
 SIZES = {
@@ -248,6 +249,57 @@ def test_the_rows_of_a_turn_tree(family: str, max_tokens: int | None) -> None:
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
     unshared = token_logprobs(model, *batch)
     torch.testing.assert_close(got, unshared, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["groups", "tree", "one group"])
+@pytest.mark.parametrize(("most", "causal"), [(1, 1024), (60, 1024), (400, 1024), (1, 1)])
+def test_other_masks_change_neither_values_nor_gradients(
+    rows: str, most: int, causal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = tiny_model("llama"), turn_tree() if rows == "tree" else Batch()
+    if rows == "one group":
+        batch.action_mask[3:] = False
+    expected = plain_logprobs(model, batch)
+    expected_gradients = gradients(model, (expected * batch.weights).sum())
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", most)
+    monkeypatch.setattr(attention, "CAUSAL_TOKENS", causal)
+    got = token_logprobs(model, *batch, prefix_groups=batch.groups)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(token_logprobs(model, *batch, prefix_groups=batch.groups), got, rtol=0, atol=1e-6)
+
+
+def test_parts_of_a_mask_have_the_same_dropout_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = tiny_model("llama", attention_dropout=0.5), Batch()
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", 60)
+
+    def found() -> dict[str, Tensor]:
+        got = token_logprobs(model, *batch, prefix_groups=batch.groups, noise_seed=3)
+        return gradients(model, (got * batch.weights).sum())
+
+    recomputed = found()
+    monkeypatch.setattr(attention, "checkpoint", lambda run, *inputs, **_: run(*inputs))
+    assert_same_gradients(recomputed, found())
+
+
+@pytest.mark.parametrize(("second", "max_tokens"), [(40, None), (60, None), (60, 1000)])
+def test_no_tensor_has_the_square_of_a_rows_tokens(
+    second: int, max_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    T, model = 512, tiny_model("llama", max_position_embeddings=512)
+    token_ids = torch.randint(0, V, (4, T), generator=torch.Generator().manual_seed(0))
+    token_ids[1, :60] = token_ids[0, :60]
+    token_ids[3, :second] = token_ids[2, :second]
+    action_mask = torch.zeros(4, T, dtype=torch.bool)
+    action_mask[:, 100:] = True
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", 2**14)
+    with LargestTensor() as sizes:
+        labels, lengths = torch.tensor([0, 0, 1, 1]), torch.full((4,), T)
+        options = {"prefix_groups": labels, "max_tokens": max_tokens}
+        token_logprobs(model, token_ids, lengths, action_mask, **options).sum().backward()
+    # a mask of one row would have nearly T * T elements
+    assert sizes.elements < T * T // 2
 
 
 def test_prefixes_that_unequally_many_rows_share() -> None:

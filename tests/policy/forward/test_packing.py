@@ -8,7 +8,6 @@ import torch
 from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.packing import RowPlan, Segments
 
-CPU = torch.device("cpu")
 # two rows that agree on 5 6 7 and differ afterwards, one without action tokens, one alone
 TOKENS = torch.tensor([[5, 6, 7, 1, 2, 0], [5, 6, 7, 3, 4, 0], [5, 6, 7, 9, 9, 9], [4, 8, 0, 0, 0, 0]])
 ACTIONS = torch.tensor([[0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]]).bool()
@@ -21,7 +20,7 @@ def everything_is_worth_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packed_row_by_hand() -> None:
-    (inputs,) = RowPlan(TOKENS, ACTIONS, LABELS).packed(None, CPU)
+    (inputs,) = RowPlan(TOKENS, ACTIONS, LABELS).packed(None)
     # prefix 5 6 7 | row 0 still needs token 1 to predict 2 | row 1 its 3 to predict 4 | row 3 is fed 4 to predict 8
     assert inputs.input_ids.tolist() == [[5, 6, 7, 1, 3, 4]]
     assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 3, 0]]
@@ -36,7 +35,7 @@ def test_a_tree_of_rows_by_hand() -> None:
     actions = torch.zeros_like(tokens).bool()
     actions[0, 2:] = True  # 3 4 is sampled here and context in the next row
     actions[1, 6] = actions[2, 3] = actions[3, 4] = True
-    (inputs,) = RowPlan(tokens, actions, torch.zeros(4)).packed(None, CPU)
+    (inputs,) = RowPlan(tokens, actions, torch.zeros(4)).packed(None)
     # 1 2 for all | 3 4 for rows 0 and 1, whose beginning is all that row 2 needs | their own tokens, and those of row 3
     assert inputs.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 8, 9, 9, 9]]
     assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 4, 5, 2, 3]]
@@ -47,13 +46,13 @@ def test_a_tree_of_rows_by_hand() -> None:
 
 
 def test_without_labels_nothing_is_shared_and_rows_without_actions_are_left_out() -> None:
-    (inputs,) = RowPlan(TOKENS, ACTIONS, None).packed(None, CPU)
+    (inputs,) = RowPlan(TOKENS, ACTIONS, None).packed(None)
     assert inputs.segments == Segments(((4, 4, 1),), (((), (), ()),))
     assert inputs.input_ids.tolist() == [[5, 6, 7, 1, 5, 6, 7, 3, 4]]
 
 
 def test_padded_rows_by_hand() -> None:
-    inputs = RowPlan(TOKENS, ACTIONS, None).pad([0, 3], CPU)
+    inputs = RowPlan(TOKENS, ACTIONS, None).pad([0, 3])
     assert inputs.input_ids.tolist() == [[5, 6, 7, 1], [4, 0, 0, 0]]
     assert inputs.attention_mask is not None
     assert inputs.attention_mask.tolist() == [[True] * 4, [True, False, False, False]]
@@ -69,7 +68,7 @@ def test_chunks_keep_groups_together_within_the_budget(monkeypatch: pytest.Monke
     plan = RowPlan(torch.tensor(rows), actions, torch.tensor([0, 0, 1, 1, 2, 2]))
 
     def chunks(max_tokens: int) -> list[list[int]]:
-        return [sorted(set((x.destinations // 5).tolist())) for x in plan.packed(max_tokens, CPU)]
+        return [sorted(set((x.destinations // 5).tolist())) for x in plan.packed(max_tokens)]
 
     assert chunks(12) == [[0, 1, 2, 3], [4, 5]]
     assert chunks(11) == [[0, 1], [2, 3], [4, 5]]

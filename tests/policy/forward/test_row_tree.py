@@ -13,8 +13,6 @@ from mrlm_pl.policy.forward import row_tree
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.row_tree import RowTree
 
-CPU = torch.device("cpu")
-
 
 def random_rows(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return token ids, action mask and labels of rows that often begin alike: 3 words, up to 12 tokens, 2 labels."""
@@ -62,7 +60,7 @@ def test_each_action_is_predicted_from_what_came_before_it(
     for seed in range(25):
         tokens, actions, labels = random_rows(seed)
         places = []
-        for inputs in RowPlan(tokens, actions, labels).packed(max_tokens, CPU):
+        for inputs in RowPlan(tokens, actions, labels).packed(max_tokens):
             context = seen(inputs)
             assert inputs.position_ids[0].tolist() == [len(chain) - 1 for chain in context]
             for place, predictor, target in zip(
@@ -79,7 +77,7 @@ def test_every_distinct_token_is_computed_once_in_a_chunk(monkeypatch: pytest.Mo
     monkeypatch.setattr(row_tree, "LEAST_SAVING", 1)
     for seed, max_tokens in itertools.product(range(25), (None, 30)):
         tokens, actions, labels = random_rows(seed)
-        for inputs in RowPlan(tokens, actions, labels).packed(max_tokens, CPU):
+        for inputs in RowPlan(tokens, actions, labels).packed(max_tokens):
             rows = set((inputs.destinations // 12).tolist())
             lines = {row: fed(tokens, actions, row) for row in rows}
             distinct = {(int(labels[row]), *line[: end + 1]) for row, line in lines.items() for end in range(len(line))}
@@ -142,7 +140,7 @@ def test_what_rows_share_counts_for_each_of_them_in_the_bound(copies: int) -> No
     actions = torch.zeros(200, 103, dtype=torch.bool)
     actions[:, 100:] = True
     places = []
-    for inputs in RowPlan(tokens, actions, torch.zeros(200, dtype=torch.int64)).packed(800, CPU):
+    for inputs in RowPlan(tokens, actions, torch.zeros(200, dtype=torch.int64)).packed(800):
         assert inputs.input_ids.shape[1] <= 800
         assert len(set((inputs.destinations // 103).tolist())) * 102 <= row_tree.MOST_READ * 800
         places += inputs.destinations.tolist()

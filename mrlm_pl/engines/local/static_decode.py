@@ -1,0 +1,302 @@
+"""Decode steps of few shapes over tensors that stay in place, which a GPU replays as CUDA graphs.
+
+A step of a small model is hundreds of kernels that each take less time than their launch. A CUDA graph launches them
+all at once, if nothing of the step but the numbers in its tensors changes: so rows, contexts and lengths are rounded up
+to buckets, the place of the next token is a number on the device, and a mask hides what is not there yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.engines.local.llama import FusedDecoder
+from mrlm_pl.engines.local.llama_rows import (
+    ContextRows,
+    Seen,
+    attention,
+    hidden_beyond,
+    places_in_contexts,
+)
+from mrlm_pl.policy.devices import on_device
+
+_LEAST_ROWS = 8
+_LEAST_LENGTH = 64
+_FIRST_CAPACITY = 512
+_MOST_STEPS = 64
+
+Step = Callable[[], Tensor]
+"""Computes one step from tensors that stay in place, and returns the logits."""
+
+Capture = Callable[[Step, torch.device], Step]
+"""Returns a step that does the same on the device, by replaying it."""
+
+
+def bucket(number: int, least: int) -> int:
+    """Return the number rounded up to a multiple of ``least``, and of a quarter of the power of two below it.
+
+    >>> [bucket(number, 8) for number in (1, 9, 33, 41, 100, 256)]
+    [8, 16, 40, 48, 112, 256]
+    """
+    step = max(least, 2 ** (number.bit_length() - 1) // 4)
+    return -(-number // step) * step
+
+
+class CudaGraphs:
+    """Captures steps as CUDA graphs; they share their memory, as only one is replayed at a time."""
+
+    def __init__(self) -> None:
+        self._shared: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}
+
+    def __call__(self, step: Step, device: torch.device) -> Step:
+        """Return the replay of a step, whose logits are overwritten by the next replay of any step."""
+        with torch.cuda.device(device):
+            if device not in self._shared:
+                self._shared[device] = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+            stream, pool = self._shared[device]
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may use the device meanwhile, as an asynchronous learner does.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                logits = step()
+
+        def replay() -> Tensor:
+            with torch.cuda.device(device):
+                graph.replay()
+            return logits
+
+        return replay
+
+
+class StaticStep:
+    """One step of a fixed number of rows and contexts, over tensors that stay in place.
+
+    Args:
+        decoder: the weights and the arithmetic.
+        shared: keys and values of the contexts, ``[layers, 2, U, KV heads, T, head size]``.
+        own: those of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
+        width: most rows of a context.
+        capture: makes the replay of a step.
+
+    Attributes:
+        tokens: the last token of each row, ``[B]``.
+        width: most rows of a context.
+    """
+
+    def __init__(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int, capture: Capture) -> None:
+        self._decoder, self._shared, self._own, self.width = decoder, shared, own, width
+        rows, contexts = own.shape[2], shared.shape[2]
+        numbers = partial(torch.zeros, dtype=torch.long, device=shared.device)
+        self.tokens, self._lengths, self._place = numbers(rows), numbers(rows), numbers(rows)
+        self._row, self._fed = numbers(contexts * width), numbers(1)
+        self._mask = shared.new_zeros(contexts, 1, 1, shared.shape[4])
+        self._capture = capture
+        self._replays: dict[int, Step | None] = {}
+
+    def arrange(self, contexts: Sequence[int], lengths: Sequence[int], fed: int) -> None:
+        """Set the context of each row, the length of each context, and the number of tokens fed since.
+
+        There may be fewer rows and contexts than the step has: it computes the others from the numbers of row 0 and
+        from contexts without tokens.
+        """
+        device = self.tokens.device
+        places = places_in_contexts(contexts, self.width)
+        rows = [0] * len(self._row)
+        for row, place in enumerate(places):
+            rows[place] = row
+        self._row.copy_(on_device(rows, device))
+        self._place[: len(places)].copy_(on_device(places, device))
+        self._lengths[: len(places)].copy_(on_device([lengths[u] for u in contexts], device))
+        of_all = on_device([*lengths, *[0] * (len(self._mask) - len(lengths))], device)
+        self._mask.copy_(hidden_beyond(of_all, self._mask.shape[3], self._mask.dtype))
+        self._fed.fill_(fed)
+
+    def run(self, window: int) -> Tensor:
+        """Return the logits ``[B, V]``, reading the first ``window`` columns of the rows' own tokens.
+
+        The first use of a window runs the step as it is, which loads all that its kernels need; the second captures it.
+        """
+        if window not in self._replays:
+            self._replays[window] = None
+            return self._compute(window)
+        replay = self._replays[window]
+        if replay is None:
+            replay = self._replays[window] = self._capture(partial(self._compute, window), self.tokens.device)
+        return replay()
+
+    def _compute(self, window: int) -> Tensor:
+        positions = self._lengths + self._fed
+        cos, sin = self._decoder.rotation(self._shared.shape[4] + self._own.shape[4])
+        hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._own[i]
+            keys.index_copy_(2, self._fed, k[:, :, None])
+            values.index_copy_(2, self._fed, v[:, :, None])
+            own = Seen(keys[:, :, :window], values[:, :, :window], hidden)
+            context = Seen(self._shared[i, 0], self._shared[i, 1], self._mask)
+            return attention(self._decoder.grouped_queries(q), context, own, self._by_context, self._by_row)
+
+        x = self._decoder.hidden(self.tokens, cos[positions][:, None], sin[positions][:, None], attend)
+        self._fed += 1
+        return self._decoder.logits(x)
+
+    def _by_context(self, x: Tensor) -> Tensor:
+        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, width * group, N]``."""
+        x = x.index_select(0, self._row).unflatten(0, (-1, self.width))
+        return x.transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """Return the inverse of :meth:`_by_context`."""
+        return x.unflatten(2, (self.width, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self._place)
+
+
+class StaticDecode:
+    """Makes the rows of the batches of some decoders, one batch at a time, in memory that stays in place.
+
+    The memory is that of the largest batch up to now, and is kept with the replays until :meth:`clear`. New numbers in
+    a decoder's weights need no new replay; weights at another place in memory do.
+
+    Args:
+        capture: makes the replay of a step.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._steps: OrderedDict[tuple[int, Hashable], StaticStep] = OrderedDict()
+        self._addresses: dict[int, tuple[int, ...]] = {}
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> StaticRows:
+        """Return the rows of a batch; those of the batch before are lost."""
+        return StaticRows(self, decoder, lengths, rows, reserve)
+
+    def clear(self) -> None:
+        """Free all memory."""
+        self._steps.clear()
+        self._addresses.clear()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def zeros(self, first: Sequence[int], second: Sequence[int], like: FusedDecoder) -> tuple[Tensor, Tensor]:
+        """Return zeros of two shapes for a decoder's keys and values; what was returned before is lost."""
+        sizes = [math.prod(first), math.prod(second)]
+        dtype, device = like.weights.dtype, like.device
+        needed = sum(sizes) * dtype.itemsize
+        if self._memory.device != device or len(self._memory) < needed:
+            self.clear()  # before the allocation, as the steps keep the memory too
+            self._memory = torch.empty(needed, dtype=torch.uint8, device=device)
+        one, other = self._memory[:needed].view(dtype).zero_().split(sizes)
+        return one.view(*first), other.view(*second)
+
+    def step(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int) -> StaticStep:
+        """Return the step over these tensors, the one of an earlier batch if there is one."""
+        decoder.rotation(shared.shape[4] + own.shape[4])
+        addresses = decoder.addresses()
+        if self._addresses.get(id(decoder)) != addresses:
+            self._addresses[id(decoder)] = addresses
+            for key in [key for key in self._steps if key[0] == id(decoder)]:
+                del self._steps[key]
+        layout = tuple((states.data_ptr(), states.shape, states.stride()) for states in (shared, own))
+        key = id(decoder), (layout, width)
+        if key not in self._steps:
+            self._steps[key] = StaticStep(decoder, shared, own, width, self._capture)
+        self._steps.move_to_end(key)
+        if len(self._steps) > _MOST_STEPS:
+            self._steps.popitem(last=False)
+        return self._steps[key]
+
+
+class StaticRows(ContextRows):
+    """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`, in tensors of few shapes.
+
+    As in :class:`~mrlm_pl.engines.local.llama_rows.DecoderRows` a context is held once for all its rows. The rows move
+    together when some leave, and to a smaller bucket when they fit.
+
+    Args:
+        static: gives memory and steps.
+        decoder: the weights and the arithmetic.
+        lengths: number of tokens of each context.
+        rows: number of rows of each context.
+        reserve: most tokens to append.
+    """
+
+    def __init__(
+        self, static: StaticDecode, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
+    ) -> None:
+        self._static, self._decoder = static, decoder
+        self._lengths = list(lengths)
+        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
+        self._fed = 0
+        self._take(bucket(max(lengths), _LEAST_LENGTH), min(bucket(reserve, _LEAST_LENGTH), _FIRST_CAPACITY))
+        self._arrange()
+
+    def _take(self, length: int, capacity: int) -> None:
+        """Take memory for the present contexts and rows."""
+        w = self._decoder.weights
+        contexts, rows = bucket(len(self._lengths), 1), bucket(len(self._contexts), _LEAST_ROWS)
+        shared, own = (
+            (len(w.layers), 2, count, w.kv_heads, columns, w.head_dim)
+            for count, columns in ((contexts, length), (rows, capacity))
+        )
+        self.shared, self._own = self._static.zeros(shared, own, self._decoder)
+        self._choose_step()
+
+    def _choose_step(self) -> None:
+        most = max(self._contexts.count(u) for u in range(len(self._lengths)))
+        self._step = self._static.step(self._decoder, self.shared, self._own, bucket(most, 1))
+
+    def _arrange(self) -> None:
+        self._step.arrange(self._contexts, self._lengths, self._fed)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``; the next step overwrites them."""
+        if self._fed == self._own.shape[4]:
+            self._grow()
+        self._step.tokens[: len(tokens)].copy_(tokens)
+        logits = self._step.run(min(bucket(self._fed + 1, _LEAST_LENGTH), self._own.shape[4]))
+        self._fed += 1
+        return logits[: len(tokens)]
+
+    def _grow(self) -> None:
+        """Move to twice the capacity, with the rows that are left."""
+        shared, own = self.shared.clone(), self._own[:, :, : len(self._contexts)].clone()
+        self.shared, self._own = shared, own
+        del self._step  # the last owner of the memory, which may have to grow
+        self._take(shared.shape[4], 2 * self._fed)
+        self.shared.copy_(shared)
+        self._own[:, :, : own.shape[2], :, : self._fed].copy_(own)
+        self._arrange()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``, and contexts without rows when the rest fits a smaller bucket."""
+        _move_together(self._own[..., : self._fed, :], rows)
+        self._contexts = [self._contexts[b] for b in rows]
+        if bucket(len(rows), _LEAST_ROWS) < self._own.shape[2]:
+            self._own = self._own[:, :, : bucket(len(rows), _LEAST_ROWS)]
+            left = sorted(set(self._contexts))
+            if bucket(len(left), 1) < self.shared.shape[2]:
+                _move_together(self.shared, left)
+                self.shared = self.shared[:, :, : bucket(len(left), 1)]
+                self._lengths = [self._lengths[u] for u in left]
+                self._contexts = [left.index(u) for u in self._contexts]
+            self._choose_step()
+        self._arrange()
+
+    def states(self, row: int, length: int) -> Tensor:
+        """Return a copy of the keys and values of a row's first ``length`` tokens."""
+        context = self._contexts[row]
+        own = length - self._lengths[context]
+        first = self.shared[:, :, context, :, : self._lengths[context]]
+        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)
+
+
+def _move_together(states: Tensor, rows: Sequence[int]) -> None:
+    """Move these rows of ``[layers, 2, N, ...]`` to the front, in order; layer by layer, to copy little at a time."""
+    index = on_device(rows, states.device)
+    for layer in states:
+        layer[:, : len(rows)] = layer.index_select(1, index)

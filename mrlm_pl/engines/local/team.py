@@ -1,0 +1,144 @@
+"""One decode step for the rows of several policies of one architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.engines.local.generation import Context
+from mrlm_pl.engines.local.llama import Decoder, FusedDecoder
+from mrlm_pl.engines.local.llama_rows import DecoderRows
+from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights
+from mrlm_pl.grouping import grouped
+
+
+@dataclass(frozen=True)
+class TeamAffine:
+    """A linear layer of each policy, for rows in the order of the policies.
+
+    Args:
+        layers: one for each policy.
+        counts: number of rows of each policy.
+    """
+
+    layers: Sequence[Affine]
+    counts: list[int]
+
+    def of(self, h: Tensor) -> Tensor:
+        """Return each row through its policy's layer, ``[N, out]``."""
+        parts = zip(self.layers, h.split(self.counts), strict=True)
+        return torch.cat([layer.of(part).t() for layer, part in parts], 1).t()
+
+    def added(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + of(h)``."""
+        parts = zip(self.layers, x.split(self.counts), h.split(self.counts), strict=True)
+        return torch.cat([layer.added(a, b).t() for layer, a, b in parts], 1).t()
+
+
+class TeamWeights:
+    """The weights of several policies for rows in their order; see :class:`DecoderWeights`.
+
+    Args:
+        members: the policies with rows, of one :attr:`DecoderWeights.architecture`.
+        counts: number of rows of each.
+    """
+
+    def __init__(self, members: Sequence[FusedDecoder], counts: list[int]) -> None:
+        self._members, self._counts = [member.weights for member in members], counts
+        first = self._members[0]
+        self.dtype, self.eps, self.scale = first.dtype, first.eps, first.scale
+        self.heads, self.kv_heads, self.head_dim = first.heads, first.kv_heads, first.head_dim
+        self.norm = self._by_row([w.norm for w in self._members])
+        self.head = TeamAffine([w.head for w in self._members], counts)
+        self.layers = [self._joined(layers) for layers in zip(*(w.layers for w in self._members), strict=True)]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``, one per row."""
+        parts = zip(self._members, ids.split(self._counts), strict=True)
+        return torch.cat([w.embed(part) for w, part in parts])
+
+    def _joined(self, layers: Sequence[LayerWeights[Affine]]) -> LayerWeights[TeamAffine]:
+        qk_norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
+        return LayerWeights(
+            attention_norm=self._by_row([layer.attention_norm for layer in layers]),
+            qkv=TeamAffine([layer.qkv for layer in layers], self._counts),
+            qk_norm=self._by_row(qk_norms) if qk_norms else None,
+            out=TeamAffine([layer.out for layer in layers], self._counts),
+            mlp_norm=self._by_row([layer.mlp_norm for layer in layers]),
+            gate_up=TeamAffine([layer.gate_up for layer in layers], self._counts),
+            down=TeamAffine([layer.down for layer in layers], self._counts),
+        )
+
+    def _by_row(self, norms: Sequence[Tensor]) -> Tensor:
+        """Return the weight of each row's norm ``[N, ...]``; a weight that all share as it is."""
+        if len({norm.data_ptr() for norm in norms}) == 1:
+            return norms[0]
+        return torch.cat([norm.expand(n, *norm.shape) for norm, n in zip(norms, self._counts, strict=True)])
+
+
+class TeamDecoder(Decoder):
+    """Several policies of one architecture: their contexts apart, each further token of all rows in one step.
+
+    Projections use each policy's own weights, for its rows; all else is computed once for all rows.
+
+    Args:
+        members: the decoder of each policy, of one :attr:`DecoderWeights.architecture`.
+    """
+
+    def __init__(self, members: Mapping[str, FusedDecoder]) -> None:
+        self._members = members
+        self.device, self.asynchronous = self._first.device, self._first.asynchronous
+
+    @property
+    def _first(self) -> FusedDecoder:
+        return next(iter(self._members.values()))
+
+    def refresh(self) -> None:
+        """Read the current weights of the modules."""
+        for member in self._members.values():
+            member.refresh()
+
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines; see :class:`Decoder`."""
+        return self._first.rotation(length)
+
+    def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, TeamRows]:
+        """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
+        rows = TeamRows(self, contexts, reserve)
+        logits, start = [], 0
+        for name, own in grouped((context.policy, context) for context in contexts).items():
+            logits.append(self._members[name].feed(own, rows.shared[:, :, start : start + len(own)]))
+            start += len(own)
+        return torch.cat(logits), rows
+
+    def arrange(self, owners: Sequence[str]) -> None:
+        """Make the weights those of rows of these policies; the rows of a policy are side by side."""
+        counts = grouped((owner, 1) for owner in owners)
+        self.weights = TeamWeights([self._members[name] for name in counts], [len(rows) for rows in counts.values()])
+
+
+class TeamRows(DecoderRows):
+    """Rows of a :class:`TeamDecoder`.
+
+    Args:
+        decoder: the policies.
+        contexts: of the rows.
+        reserve: most tokens to append.
+    """
+
+    def __init__(self, decoder: TeamDecoder, contexts: Sequence[Context], reserve: int) -> None:
+        self._team = decoder
+        self._owners = [context.policy for context in contexts for _ in range(context.rows)]
+        decoder.arrange(self._owners)
+        lengths, counts = [len(context.token_ids) for context in contexts], [context.rows for context in contexts]
+        super().__init__(decoder, lengths, counts, reserve)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``, and contexts without rows."""
+        super().keep(rows)
+        self._owners = [self._owners[row] for row in rows]
+        self._owners += [self._owners[-1]] * (len(self._contexts) - len(rows))  # the last row is repeated
+        self._team.arrange(self._owners)

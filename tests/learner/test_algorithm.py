@@ -1,0 +1,79 @@
+"""A micro-batch of an update never waits for the device, counted on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mrlm_pl.algorithms import GRPO, PPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.policy import Policy
+from tests.support.device_waits import DeviceWaits
+
+
+def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:
+    """Return the rows on the pretended device, with those of the host beside them."""
+    copies: dict[str, Any] = {name: value.clone() for name, value in rows.tensors().items()}
+    device.place(copies.values())
+    return replace(rows.sent("cpu"), **copies)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (GRPO, {}),
+        (GRPO, {"kl": {"coefficient": 0.1}, "entropy": {"coefficient": 0.01}, "recompute_old_logp": True}),
+        (GRPO, {"reduction": "episode_mean", "correction": {"kind": "truncated"}}),
+        (PPO, {}),
+    ],
+)
+def test_a_micro_batch_and_its_gradient_wait_for_nothing(
+    cls: Any, options: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    found: list[list[str]] = []
+
+    class Counted(cls):
+        def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            sent, weights = copy.copy(batch), [weight for weight in self.parameters() if weight.requires_grad]
+            with DeviceWaits() as device:
+                device.place(self.parameters())
+                sent.policies = {name: moved(rows, device) for name, rows in batch.policies.items()}
+                sent.without_gradient = {
+                    name: rows and moved(rows, device) for name, rows in batch.without_gradient.items()
+                }
+                loss: Tensor = super().training_step(sent, batch_idx)
+                torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+            found.append(device.places)
+            return loss
+
+    # At most 40 tokens a pass, so that passes are recomputed in the backward pass.
+    algorithm = Counted({"main": Policy(str(model_folder), max_forward_tokens=40)}, **options)
+    data = RolloutDataModule(
+        echo(turns=2), groups=4, group_size=4, passes=2, iterations=1, sampling=Sampling(max_tokens=8)
+    )
+    quiet_trainer(accumulate_grad_batches=2).fit(algorithm, data)
+    assert found == [[]] * 4
+
+
+def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:
+    metrics = Metrics(["main"])
+    with DeviceWaits() as device:
+        values = torch.rand(3)
+        device.place([values])
+        for _ in range(4):
+            metrics.add("train/entropy", values[0], 2.0)
+            metrics.add("train/kl", values[0], (values > 0.5).sum())
+            metrics.add_largest("main", {"ratio_deviation": values[1]})
+            metrics.add_sum("train/loss", values[2])
+        metrics.take_update(None)
+    assert len(device.places) == 1
+    assert device.places[0].startswith("tolist ")
