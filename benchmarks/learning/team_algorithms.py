@@ -30,7 +30,6 @@ from mrlm_pl import algorithms
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.learner.policies.distillation import Distillation, Teacher
 from mrlm_pl.policy import Policy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -53,7 +52,6 @@ class Case:
         max_tokens: of a reply.
         options: of the algorithm.
         critic: whether it takes a centralized critic.
-        policies: by name; those of the seats by default.
     """
 
     environment: Callable[[], Environment]
@@ -62,7 +60,6 @@ class Case:
     max_tokens: int
     options: Mapping[str, Any] = field(default_factory=dict)
     critic: bool = False
-    policies: Mapping[str, Callable[[], Policy]] = field(default_factory=dict)
 
 
 PAIR = Case(
@@ -93,9 +90,9 @@ CASES: dict[str, Case] = {
         options={"calls_per_group": 16},
     ),
     "MAPoRL": Case(
-        partial(CollaborativeReasoningEnvironment, max_turns=2),
+        partial(CollaborativeReasoningEnvironment, max_turns=3),
         {"solver_1": "first", "solver_2": "second"},
-        {"groups": 8, "group_size": 4, "passes": 2, "iterations": 12},
+        {"groups": 16, "group_size": 8, "passes": 2, "iterations": 6},
         max_tokens=24,
         options={"value_learning_rate": 1e-2, "alpha1": 0.1, "beta1": 0.1},
     ),
@@ -103,17 +100,6 @@ CASES: dict[str, Case] = {
     "IGPO": ATTEMPTS,
     "TreeGRPO": replace(ATTEMPTS, data={**ATTEMPTS.data, "group_size": 4}, options={"rounds": 1, "nodes": 2}),
     "GDPO": replace(ATTEMPTS, environment=partial(MathEnvironment, difficulty=(1, 1))),
-    "OnPolicyDistillation": Case(
-        partial(MathEnvironment, difficulty=(1, 1)),
-        {"agent": "student"},
-        {"groups": 16, "group_size": 4, "iterations": 30},
-        max_tokens=32,
-        options={"distillation": Distillation(teachers=(Teacher(policy="teacher"),), form="full", beta=0.5)},
-        policies={
-            "student": partial(tiny, random_init_seed=1, learning_rate=3e-3),
-            "teacher": partial(Policy, "builtin:tiny", trained=False),
-        },
-    ),
 }
 
 
@@ -145,8 +131,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     """Return one row of the table."""
     lightning.seed_everything(seed, verbose=False)
     started, case = time.process_time(), CASES[name]
-    makers = case.policies or dict.fromkeys(sorted({*case.seats.values()}) or ["main"], tiny)
-    policies = {policy: make() for policy, make in makers.items()}
+    policies = {policy: tiny() for policy in sorted({*case.seats.values()}) or ["main"]}
     sampling = Sampling(max_tokens=case.max_tokens)
     environment = case.environment()
     data = RolloutDataModule(environment, sampling=sampling, save_episodes=False, seed=seed, **case.data)

@@ -1,4 +1,4 @@
-"""What a command does once, and not while its modules are imported: collect garbage, and read transformers' folders."""
+"""Work that a command does once, after the imports of its modules: collect garbage, and read transformers' folders."""
 
 from __future__ import annotations
 

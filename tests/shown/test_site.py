@@ -44,7 +44,16 @@ def test_every_algorithm_has_a_page_with_its_options() -> None:
 
 
 def test_the_page_of_each_algorithm_with_rollouts_shows_its_learning_curve() -> None:
-    without = {"sft", "dpo", "simpo", "orpo", "kto", "correctness_model", "pairwise_reward_model"}
+    without = {
+        "sft",
+        "dpo",
+        "simpo",
+        "orpo",
+        "kto",
+        "correctness_model",
+        "pairwise_reward_model",
+        "on_policy_distillation",
+    }
     curves = results_page.curves_by_page()
     assert {*curves} == {*options.classes()} - without
     for stem in curves:
