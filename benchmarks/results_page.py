@@ -140,6 +140,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
             tables.shared_machine,
         ),
+        "start_up": Section(
+            "Start-up",
+            "`mrlm fit --config configs/quickstart.yaml` up to its first update, beside earlier commits: "
+            "[scaling](scaling.md#start-up).",
+            tables.start_up,
+        ),
         "records": Section(
             "Recorded episodes", "Size of the tiny model's debates: [data](data.md#episodes).", tables.records
         ),
