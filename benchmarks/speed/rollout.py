@@ -2,9 +2,15 @@
 
     python benchmarks/speed/rollout.py [--size xs s m] [--family qwen2 llama] [--repeats 5] [--json FILE]
 
-Both sides run in turns in one process; the figures are medians, and the ratio is the median of the ratios of adjacent
+On a GPU, with the engine's steps as CUDA graphs and one kernel at a time, and transformers' two ways:
+
+    python benchmarks/speed/rollout.py --device cuda --weights bfloat16 --size 0.5b 1.5b --family qwen2 \\
+        --prompts 32 --samples 8 --prompt-tokens 512 --new-tokens 512 --repeats 2 \\
+        --sides engine eager generate continuous --json benchmarks/results/gpu-rollout.json
+
+All sides run in turns in one process; the figures are medians, and the ratio is the median of the ratios of adjacent
 runs, because a shared machine changes its speed over time. The ratio of CPU seconds is for busy machines. Without an
-end token both sides have fixed lengths (``min_new_tokens`` would slow ``generate`` down).
+end token all sides have fixed lengths (``min_new_tokens`` would slow ``generate`` down).
 """
 
 from __future__ import annotations
@@ -12,11 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from provenance import provenance
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
@@ -26,6 +37,9 @@ SIZES: dict[str, dict[str, int]] = {
     "xs": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "inner": 176, "vocabulary": 96},
     "s": {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "inner": 704, "vocabulary": 512},
     "m": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "inner": 1408, "vocabulary": 32_000},
+    # of Qwen2.5
+    "0.5b": {"layers": 24, "hidden": 896, "heads": 14, "kv_heads": 2, "inner": 4864, "vocabulary": 151_936},
+    "1.5b": {"layers": 28, "hidden": 1536, "heads": 12, "kv_heads": 2, "inner": 8960, "vocabulary": 151_936},
 }
 
 
@@ -52,64 +66,103 @@ def build_model(family: str, size: str) -> PreTrainedModel:
     return model
 
 
-def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return medians of both sides and their ratio for one model."""
-    model = build_model(family, size)
-    length, groups, members = arguments.new_tokens, arguments.prompts, arguments.samples
-    prompts = torch.randint(1, SIZES[size]["vocabulary"], (groups, arguments.prompt_tokens))
-    loop = EventLoopThread()
-    engine = InProcessEngine(dtype=getattr(torch, arguments.dtype) if arguments.dtype else None)
-    engine.load("policy", model, version=0)
-    requests = [
-        SampleRequest(tuple(prompt), "policy", derive_seed("benchmark", g, i), Sampling(max_tokens=length))
-        for g, prompt in enumerate(prompts.tolist())
-        for i in range(members)
-    ]
-    repeated = prompts.repeat_interleave(members, 0)
-    mask = torch.ones_like(repeated)
+class Work:
+    """A model, its prompts and the ways to sample from it; each returns the number of tokens that it sampled."""
 
-    def generate() -> int:
-        with torch.inference_mode():
-            out = model.generate(
-                repeated, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=length, use_cache=True
-            )
-        return out.numel() - repeated.numel()
+    def __init__(self, family: str, size: str, arguments: argparse.Namespace) -> None:
+        self.model = build_model(family, size).to(arguments.device, getattr(torch, arguments.weights))
+        self.length, self.device = arguments.new_tokens, torch.device(arguments.device)
+        prompts = torch.randint(1, SIZES[size]["vocabulary"], (arguments.prompts, arguments.prompt_tokens))
+        self.repeated = prompts.repeat_interleave(arguments.samples, 0)
+        self.loop = EventLoopThread()
+        dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+        self.engines = {
+            side: InProcessEngine(dtype, max_batch_tokens=2**20, cuda_graphs=side == "engine")
+            for side in arguments.sides
+            if side in ("engine", "eager")
+        }
+        for engine in self.engines.values():
+            engine.load("policy", self.model, version=0)
+        self.requests = [
+            SampleRequest(tuple(prompt), "policy", derive_seed("benchmark", row), Sampling(max_tokens=self.length))
+            for row, prompt in enumerate(self.repeated.tolist())
+        ]
 
-    def sample() -> int:
+    def run(self, side: str) -> int:
+        """Sample all rows."""
+        if side == "generate":
+            return self._generate()
+        return self._continuous() if side == "continuous" else self._sample(self.engines[side])
+
+    def _sample(self, engine: InProcessEngine) -> int:
         # As in an EpisodePlayer: the loop in its thread, the computation in this one.
-        samples = engine.compute_during(lambda: loop.submit(engine.sample(requests)))
+        samples = engine.compute_during(lambda: self.loop.submit(engine.sample(self.requests)))
         return sum(len(sample.token_ids) for sample in samples)
 
-    speeds: dict[str, list[float]] = {"generate": [], "engine": []}
-    cpu: dict[str, list[float]] = {"generate": [], "engine": []}
+    def _generate(self) -> int:
+        rows, length = self.repeated.to(self.device), self.length
+        settings = {"do_sample": True, "top_k": 0, "max_new_tokens": length, "use_cache": True}
+        with torch.inference_mode():
+            out = self.model.generate(rows, attention_mask=torch.ones_like(rows), **settings)
+        return int(out.numel() - rows.numel())
+
+    def _continuous(self) -> int:
+        """Sample through the continuous batching of transformers, which replaces the attention of the model."""
+        before = self.model.config._attn_implementation
+        settings = GenerationConfig(
+            do_sample=True, top_k=0, max_new_tokens=self.length, eos_token_id=-1, pad_token_id=0, bos_token_id=None
+        )
+        try:
+            out = self.model.generate_batch(self.repeated.tolist(), generation_config=settings)
+        finally:
+            self.model.set_attn_implementation(before)
+        return sum(len(one.generated_tokens) for one in out.values())
+
+    def close(self) -> None:
+        """Free the engines."""
+        self.loop.close()
+        for engine in self.engines.values():
+            engine.close()
+
+
+def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the median speed of each side, and those of the other sides relative to ``generate``, for one model."""
+    work = Work(family, size, arguments)
+    on_gpu = work.device.type == "cuda"
+    speeds: dict[str, list[float]] = {side: [] for side in arguments.sides}
+    cpu: dict[str, list[float]] = {side: [] for side in arguments.sides}
+    peaks: dict[str, float] = {}
     for repeat in range(arguments.repeats + 1):
-        for name, run in (("generate", generate), ("engine", sample)):
+        for side in arguments.sides:
+            if on_gpu:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
             started, cpu_started = time.perf_counter(), time.process_time()
-            tokens = run()
+            tokens = work.run(side)
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-            if tokens != groups * members * length:
-                raise RuntimeError(f"{name} sampled {tokens} tokens instead of {groups * members * length}")
+            if tokens != len(work.requests) * work.length:
+                raise RuntimeError(f"{side} sampled {tokens} tokens instead of {len(work.requests) * work.length}")
             if repeat:
-                speeds[name].append(tokens / seconds)
-                cpu[name].append(cpu_seconds)
-    loop.close()
-    engine.close()
-    ratios = [ours / theirs for ours, theirs in zip(speeds["engine"], speeds["generate"], strict=True)]
-    return {
-        "family": family,
-        "size": size,
-        "generate_tokens_per_second": round(statistics.median(speeds["generate"]), 1),
-        "engine_tokens_per_second": round(statistics.median(speeds["engine"]), 1),
-        "ratio": round(statistics.median(ratios), 2),
-        "cpu_ratio": round(statistics.median(a / b for a, b in zip(cpu["generate"], cpu["engine"], strict=True)), 2),
-        "ratios": [round(ratio, 2) for ratio in ratios],
-    }
+                speeds[side].append(tokens / seconds)
+                cpu[side].append(cpu_seconds)
+            if on_gpu:
+                peaks[side] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    work.close()
+    row: dict[str, Any] = {"family": family, "size": size}
+    for side, found in speeds.items():
+        row[f"{side}_tokens_per_second"] = round(statistics.median(found), 1)
+        if side != "generate" and "generate" in speeds:
+            ratios = [ours / theirs for ours, theirs in zip(found, speeds["generate"], strict=True)]
+            pairs = zip(cpu["generate"], cpu[side], strict=True)
+            row[f"{side}_ratio"] = round(statistics.median(ratios), 2)
+            row[f"{side}_cpu_ratio"] = round(statistics.median(a / b for a, b in pairs), 2)
+    return row | {f"{side}_peak_gib": peak for side, peak in peaks.items()}
 
 
 def main() -> None:
     """Run the command line's measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=["xs", "s", "m"])
     parser.add_argument(
         "--family", nargs="+", choices=("qwen2", "llama", "qwen3", "mistral"), default=["qwen2", "llama"]
     )
@@ -120,19 +173,27 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", help="compute dtype of the engine, for example bfloat16; default: the model's")
+    parser.add_argument("--weights", default="float32", help="dtype of the model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        choices=("engine", "eager", "generate", "continuous"),
+        default=["generate", "engine"],
+        help="on a GPU `eager` is the engine without CUDA graphs; `continuous` is transformers' continuous batching",
+    )
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rows = [measure(family, size, arguments) for size in arguments.size for family in arguments.family]
-    for row in rows:
-        print(
-            f"{row['family']:8s} {row['size']:3s} generate {row['generate_tokens_per_second']:9.1f} tok/s   "
-            f"engine {row['engine_tokens_per_second']:9.1f} tok/s   "
-            f"ratio {row['ratio']:.2f}   in CPU seconds {row['cpu_ratio']:.2f}"
-        )
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"torch": torch.__version__, "threads": arguments.threads, "rows": rows}, file, indent=2)
+    rows = []
+    for size in arguments.size:
+        for family in arguments.family:
+            rows.append(measure(family, size, arguments))
+            print(json.dumps(rows[-1]), flush=True)
+            if arguments.json:
+                gpu = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else None
+                found = {"provenance": provenance(), "gpu": gpu, "threads": arguments.threads, "rows": rows}
+                Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

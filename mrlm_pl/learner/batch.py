@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.losses import BatchTotals
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 
 Compared = tuple[float | None, float | None]
 """The return of a turn and its baseline, as they are compared; None where there is none."""

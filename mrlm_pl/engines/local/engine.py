@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from mrlm_pl.concurrency.compute_queue import ComputeQueue
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
+from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
-from mrlm_pl.engines.local.llama import Decoder, FusedDecoder, unsupported_reason
+from mrlm_pl.engines.local.llama import FusedDecoder, unsupported_reason
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder

@@ -15,7 +15,7 @@ from torch import Tensor
 from mrlm_pl.engines.base import FinishReason, SampleRequest
 from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.grouping import grouped
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 
 _COMPACT_BELOW = 0.85
 _STEPS_AT_ONCE = 8

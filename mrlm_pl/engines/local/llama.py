@@ -9,20 +9,19 @@ the module's dtype.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.local.generation import Backend, Context
-from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows, MakeRows
-from mrlm_pl.engines.local.llama_weights import DecoderWeights, LayerWeights, StepWeights
+from mrlm_pl.engines.local.decoder import Attend, Decoder
+from mrlm_pl.engines.local.generation import Context
+from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows
+from mrlm_pl.engines.local.llama_weights import DecoderWeights
 from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
-from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -33,23 +32,6 @@ _PADDING_SHARE = 0.25
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return ``weight * x / sqrt(mean(x**2) + eps)`` over the last dimension, with float32 statistics.
-
-    RMSNorm (arXiv 1910.07467).
-
-    >>> rms_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), 0.0).tolist()    # sqrt(12.5) = 3.5355
-    [0.8485281467437744, 2.262741804122925]
-    """
-    wide = x.float()
-    scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
-    if x.dtype == torch.float32:
-        return (x * scale).mul_(weight)
-    return (x * scale).to(x.dtype) * weight
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -86,58 +68,12 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-class Decoder(Backend):
-    """The arithmetic of a Llama-like decoder.
+class MakeRows(Protocol):
+    """Makes the rows of a batch of a decoder, from the lengths of the contexts and the number of rows of each."""
 
-    Attributes:
-        weights: of the present rows.
-    """
-
-    weights: StepWeights
-
-    def rounded(self, count: int) -> int:
-        """Return a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape."""
-        return bucket(count) if kernels_by_shape(self.device, self.weights.dtype) else count
-
-    @abstractmethod
-    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
-
-    def grouped_queries(self, q: Tensor) -> Tensor:
-        """Return queries ``[B, heads, head size]`` scaled, as ``[B, KV heads, group, head size]``."""
-        w = self.weights
-        return q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
-
-    def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
-
-        ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
-        queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
-        """
-        w = self.weights
-        x = w.embed(ids.flatten())
-        rotated = w.heads + w.kv_heads
-        for i, layer in enumerate(w.layers):
-            h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = layer.qkv.of(h).contiguous()
-            qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
-            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
-            mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = layer.out.added(x, mixed.reshape(x.shape[0], -1))
-            h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = layer.gate_up.of(h).chunk(2, -1)
-            x = layer.down.added(x, F.silu(gate).mul_(up))
-        return x.view(*ids.shape, -1)
-
-    def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
-        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
-        w = self.weights
-        return w.head.of(rms_norm(x, w.norm, w.eps).to(w.dtype))
+    def __call__(
+        self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
+    ) -> ContextRows: ...
 
 
 class FusedDecoder(Decoder):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import Rows
-from mrlm_pl.policy.devices import on_device
-
-if TYPE_CHECKING:
-    from mrlm_pl.engines.local.llama import Decoder, FusedDecoder
+from mrlm_pl.policy.forward.devices import on_device
 
 _GROWTH = 64
 
@@ -26,14 +24,6 @@ class ContextRows(Rows):
     """
 
     shared: Tensor
-
-
-class MakeRows(Protocol):
-    """Makes the rows of a batch, of a decoder."""
-
-    def __call__(
-        self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
-    ) -> ContextRows: ...
 
 
 class Seen(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -24,7 +24,7 @@ from mrlm_pl.engines.local.llama_rows import (
     hidden_beyond,
     places_in_contexts,
 )
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 
 _LEAST_ROWS = 8
 _LEAST_LENGTH = 64

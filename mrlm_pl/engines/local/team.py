@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import Context
-from mrlm_pl.engines.local.llama import Decoder, FusedDecoder
+from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights
 from mrlm_pl.grouping import grouped

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mrlm_pl.policy.devices import on_device
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
 from mrlm_pl.policy.forward.packing import RowPlan
 from mrlm_pl.policy.forward.passes import (

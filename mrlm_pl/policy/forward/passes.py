@@ -21,6 +21,7 @@ from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, l
 from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.teaching import Teaching
+from mrlm_pl.policy.forward.tree_attention import has_kernel
 
 
 class RowOptions(TypedDict, total=False):
@@ -199,7 +200,9 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
 
     layout: dict[str, Any] = {}
     if inputs.segments is not None:
-        layout["packed_layout"] = PackedLayout(inputs.segments, inputs.input_ids.device)
+        device = inputs.input_ids.device
+        in_one = has_kernel(base.config, device, dropout=seed is not None)
+        layout["packed_layout"] = PackedLayout(inputs.segments, device, in_one)
     switches = ForwardSwitches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
     with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, of_all):
         output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
