@@ -187,6 +187,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "for unequal lengths against `generate` in waves: [engines](engines.md#in-this-process).",
             tables.batching,
         ),
+        "start_up": Section(
+            "Start-up",
+            "`mrlm fit --config configs/quickstart.yaml` up to its first update, beside earlier commits: "
+            "[scaling](scaling.md#start-up).",
+            tables.start_up,
+        ),
         "records": Section(
             "Recorded episodes", "Size of the tiny model's debates: [data](data.md#episodes).", tables.records
         ),

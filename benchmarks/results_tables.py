@@ -411,6 +411,16 @@ def records(found: Any) -> str:
     return of_code + "\n" + table(["compression", "1,000 episodes", "to compress"], rows)
 
 
+def start_up(found: Any) -> str:
+    """Return the CPU seconds of the quick start up to its first update by phase, with those of other commits."""
+    sides = {name: row for name, row in found["quick start"].items() if not name.startswith("now / ")}
+    order = [*(name for name in sides if name != "now"), "now"]
+    seconds = {name: sides[name]["cpu seconds"] for name in order}
+    rows = [[phase, *(f"{seconds[name][phase]:.2f}" for name in order)] for phase in seconds["now"]]
+    ratios = [f"{found['quick start'][f'now / {name}']['cpu seconds']:.2f}" for name in order[:-1]]
+    return table(["CPU seconds", *order], [*rows, ["now / commit, median of the rounds", *ratios, ""]])
+
+
 def shared_machine(found: Any) -> str:
     """Return the seconds of a step beside a busy process by OpenMP setting."""
     rows = [

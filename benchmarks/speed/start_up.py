@@ -6,8 +6,8 @@
 Each round starts every command once in a process of its own, and with ``--against`` also with the code of other
 checkouts, in turns; the first round only fills the caches of files. Printed are medians, in seconds of the wall clock
 and of the CPU. A phase excludes the modules that it imports: all of them, with the start of the interpreter, are the
-first phase. ``validation`` is the play before step 1: the episodes of ``HeldOutEvaluation``, and with a
-validation loop its sanity check. About 1.5 s of the imports are torch itself, 1.3 s its compiler (which Lightning
+first phase. ``validation`` plays the episodes of ``HeldOutEvaluation``, and with a validation loop its sanity check.
+About 1.5 s of the imports are torch itself, 1.3 s its compiler (which Lightning
 imports, as does every optimizer of torch), 1 s transformers, and 0.2 s each Lightning and torchmetrics, which imports
 matplotlib too (0.5 s) where that is installed.
 """
