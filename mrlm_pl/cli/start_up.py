@@ -38,4 +38,4 @@ def read_model_folders_once() -> None:
         path = Path(path)
         return read(path.parent if path.suffix else path)
 
-    import_utils.create_import_structure_from_path = read_once
+    import_utils.create_import_structure_from_path = read_once  # type: ignore[assignment]
