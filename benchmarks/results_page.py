@@ -119,6 +119,18 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
             tables.pairs,
         ),
+        "budget": Section(
+            "A team against one policy and its majority",
+            "At as many generated tokens of a problem, after training with as many: "
+            "[teams](teams.md#against-one-policy).",
+            tables.budget,
+        ),
+        "effects": Section(
+            "Effects of papers",
+            "Each against the arm that its paper compares with (`benchmarks/learning/effects.py`): "
+            "[Dr.MAS](algorithms/dr_mas.md#measured), [asynchronous rollouts](async.md#measured).",
+            tables.effects,
+        ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
             "At equal generated tokens: [C3](algorithms/c3.md).",

@@ -187,6 +187,33 @@ def pairs(found: Any) -> str:
     return table(["task", "algorithm", "seeds", "number", "held-out", "minus GRPO"], rows)
 
 
+def effects(found: Any) -> str:
+    """Return the numbers of each effect's arms and their differences to its first arm."""
+    rows = []
+    for effect, measured in found["effects"].items():
+        (first, *_), runs = measured["summary"], measured["runs"]
+        for arm, means in measured["summary"].items():
+            for name in means:
+                if " minus " not in name:
+                    gap = means.get(f"{name} minus {first}")
+                    shown = [plus_minus(*means[name]), plus_minus(*gap, "+") if gap else "-"]
+                    rows.append([f"`{effect}`", arm, len(runs[arm]), name, *shown])
+    return table(["effect", "arm", "seeds", "number", "mean", "minus the first arm"], rows)
+
+
+def budget(found: Any) -> str:
+    """Return accuracies by arm, and their differences to a majority of one policy with as many tokens of a problem."""
+    rows = []
+    for name, means in found["summary"].items():
+        row = [name, len(found["runs"][name.partition(", ")[0]]), f"{means['tokens'][0]:.1f}"]
+        row.append(plus_minus(*means["accuracy"]))
+        for of in ("untrained", "trained"):
+            row += [plus_minus(*means[of]), plus_minus(*means[f"minus {of}"], "+")] if of in means else ["-", "-"]
+        rows.append(row)
+    majorities = [head for of in ("untrained", "trained") for head in (f"majority, {of}", "minus it")]
+    return table(["", "seeds", "tokens per problem", "accuracy", *majorities], rows)
+
+
 def marginal(found: Any) -> str:
     """Return rewards of credit from replays without an agent at equal generated tokens."""
     rewards: dict[tuple[int, str], list[float]] = {}

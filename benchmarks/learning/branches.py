@@ -88,10 +88,10 @@ class Budget(Callback):
         self.after = {"reward": report.mean_reward}
 
 
-def fit(algorithm: Any, data: RolloutDataModule, seed: int, callback: Callback) -> None:
+def fit(algorithm: Any, data: RolloutDataModule, seed: int, *callbacks: Callback) -> None:
     """Train with this seed, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[callback]).fit(
+        quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[*callbacks]).fit(
             algorithm, data
         )
 

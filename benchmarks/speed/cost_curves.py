@@ -64,7 +64,7 @@ class Axis:
     Args:
         unit: its name on the axis.
         points: its values.
-        work: returns what a step does at a value.
+        work: returns the work of a step at a value.
         size: of the model.
         model: returns changes of the model at a value.
         algorithm: of both sides.

@@ -197,6 +197,9 @@ def main() -> None:
     sides = {"now": ROOT} | {commit(folder): folder.resolve() for folder in options.against}
     names = options.only
     rounds: dict[str, dict[str, list[Any]]] = {name: {side: [] for side in sides} for name in names}
+    optional = [name for name in ("matplotlib", "scipy", "trio") if find_spec(name)]
+    kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    result: dict[str, Any] = kept | provenance(kept=kept or None)
     for number in range(options.rounds + 1):
         for name in names:
             for side, code in sides.items():
@@ -206,18 +209,16 @@ def main() -> None:
                     found = started(COMMANDS[name], code, options.threads)
                 if number:
                     rounds[name][side].append(found)
-    optional = [name for name in ("matplotlib", "scipy", "trio") if find_spec(name)]
-    kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    result: dict[str, Any] = kept | provenance(kept=kept or None)
-    result |= {"rounds": options.rounds, "threads": options.threads, "optional": optional}
-    for name, measured in rounds.items():
-        result[name] = {side: medians(found) for side, found in measured.items()}
-        for side in list(sides)[1:]:
-            result[name][f"now / {side}"] = ratios(measured["now"], measured[side])
-    text = json.dumps(result, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
+        if not number:
+            continue
+        result |= {"rounds": number, "threads": options.threads, "optional": optional}
+        for name, measured in rounds.items():
+            result[name] = {side: medians(found) for side, found in measured.items()}
+            for side in list(sides)[1:]:
+                result[name][f"now / {side}"] = ratios(measured["now"], measured[side])
+        if options.json:  # each round, so that a run that is ended keeps those before
+            options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

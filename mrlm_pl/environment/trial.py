@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.steps import Observations, Step, TurnOrder
 from mrlm_pl.episode import Message, Task
@@ -113,8 +113,14 @@ def play_copy(environment: Environment, task: Task, replies: Replies, *, max_tur
 
 
 def finished(value: Any) -> Any:
-    """Return the result of a method that may be ``async``."""
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+    """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook."""
+    if not inspect.iscoroutine(value):
+        return value
+    loop = EventLoopThread()
+    try:
+        return loop.submit(value).result()
+    finally:
+        loop.close()
 
 
 def close(environment: Environment) -> None:

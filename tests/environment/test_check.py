@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
 import threading
@@ -307,6 +308,13 @@ def test_a_game_declares_what_tells_its_tasks_apart() -> None:
 def test_async_methods_are_accepted() -> None:
     found = {check.name for check in check_environment(Async()).checks if not check.passed}
     assert found == {"order of calls"}, "a proxy leaves the order to others, and nothing else is wrong with it"
+
+
+def test_async_methods_are_checked_in_a_notebook() -> None:
+    async def cell() -> set[str]:
+        return {check.name for check in check_environment(Async()).checks if not check.passed}
+
+    assert asyncio.run(cell()) == {"order of calls"}
 
 
 def test_data_that_is_not_json_is_found() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError, PolicyError
+from mrlm_pl.policy.forward.int8 import int8_layers
 from mrlm_pl.reward_models import RewardModel, TextScore, TextScorer
 from mrlm_pl.reward_models.model import VALUE_HEAD_FILE, batches
 from mrlm_pl.reward_models.scorer import exchange
@@ -39,6 +40,19 @@ def test_a_causal_model_with_a_value_head(tmp_path: Path) -> None:
     chance = 1 / (1 + math.exp(-expected))
     assert scorer.score_texts(["Say it."], ["Yes."]) == pytest.approx([chance], abs=1e-4)
     assert not scorer.probability
+
+
+@pytest.mark.parametrize("kind", ["classifier", "value"])
+def test_int8_rounds_the_linear_layers_and_no_head(kind: str, tmp_path: Path) -> None:
+    tiny(tmp_path, kind)
+    rounded = RewardModel(str(tmp_path), precision="int8")
+    loaded = rounded.load()
+    network = loaded.policy if kind == "value" else loaded.network  # type: ignore[attr-defined]
+    plain = [name for name, module in network.named_modules() if type(module) is torch.nn.Linear]
+    assert plain == {"classifier": ["score"], "value": ["model.lm_head", "value_head.linear"]}[kind]
+    assert int8_layers(network)
+    exact = RewardModel(str(tmp_path)).score(PAIR).value
+    assert 1e-6 < abs(rounded.score(PAIR).value - exact) < 0.1 * max(1.0, abs(exact))
 
 
 @pytest.mark.parametrize("kind", ["classifier", "encoder", "value"])

@@ -1,15 +1,18 @@
-"""Fixtures that load examples as modules."""
+"""Fixtures that load examples and benchmarks as modules."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +34,14 @@ def example() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def learning_benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Return a loader of a script of ``benchmarks/learning``, by its name; all benchmarks are unloaded afterwards."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks/learning"), *sys.path])  # the scripts append to it
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]

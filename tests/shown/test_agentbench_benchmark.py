@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,22 +14,14 @@ import pytest
 from mrlm_pl.engines import Sampling
 from mrlm_pl.policy import Policy
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/learning"))
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the script appends to it
-    module = importlib.import_module("agentbench")
+def benchmark(learning_benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = learning_benchmark("agentbench")
     small = {"GROUPS": 1, "GROUP_SIZE": 2, "EPISODES": 3, "ROWS": 60, "SAMPLING": Sampling(max_tokens=16)}
     for name, value in small.items():
         monkeypatch.setattr(module, name, value)
-    yield module
-    for name in set(sys.modules) - before:
-        if str(ROOT / "benchmarks") in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    return module
 
 
 @pytest.mark.parametrize("arm", ["GiGPO", "IPPO, team"])

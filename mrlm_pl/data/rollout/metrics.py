@@ -87,7 +87,11 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
 
 def token_count(episodes: Sequence[Episode]) -> float:
     """Return the number of tokens sampled for these episodes; paths of a turn tree share some."""
-    return float(sum(turn.stop - turn.start for turn, _ in distinct_turns(episodes)))
+    return _tokens(distinct_turns(episodes))
+
+
+def _tokens(turns: Sequence[tuple[Turn, Trajectory]]) -> float:
+    return float(sum(turn.stop - turn.start for turn, _ in turns))
 
 
 @dataclass
@@ -138,7 +142,7 @@ class CollectionSums:
             if branch.group in groups:
                 groups[branch.group].append(branch)
         flat = [(float(silent(group)), 1.0) for group in groups.values()]
-        weights, tokens = path_weights(played), token_count(played)
+        weights, tokens = path_weights(played), _tokens(turns)
         values: dict[str, list[tuple[float, float]]] = {
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
             "rollout/zero_variance_groups": flat,
@@ -163,14 +167,15 @@ class CollectionSums:
         own = [(turn, row) for turn, row in turns if turn.policy == row.policy]
         if own or not turns:
             surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
-            means["rollout/entropy"] = (surprise, max(float(sum(turn.stop - turn.start for turn, _ in own)), 1.0))
+            means["rollout/entropy"] = (surprise, max(_tokens(own), 1.0))
         means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
         everything = [*episodes, *unused]
+        sampled = turns if len(everything) == len(played) else distinct_turns(everything)
         counts = {
             "episodes": float(len(everything)),
             "failed_episodes": float(sum(episode.failed for episode in everything)),
-            "decisions": float(len(distinct_turns(everything))),
-            "generated_tokens": token_count(everything),
+            "decisions": float(len(sampled)),
+            "generated_tokens": _tokens(sampled),
         }
         sums = {
             "rollout/tokens_per_second": (tokens + token_count(unused) + earlier_tokens) / seconds,

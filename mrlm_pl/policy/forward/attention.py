@@ -26,8 +26,8 @@ ATTENTION_NAME = "mrlm_packed"
 MASK_ELEMENTS = 2**24
 """Most elements of an attention mask; 64 MB in float32. A row of 32,000 tokens has a billion."""
 CAUSAL_TOKENS = 1024
-"""Fewest keys for which a causal kernel with queries in front, whose results are dropped, replaces a mask. It skips
-what the mask hides, in blocks of about 500 keys."""
+"""Fewest keys for which a causal kernel over whole rows, with the results of earlier tokens dropped, replaces a mask.
+It skips hidden keys in blocks of about 500."""
 
 
 class _Block:
@@ -80,10 +80,12 @@ class _Level:
             masks.append(torch.arange(blocks[earlier].width) < length[:, None])
         self._chain: Tensor | None = None
         self._mask: Tensor | None = None
+        self._causal: _CausalLayout | None = None
         if masks:
             chain = torch.cat(masks, 1)
             equal, before = bool(chain.all()), chain.shape[1]
-            self._before = before if equal and CAUSAL_TOKENS - width <= before <= width else 0
+            if CAUSAL_TOKENS - width <= before <= width:
+                self._causal = _CausalLayout(None if equal else chain, before, width, device)
             self._chain = on_device(chain[:1] if equal else chain, device)
             self._parts = self._divided(*self._chain.shape)
 
@@ -108,8 +110,8 @@ class _Level:
         """Return the attention [S, W, heads, dim] of these segments to their chains and causally to themselves.
 
         A mask of all segments and queries grows with the square of their length, and the backward pass would keep it.
-        Long segments whose chains are equally long and no longer need none; for others the mask is made part by part,
-        and again in the backward pass.
+        Long segments need none if their chains are not longer; for others the mask is made part by part, and again in
+        the backward pass.
 
         Args:
             query: [S, W, heads, dim].
@@ -118,9 +120,8 @@ class _Level:
         key, value = self.with_chains(keys), self.with_chains(values)
         if self._chain is None:
             return _attention(query, key, value, scaling, None, dropout)
-        if self._before:
-            query = F.pad(query, (0, 0, 0, 0, self._before, 0))
-            return _attention(query, key, value, scaling, None, dropout)[:, self._before :]
+        if self._causal is not None:
+            return self._causal.attend(query, key, value, scaling, dropout)
         if len(self._parts) == len(self._parts[0]) == 1:
             if self._mask is None or self._mask.dtype != query.dtype:  # one for all layers
                 self._mask = self._part_mask(*self._parts[0][0], query.dtype)
@@ -166,6 +167,39 @@ class _Level:
         if not self.before:
             return own
         return torch.cat([*(_repeated(states[level], pieces) for level, pieces in self.before), own], 1)
+
+
+class _CausalLayout:
+    """Queries at the places of their tokens in whole rows, so that a causal kernel needs no mask.
+
+    Args:
+        chain: [S, keys before] bool, the keys of each segment's chain; None: all of them.
+        before: number of keys before the segments.
+        width: number of their queries.
+        device: of the states.
+    """
+
+    def __init__(self, chain: Tensor | None, before: int, width: int, device: torch.device) -> None:
+        self._before = before
+        self._order: Tensor | None = None
+        if chain is not None:
+            keys = before + width
+            first = torch.arange(0, len(chain) * keys, keys)[:, None]
+            hidden = F.pad(~chain, (0, width)).int()
+            self._order = on_device((hidden.argsort(dim=1, stable=True) + first).flatten(), device)
+            self._places = on_device((chain.sum(1, keepdim=True) + torch.arange(width) + first).flatten(), device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float) -> Tensor:
+        """Return the attention [S, W, heads, dim] of queries to keys and values [S, keys, heads, dim]."""
+        if self._order is None:
+            query = F.pad(query, (0, 0, 0, 0, self._before, 0))
+            return _attention(query, key, value, scaling, None, dropout)[:, self._before :]
+        rows = key.shape[:2]
+        key, value = (x.flatten(0, 1).index_select(0, self._order).unflatten(0, rows) for x in (key, value))
+        placed = query.new_zeros(key.shape[0] * key.shape[1], *query.shape[2:])
+        placed = placed.index_copy(0, self._places, query.flatten(0, 1)).unflatten(0, rows)
+        found = _attention(placed, key, value, scaling, None, dropout)
+        return found.flatten(0, 1).index_select(0, self._places).unflatten(0, query.shape[:2])
 
 
 def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:

@@ -283,9 +283,10 @@ def test_parts_of_a_mask_have_the_same_dropout_in_the_backward_pass(monkeypatch:
     assert_same_gradients(recomputed, found())
 
 
+@pytest.mark.parametrize("causal", [1, 1024])
 @pytest.mark.parametrize(("second", "max_tokens"), [(40, None), (60, None), (60, 1000)])
 def test_no_tensor_has_the_square_of_a_rows_tokens(
-    second: int, max_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+    causal: int, second: int, max_tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     T, model = 512, tiny_model("llama", max_position_embeddings=512)
     token_ids = torch.randint(0, V, (4, T), generator=torch.Generator().manual_seed(0))
@@ -294,6 +295,7 @@ def test_no_tensor_has_the_square_of_a_rows_tokens(
     action_mask = torch.zeros(4, T, dtype=torch.bool)
     action_mask[:, 100:] = True
     monkeypatch.setattr(attention, "MASK_ELEMENTS", 2**14)
+    monkeypatch.setattr(attention, "CAUSAL_TOKENS", causal)
     with LargestTensor() as sizes:
         labels, lengths = torch.tensor([0, 0, 1, 1]), torch.full((4,), T)
         options = {"prefix_groups": labels, "max_tokens": max_tokens}

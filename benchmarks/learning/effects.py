@@ -1,0 +1,308 @@
+"""Measure effects that papers claim, each against the arm that the paper compares with.
+
+    python benchmarks/learning/effects.py [--effects dr_mas asynchronous rae league] [--seeds 0 1 2 3 4]
+        [--json FILE]
+
+    dr_mas        a planner and its helpers, whose rewards differ: gradient norms, by what normalizes the advantages
+    asynchronous  configs/scaling/async.yaml, shortened, against synchronous rollouts of as many episodes
+    rae           self-play at tic-tac-toe in which alpha always begins: the score against random moves
+    league        tic-tac-toe against past snapshots and against itself, likewise
+
+The first arm is the baseline. Means over the seeds have 95 % intervals (Student's t), the differences to the baseline
+are paired by seed. ``--json`` keeps the runs that its file has, and is written after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning
+from branches import fit
+from lightning.pytorch import Callback
+from mrlm_callbacks import SelfPlay
+from mrlm_callbacks.anchor_games import AnchorGames
+from mrlm_environments import Helpers, MathEnvironment, TicTacToe
+from mrlm_environments.games.tic_tac_toe import MARKS
+from torch import Tensor
+
+from mrlm_pl.advantages import group_means, group_normalized_advantages
+from mrlm_pl.algorithms import GRPO, RAE, REINFORCE, DrMAS
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import Environment, Message, Observations, Step, Task
+from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.losses import Correction
+from mrlm_pl.policy import Policy
+from mrlm_pl.runs import evaluate
+from mrlm_pl.seeding import keyed_random
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from few_values import mean_and_half
+from provenance import provenance
+
+EPISODES = 300
+"""Episodes of the evaluation after a run."""
+
+
+class OverAllAgents(GRPO):
+    """GRPO with one mean and one standard deviation over all agents of a task's episodes."""
+
+    def compared(self, returns: Returns) -> Returns:
+        return replace(returns, baseline=group_means(returns.reward, returns.group))
+
+    def advantages(self, returns: Returns) -> Tensor:
+        return group_normalized_advantages(returns.reward, returns.group)
+
+
+class AlphaBegins(TicTacToe):
+    """Tic-tac-toe in which alpha always begins, so that the roles are worth different returns."""
+
+    def reset(self, task: Task) -> Observations:
+        return super().reset(replace(task, data={**task.data, "first": "alpha"}))
+
+
+class Chance(TicTacToe):
+    """Tic-tac-toe in which beta takes a random free cell, and alone alpha is asked."""
+
+    def reset(self, task: Task) -> Observations:
+        self.random = keyed_random("chance", task.key)
+        observations = super().reset(task)
+        return observations if "alpha" in observations else self.answered().observations
+
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        step = super().step(actions)
+        step = step if step.done else self.answered()
+        return replace(step, rewards={agent: reward for agent, reward in step.rewards.items() if agent == "alpha"})
+
+    def answered(self) -> Step:
+        """Return beta's move."""
+        free = [cell for cell in self._board if cell not in MARKS]
+        return super().step({"beta": Message("assistant", self.random.choice(free))})
+
+
+class GradientNorms(Callback):
+    """Record each policy's gradient norm in every update, and evaluate the final weights."""
+
+    def __init__(self) -> None:
+        self.norms: dict[str, list[float]] = {}
+        self.found: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        for name, value in trainer.callback_metrics.items():
+            if name.endswith("grad_norm"):
+                self.norms.setdefault(name.split("/")[1], []).append(float(value))
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        (name,) = trainer.datamodule.environments
+        report = trainer.datamodule.evaluate(name, split="test", episodes=EPISODES)
+        self.found = {"reward": report.mean_reward, "success": report.accuracy}
+        for policy, norms in self.norms.items():
+            self.found |= {f"largest norm of {policy}": max(norms), f"mean norm of {policy}": statistics.fmean(norms)}
+
+
+class Accuracy(Callback):
+    """Evaluate the final weights, and record the lag of the tokens that they were trained on."""
+
+    def __init__(self) -> None:
+        self.lags: list[float] = []
+        self.found: dict[str, float] = {}
+
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        self.lags.append(float(trainer.callback_metrics.get("async/lag", 0.0)))
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        (name,) = trainer.datamodule.environments
+        report = trainer.datamodule.evaluate(name, split="test", episodes=EPISODES)
+        self.found = {"accuracy": report.accuracy, "lag": statistics.fmean(self.lags)}
+
+
+class AgainstChance(Callback):
+    """Let the final weights of ``learner`` play both sides against a player that moves by chance."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        data, learner = trainer.datamodule, trainer.lightning_module.policy("learner")
+        sampling = data.validation_sampling
+        report = evaluate(learner, Chance(), num_episodes=EPISODES, seed=data.seed, sampling=sampling, device="cpu")
+        self.found = {"score": (1 + report.agents["alpha"].reward) / 2, "illegal": report.metrics["illegal"].value}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An algorithm, with what differs from the effect's other arms.
+
+    Args:
+        cls: its class.
+        options: of the class.
+        seats: the policy of each agent; {} is ``learner`` for all. ``opponent`` is frozen.
+        data: options of the rollouts.
+        callbacks: makes further callbacks.
+    """
+
+    cls: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seats: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Callable[[], Sequence[Callback]] = tuple
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Arms on one environment; the first is the baseline.
+
+    Args:
+        environment: makes it.
+        arms: by name.
+        data: options of the rollouts.
+        sampling: of a turn.
+        measure: makes the callback whose ``found`` are the numbers of a run.
+        learning_rate: of all policies.
+    """
+
+    environment: Callable[[], Environment]
+    arms: Mapping[str, Arm]
+    data: Mapping[str, Any]
+    sampling: Sampling
+    measure: Callable[[], Any]
+    learning_rate: float = 5e-4
+
+
+def asynchronous(lag: int) -> Arm:
+    """Return the arm with this ``max_lag``."""
+    return Arm(GRPO, {"correction": Correction("truncated")}, data={"mode": "async", "max_lag": lag})
+
+
+def league(draw: str) -> Arm:
+    """Return the arm whose opponents are past snapshots."""
+    anchors = AnchorGames(every=1000, games=1)  # AgainstChance measures all arms alike
+    return Arm(
+        REINFORCE,
+        seats={"alpha": "learner", "beta": "opponent"},
+        callbacks=lambda: [SelfPlay(snapshot_every=5, draw=draw, anchors=anchors)],
+    )
+
+
+HELPERS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
+GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
+
+EFFECTS = {
+    "dr_mas": Effect(
+        partial(Helpers, cost=0.0),
+        {
+            "all agents": Arm(OverAllAgents, seats=HELPERS),
+            "DrMAS": Arm(DrMAS, seats=HELPERS),
+        },
+        data={"groups": 8, "group_size": 8, "iterations": 24},
+        sampling=Sampling(max_tokens=4),
+        measure=GradientNorms,
+        learning_rate=1e-3,
+    ),
+    "asynchronous": Effect(
+        partial(MathEnvironment, difficulty=(1, 1)),
+        {
+            "sync": Arm(GRPO),
+            **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 2, 4)},
+        },
+        data={"groups": 8, "group_size": 8, "iterations": 24},
+        sampling=Sampling(max_tokens=32),
+        measure=Accuracy,
+    ),
+    "rae": Effect(
+        AlphaBegins,
+        {"REINFORCE": Arm(REINFORCE), "RAE": Arm(RAE)},
+        data=GAMES,
+        sampling=Sampling(temperature=1.5, max_tokens=1),
+        measure=AgainstChance,
+        learning_rate=2e-3,
+    ),
+    "league": Effect(
+        TicTacToe,
+        {"self-play": Arm(REINFORCE), "latest": league("latest"), "uniform": league("uniform")},
+        data=GAMES,
+        sampling=Sampling(temperature=1.5, max_tokens=1),
+        measure=AgainstChance,
+        learning_rate=2e-3,
+    ),
+}
+
+
+def run(effect: Effect, arm: Arm, seed: int) -> dict[str, float]:
+    """Return the numbers of a run."""
+    lightning.seed_everything(seed, verbose=False)
+    started = time.process_time()
+    policies = {
+        name: Policy("builtin:tiny", learning_rate=effect.learning_rate, trained=name != "opponent")
+        for name in sorted({*arm.seats.values()} or {"learner"})
+    }
+    data = RolloutDataModule(
+        effect.environment(),
+        sampling=effect.sampling,
+        save_episodes=False,
+        seed=seed,
+        **{**effect.data, **arm.data},
+    )
+    measure = effect.measure()
+    fit(arm.cls(policies, dict(arm.seats) or None, **arm.options), data, seed, *arm.callbacks(), measure)
+    found = {name: round(value, 4) for name, value in measure.found.items()}
+    return {**found, "cpu_seconds": round(time.process_time() - started, 1)}
+
+
+def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, list[float]]]:
+    """Return mean and half width of each number by arm, and of its differences by seed to the first arm."""
+    (first, baseline), *_ = runs.items()
+    found: dict[str, dict[str, list[float]]] = {}
+    for arm, rows in runs.items():
+        found[arm] = {}
+        for name in (name for name in rows[0] if name not in ("seed", "cpu_seconds")):
+            values = {name: [row[name] for row in rows]}
+            if arm != first:
+                values[f"{name} minus {first}"] = [
+                    row[name] - other[name] for row, other in zip(rows, baseline, strict=True)
+                ]
+            found[arm] |= {key: [round(number, 4) for number in mean_and_half(of)] for key, of in values.items()}
+    return found
+
+
+def main() -> None:
+    """Run all effects and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--effects", nargs="+", choices=list(EFFECTS), default=list(EFFECTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
+    written = {**provenance(kept=before), "effects": before["effects"] if before else {}}
+    for name in options.effects:
+        effect = EFFECTS[name]
+        found = written["effects"].setdefault(name, {"runs": {}})
+        for seed, arm in itertools.product(options.seeds, effect.arms):
+            rows = found["runs"].setdefault(arm, [])
+            if not any(row["seed"] == seed for row in rows):
+                rows.append({"seed": seed, **run(effect, effect.arms[arm], seed)})
+                print(json.dumps({"effect": name, "arm": arm, **rows[-1]}), flush=True)
+                if {*map(len, found["runs"].values())} == {len(rows)} and len(rows) > 1:
+                    found["summary"] = summary(found["runs"])
+                if options.json:
+                    options.json.write_text(json.dumps(written, indent=1) + "\n")
+        for arm, numbers in summary(found["runs"]).items():
+            print(f"{name:<12} {arm:<10}", json.dumps(numbers))
+
+
+if __name__ == "__main__":
+    main()
