@@ -1,4 +1,4 @@
-"""Which modules a fit imports, and what it does once for all of them."""
+"""The modules that a fit imports, and the work that it does once for all of them."""
 
 import json
 import os

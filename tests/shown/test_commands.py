@@ -173,7 +173,7 @@ def test_commands_in_running_text_have_the_options_that_they_name(help_of: Calla
 def test_completion_knows_the_options_of_every_help(help_of: Callable[[str], str]) -> None:
     (children,) = [action for action in whole_parser({})._actions if action.dest == "command"]
     for command in {*COMMANDS} - {"train", "validate", "test", "predict"}:
-        shown = set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z_.]*)", help_of(command), re.MULTILINE)) - {"--help"}
+        shown = set(re.findall(r"^  (?:-\w, )?(--[a-z][a-z0-9_.]*)", help_of(command), re.MULTILINE)) - {"--help"}
         known = children.choices[command]._option_string_actions
         inner = {option for option in shown if option.endswith(".help") or option == "--print_config"}
         assert not shown - inner - {*known}, command

@@ -20,7 +20,7 @@ FIT = "mrlm_pl.cli.commands.fit:RunCommand"
 LIGHTNING_OPTIONS = ("--config", "--print_config", "--ckpt_path", "--model", "--data")
 """Options that Lightning's command line adds."""
 
-_OPTION = re.compile(r"--[a-z][a-z_]*")
+_OPTION = re.compile(r"--[a-z][a-z0-9_]*")
 
 
 def run(arguments: Sequence[str]) -> int:

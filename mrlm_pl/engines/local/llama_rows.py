@@ -27,7 +27,7 @@ class ContextRows(Rows):
 
 
 class Seen(NamedTuple):
-    """Keys and values ``[N, KV heads, T, head size]``, and what is added to their scores, if anything."""
+    """Keys and values ``[N, KV heads, T, head size]``, and the mask that is added to their scores, if any."""
 
     keys: Tensor
     values: Tensor

@@ -2,7 +2,7 @@
 
 A step of a small model is hundreds of kernels that each take less time than their launch. A CUDA graph launches them
 all at once, if nothing of the step but the numbers in its tensors changes: so rows, contexts and lengths are rounded up
-to buckets, the place of the next token is a number on the device, and a mask hides what is not there yet.
+to buckets, the place of the next token is a number on the device, and a mask hides the places that are still empty.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class StaticDecode:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def zeros(self, first: Sequence[int], second: Sequence[int], like: FusedDecoder) -> tuple[Tensor, Tensor]:
-        """Return zeros of two shapes for a decoder's keys and values; what was returned before is lost."""
+        """Return zeros of two shapes for a decoder's keys and values; tensors returned before are lost."""
         sizes = [math.prod(first), math.prod(second)]
         dtype, device = like.weights.dtype, like.device
         needed = sum(sizes) * dtype.itemsize

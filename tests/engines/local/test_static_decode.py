@@ -223,7 +223,7 @@ class TestOnAGPU:
 
     def test_the_host_does_not_wait_within_eight_steps(self) -> None:
         backend = on_gpu(CudaGraphs(), torch.bfloat16)
-        for checked in (False, False, True):  # the second time captures what the third replays
+        for checked in (False, False, True):  # the second time captures, the third replays
             with torch.inference_mode():
                 logits, states = backend.prefill([Context(prompt(9, 0), 8)], reserve=60)
                 sampler = Sampler(range(8), [Sampling()] * 8, 60, backend.device, asynchronous=True)
