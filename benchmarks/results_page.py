@@ -72,7 +72,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Mean held-out reward of the tiny model before and after a run of some CPU seconds, and the mean rewards "
             "of the rollouts. Runs differ in size; sections below compare some at equal tokens. Acting alone in "
             "`coordination` earns .4 for certain: DrMAS and Shapley credit agents with their own rewards and may "
-            "settle there.",
+            "settle there. MAPoRL's size replaced a smaller one that learned nothing.",
             tables.team_algorithms,
             plot=True,
         ),
