@@ -34,7 +34,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     learner = SimpleNamespace(collection_over=False)
     plan = SimpleNamespace(seed=0, groups=4)
     collection: Any = SimpleNamespace(trainer=trainer, learner=learner, plan=plan, on_policy=True)
-    collection.collect = lambda iteration, last: (iteration, {})
+    collection.collect = lambda iteration, last: ({"main": SimpleNamespace(to=lambda device: iteration)}, {})
     collection.write_tokens = lambda: None
     monkeypatch.setattr(stream, "data_parallel_rank", lambda trainer: (0, 1))
     monkeypatch.setattr(TrainingStream, "_last_ahead", lambda self: 2)
@@ -42,7 +42,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     def made(learner: Any, rows: Any, parts: Any, over_ranks: Any) -> list[Batch]:
         found = [Batch({}, {}) for _ in parts]
         for number, batch in enumerate(found):
-            batch.origin = (rows, number, parts[number].tolist())  # type: ignore[attr-defined]
+            batch.origin = (rows["main"], number, parts[number].tolist())  # type: ignore[attr-defined]
         return found
 
     monkeypatch.setattr(stream, "micro_batches", made)
