@@ -5,15 +5,34 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 _Item = tuple[Future[Any], Callable[[], Any]]
+
+_LOOK_SECONDS = 0.5
+"""Longest wait before a thread looks for signals: one that the system gives to another thread does not wake it."""
+
+
+def result_of(future: Future[T]) -> T:
+    """Return a future's result; handlers of signals run while the main thread waits for it."""
+    while not wait((future,), _LOOK_SECONDS).done:
+        pass
+    return future.result()
+
+
+def _next(queue: SimpleQueue[_Item | None]) -> _Item | None:
+    """Return the next item; handlers of signals run while the main thread waits for it."""
+    while True:
+        try:
+            return queue.get(timeout=_LOOK_SECONDS)
+        except Empty:
+            continue
 
 
 class ComputeQueue:
@@ -69,11 +88,11 @@ class ComputeQueue:
             if first:
                 self._served = queue
         if not first:
-            return start().result()
+            return result_of(start())
         try:
             waited = start()
             waited.add_done_callback(lambda _: queue.put(None))
-            while (item := queue.get()) is not None:
+            while (item := _next(queue)) is not None:
                 self._run_item(item)
         finally:
             with self._routing:

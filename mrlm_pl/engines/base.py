@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from mrlm_pl.concurrency.compute_queue import result_of
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError, meant
 from mrlm_pl.settings import as_settings, at_least, between, positive
@@ -292,7 +293,7 @@ class Engine(ABC):
 
     def compute_during(self, start: Callable[[], Future[T]]) -> T:
         """Return the result of the future from ``start``; until then the engine may compute in the calling thread."""
-        return start().result()
+        return result_of(start())
 
     def release(self, session_prefix: str) -> None:
         """Drop the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""

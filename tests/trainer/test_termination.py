@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -40,13 +41,17 @@ from tests.support.short_fits import fingerprint, make
 
 @pytest.fixture(autouse=True)
 def unsent() -> None:
-    Signals.sent = False
+    Signals.sent = Signals.ended = False
 
 
 class Signals(EchoEnvironment):
-    """Send the signal to the run in the first step of all copies; all steps are slow."""
+    """Send the signal to the run in the first step of all copies; all steps are slow.
 
-    sent = False
+    Attributes:
+        ended: whether a step has ended.
+    """
+
+    sent = ended = False
 
     async def reset(self, task: Task) -> Observations:  # type: ignore[override]
         return super().reset(task)
@@ -54,21 +59,33 @@ class Signals(EchoEnvironment):
     async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
         if not Signals.sent:
             Signals.sent = True
-            os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(600.0)
+            self.send()
+        await asyncio.sleep(20.0)
+        Signals.ended = True
         return super().step(actions)
 
+    def send(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
+
+class SignalsToAnotherThread(Signals):
+    """Send the signal to the thread of the event loop: the system wakes that thread, and no other."""
+
+    def send(self) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("environment", [Signals, SignalsToAnotherThread])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_it_ends_a_run_that_waits_for_episodes(
-    mode: Literal["sync", "async"], model_folder: Path, quiet_trainer: Any
+    mode: Literal["sync", "async"], environment: type[Signals], model_folder: Path, quiet_trainer: Any
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    # Without the signal the steps would exceed their deadline and end the run.
-    algorithm, data = make(model_folder, Signals(), mode=mode, iterations=3, step_timeout=100.0, retries=0)
+    algorithm, data = make(model_folder, environment(), mode=mode, iterations=3, step_timeout=100.0, retries=0)
     trainer = quiet_trainer()
     with pytest.raises(SIGTERMException):
         trainer.fit(algorithm, data)
+    assert not Signals.ended
     assert data.collection.collector is None
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from mrlm_pl.concurrency.compute_queue import result_of
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaysSpecs
 from mrlm_pl.data.rollout.collectors.players import Players
@@ -219,7 +220,7 @@ class AsyncCollector(Collector):
         if not self.playing:
             self._make_players()
         began = time.monotonic()
-        self._submit(self._admit(iteration, last, groups)).result()
+        result_of(self._submit(self._admit(iteration, last, groups)))
         found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
