@@ -45,4 +45,5 @@ def processor() -> str:
     information = Path("/proc/cpuinfo")
     flags = information.read_text().split() if information.exists() else []
     vector = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
-    return " ".join(filter(None, (platform.machine(), vector, "AMX" if "amx_tile" in flags else "")))
+    bf16 = "BF16" if {"avx512_bf16", "amx_bf16"} & set(flags) else ""
+    return " ".join(filter(None, (platform.machine(), vector, "AMX" if "amx_tile" in flags else "", bf16)))

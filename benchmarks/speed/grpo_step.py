@@ -227,8 +227,14 @@ def run_peer(
     seed: int = 0,
     shape: Shape = Shape(),
     clock: Clock | None = None,
+    *,
+    bf16: bool = False,
 ) -> dict[str, Any]:
-    """Return step times and memory of TRL with its default generation; another clock may measure more."""
+    """Return step times and memory of TRL with its default generation; another clock may measure more.
+
+    Args:
+        bf16: whether its trainer computes in bf16 by autocast.
+    """
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -254,7 +260,7 @@ def run_peer(
         lr_scheduler_type="constant",
         beta=0.0,
         use_cpu=True,
-        bf16=False,
+        bf16=bf16,
         gradient_checkpointing=False,
         report_to="none",
         logging_steps=1,
@@ -280,6 +286,7 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
     """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--threads", str(options.threads), "--precision", options.precision]
+    command += ["--peer-bf16"] * options.peer_bf16
     command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
     return of_child(command, side, options.threads)
 
@@ -329,7 +336,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--precision", default="32-true", help="of ours; the peer computes in bf16 with --peer-bf16")
+    parser.add_argument("--peer-bf16", action="store_true")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -340,7 +348,11 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(options.threads)
-        run = partial(run_ours, precision=options.precision) if options.side == "ours" else run_peer
+        run = (
+            partial(run_ours, precision=options.precision)
+            if options.side == "ours"
+            else (partial(run_peer, bf16=options.peer_bf16))
+        )
         settings = {"learning_rate": options.learning_rate, "seed": options.seed}
         print(json.dumps(run(options.folder, options.steps, **settings)))
         return

@@ -1,11 +1,12 @@
 """Compare rollout and update of a GRPO step with the machine's speed at the matrix products that they need.
 
-    python benchmarks/speed/limit.py [--sizes xs s m] [--steps 8] [--threads 1] [--json benchmarks/results/limit.json]
+    python benchmarks/speed/limit.py [--sizes xs s m] [--precisions 32-true] [--steps 8] [--threads 1] \
+        [--json benchmarks/results/limit.json]
 
 The work is that of grpo_step.py. The rollout needs the products of every prompt once and of every new token, the update
 those of all tokens forward and twice backward, and those of the output head at the new tokens once more, because it is
-recomputed. Each product is measured alone in its shape, in fp32 and in bf16, as the best of several rounds: their sum
-is the least time of a phase, the rest is attention, element-wise operations, sampling, the optimizer and Python. The
+recomputed. Each product is measured alone in its shape, in the dtype of the precision, as the best of several rounds:
+their sum is the least time of a phase, the rest is attention, element-wise operations, sampling, optimizer and Python. The
 optimizer and the decode step also read all weights, which bounds their time by the memory's bandwidth. Times of a phase
 are the least of all steps after the warm-up, because other processes only add to them.
 """
@@ -32,8 +33,8 @@ from provenance import provenance
 from mrlm_pl.data.rollout.collection import CollectionObserver
 
 ROWS = PROMPTS * GROUP
-ROUNDS = 20
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROUNDS, MOST_SECONDS = 20, 1.0
+DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,13 @@ def products(size: str) -> dict[str, list[Product]]:
 
 
 def best_seconds(run: Callable[[], Any], at_least: float = 2e-3) -> float:
-    """Return the least seconds of a call, over rounds of enough calls to be measured."""
+    """Return the least seconds of a call, over rounds of enough calls to be measured, within about a second."""
     run()
-    calls, best = 1, float("inf")
+    calls, best, end = 1, float("inf"), time.perf_counter() + MOST_SECONDS
     for _ in range(ROUNDS):
         began = time.perf_counter()
+        if began > end:
+            break
         for _ in range(calls):
             run()
         spent = time.perf_counter() - began
@@ -136,36 +139,47 @@ class Phases(Callback, CollectionObserver):
         self._tick("update")
 
 
-def measured(size: str, steps: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each phase of a step with its figures."""
+def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each phase of a step in a precision with its figures."""
     phases = Phases()
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), size)
-        run_ours(folder, steps, "32-true", callbacks=[phases])
+        run_ours(folder, steps, precision, callbacks=[phases])
     for phase, needed in products(size).items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)
-        row = {"seconds": seconds, "gflop": operations / 1e9, "gflop_per_second": operations / 1e9 / seconds}
-        for name, dtype in DTYPES.items():
-            least = sum(item.times * product_seconds(item, dtype) for item in needed)
-            row |= {f"{name}_products_seconds": least, f"{name}_products_gflop_per_second": operations / 1e9 / least}
-        yield phase, row | {"share_of_fp32_products": row["fp32_products_seconds"] / seconds}
+        least = sum(item.times * product_seconds(item, DTYPES[precision]) for item in needed)
+        yield (
+            phase,
+            {
+                "seconds": seconds,
+                "gflop": operations / 1e9,
+                "gflop_per_second": operations / 1e9 / seconds,
+                "products_seconds": least,
+                "products_gflop_per_second": operations / 1e9 / least,
+                "share_of_products": least / seconds,
+            },
+        )
 
 
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["xs", "s", "m"])
+    parser.add_argument("--precisions", nargs="+", choices=list(DTYPES), default=["32-true"])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    sizes = {size: dict(measured(size, options.steps)) for size in options.sizes}
+    sizes: dict[str, dict[str, Any]] = {}
     found = {**provenance(), "threads": options.threads, "copy_bytes_per_second": bandwidth(), "sizes": sizes}
+    for size in options.sizes:
+        for precision in options.precisions:
+            sizes.setdefault(size, {})[precision] = dict(measured(size, precision, options.steps))
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
