@@ -6,9 +6,9 @@
 The work is that of grpo_step.py. The rollout needs the products of every prompt once and of every new token, the update
 those of all tokens forward and twice backward, and those of the output head at the new tokens once more, because it is
 recomputed. Each product is measured alone in its shape, in the dtype of the precision, as the best of several rounds:
-their sum is the least time of a phase, the rest is attention, element-wise operations, sampling, optimizer and Python. The
-optimizer and the decode step also read all weights, which bounds their time by the memory's bandwidth. Times of a phase
-are the least of all steps after the warm-up, because other processes only add to them.
+their sum is the least time of a phase, the rest is attention, element-wise operations, sampling, optimizer and Python.
+The optimizer and the decode step also read all weights, which bounds their time by the memory's bandwidth. Times of a
+phase are the least of all steps after the warm-up, because other processes only add to them.
 """
 
 from __future__ import annotations
