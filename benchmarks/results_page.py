@@ -187,6 +187,11 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "for unequal lengths against `generate` in waves: [engines](engines.md#in-this-process).",
             tables.batching,
         ),
+        "limit": Section(
+            "Limit of the machine",
+            "A GRPO step by phase beside its matrix products, each measured alone in its shape; one thread.",
+            tables.limit,
+        ),
         "start_up": Section(
             "Start-up",
             "`mrlm fit --config configs/quickstart.yaml` up to its first update, beside earlier commits: "

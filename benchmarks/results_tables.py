@@ -394,6 +394,24 @@ def batching(found: Any) -> str:
     return table(["size", "work", "processor time"], rows)
 
 
+def limit(found: Any) -> str:
+    """Return the seconds of each phase of a GRPO step, those of its products alone, and their share."""
+    rows = [
+        [
+            size,
+            precision,
+            phase,
+            f"{row['seconds']:.3f}",
+            f"{row['products_seconds']:.3f}",
+            f"{row['share_of_products']:.2f}",
+        ]
+        for size, precisions in found["sizes"].items()
+        for precision, phases in precisions.items()
+        for phase, row in phases.items()
+    ]
+    return table(["size", "precision", "phase", "seconds", "products alone", "share"], rows)
+
+
 def records(found: Any) -> str:
     """Return the CPU time of an iteration and the size of 1,000 episodes by saved content and by compression."""
     sizes, seconds = found["bytes_per_1000_episodes"], found["cpu_s_per_iteration"]
