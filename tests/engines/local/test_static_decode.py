@@ -46,7 +46,7 @@ def generated(
         return generate(backend, requests, limits, cache, EngineStats(), threading.Event())
 
 
-def same(found: Sequence[Generated], expected: Sequence[Generated], error: float = 3e-6) -> None:
+def assert_same(found: Sequence[Generated], expected: Sequence[Generated], error: float = 3e-6) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
@@ -74,7 +74,7 @@ def some_requests(rows: int, most: int, seed: int = 0) -> list[SampleRequest]:
 @pytest.mark.parametrize("name", FUSED)
 def test_a_static_step_gives_the_tokens_of_a_dynamic_one(name: str) -> None:
     rows = some_requests(13, 20)
-    same(generated(decoder(name, StaticDecode(Captures())), rows), generated(decoder(name), rows))
+    assert_same(generated(decoder(name, StaticDecode(Captures())), rows), generated(decoder(name), rows))
 
 
 def test_rows_leave_and_lengths_grow_across_all_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_rows_leave_and_lengths_grow_across_all_buckets(monkeypatch: pytest.Monk
     monkeypatch.setattr(static_decode, "_FIRST_CAPACITY", 8)
     captures, rows = Captures(), some_requests(30, 70)
     backend = decoder(static=StaticDecode(captures))
-    same(generated(backend, rows), generated(decoder(), rows))
+    assert_same(generated(backend, rows), generated(decoder(), rows))
     before = captures.count
-    same(generated(backend, rows), generated(decoder(), rows))  # over memory with the numbers of the first batch
+    assert_same(generated(backend, rows), generated(decoder(), rows))  # over memory with the numbers of the first batch
     assert captures.count > before > 4
 
 
@@ -93,7 +93,7 @@ def test_equal_batches_replay_the_steps_of_the_first_through_changes_of_the_weig
     captures = Captures()
     backend, plain = decoder(static=StaticDecode(captures)), decoder()
     rows = [request(prompt(9, row // 4), row, max_tokens=12) for row in range(16)]
-    same(generated(backend, rows), generated(plain, rows))
+    assert_same(generated(backend, rows), generated(plain, rows))
     assert captures.count == 1
     for scale in (1.1, 0.9):
         for one in (backend, plain):
@@ -102,7 +102,7 @@ def test_equal_batches_replay_the_steps_of_the_first_through_changes_of_the_weig
                     weight.mul_(scale)
             one.refresh()
         found = generated(backend, rows)
-        same(found, generated(plain, rows))
+        assert_same(found, generated(plain, rows))
     assert captures.count == 1
 
 
@@ -118,7 +118,7 @@ def test_weights_at_another_place_are_captured_again() -> None:
     assert captures.count == 2
     assert [one.logprobs for one in first] != [one.logprobs for one in other]
     plain = FusedDecoder(model, torch.float32)
-    same(other, generated(plain, rows))
+    assert_same(other, generated(plain, rows))
 
 
 def test_an_adapter_is_read_at_one_place() -> None:
@@ -135,7 +135,7 @@ def test_an_adapter_is_read_at_one_place() -> None:
                 weight.add_(0.1)
     backend.refresh()
     plain = FusedDecoder(adapted.get_base_model(), torch.float32)
-    same(generated(backend, rows), generated(plain, rows))
+    assert_same(generated(backend, rows), generated(plain, rows))
     assert captures.count == 1
 
 
@@ -144,7 +144,7 @@ def test_decoders_take_turns_in_one_memory() -> None:
     first, second = decoder("qwen2", static), decoder("llama", static)
     for rows in (some_requests(5, 20), some_requests(20, 30), some_requests(9, 10)):
         for backend, plain in ((first, decoder("qwen2")), (second, decoder("llama"))):
-            same(generated(backend, rows), generated(plain, rows))
+            assert_same(generated(backend, rows), generated(plain, rows))
 
 
 def test_sessions_continue_in_static_memory() -> None:
@@ -152,12 +152,12 @@ def test_sessions_continue_in_static_memory() -> None:
     backends = [decoder(static=StaticDecode(Captures())), decoder()]
     firsts = [request(prompt(5 + row, row), row, max_tokens=6 + row, session=f"s/{row}") for row in range(5)]
     found = [generated(one, firsts, cache) for one, cache in zip(backends, kept, strict=True)]
-    same(*found)
+    assert_same(*found)
     seconds = [
         request([*one.token_ids, *out.token_ids, 3], one.seed, max_tokens=7, session=one.session)
         for one, out in zip(firsts, found[0], strict=True)
     ]
-    same(*(generated(one, seconds, cache) for one, cache in zip(backends, kept, strict=True)))
+    assert_same(*(generated(one, seconds, cache) for one, cache in zip(backends, kept, strict=True)))
 
 
 def test_buckets_waste_at_most_a_quarter() -> None:
@@ -193,17 +193,19 @@ class TestOnAGPU:
     def test_a_replayed_graph_gives_the_numbers_of_the_step_it_was_captured_from(self, dtype: torch.dtype) -> None:
         graphs, eager = on_gpu(CudaGraphs(), dtype), on_gpu(Captures(), dtype)
         for rows in (some_requests(30, 150), some_requests(9, 40), some_requests(30, 150, seed=100)):
-            same(generated(graphs, rows), generated(eager, rows), error=0.0)
+            assert_same(generated(graphs, rows), generated(eager, rows), error=0.0)
 
     def test_a_replayed_graph_gives_the_tokens_of_a_dynamic_step(self) -> None:
         rows = some_requests(30, 150)
-        same(generated(on_gpu(CudaGraphs(), torch.float32), rows), generated(on_gpu(None, torch.float32), rows), 1e-4)
+        assert_same(
+            generated(on_gpu(CudaGraphs(), torch.float32), rows), generated(on_gpu(None, torch.float32), rows), 1e-4
+        )
 
     def test_graphs_read_weights_that_changed_in_place_and_moved(self) -> None:
         graphs, eager = on_gpu(CudaGraphs(), torch.float32), on_gpu(Captures(), torch.float32)
         rows = [request(prompt(9, row // 4), row, max_tokens=30) for row in range(16)]
         for turn in range(4):
-            same(generated(graphs, rows), generated(eager, rows), error=0.0)
+            assert_same(generated(graphs, rows), generated(eager, rows), error=0.0)
             for one in (graphs, eager):
                 with torch.no_grad():
                     for weight in one.weights.model.parameters():
@@ -219,7 +221,7 @@ class TestOnAGPU:
             one.rows = static
         for _ in range(3):
             for one, expected in zip(decoders, plain, strict=True):
-                same(generated(one, rows), expected, error=0.0)
+                assert_same(generated(one, rows), expected, error=0.0)
 
     def test_the_host_does_not_wait_within_eight_steps(self) -> None:
         backend = on_gpu(CudaGraphs(), torch.bfloat16)
