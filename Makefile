@@ -11,10 +11,12 @@ quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in
 
 # One thread per worker, since more would compete for two cores. One worker more than cores, since tests wait for
 # processes, servers and deadlines for a fifth of their time. Each begins with a third of the tests in their order, so
-# that a module's fixtures are made once, and takes over tests of the others at its end.
+# that a module's fixtures are made once, and takes over tests of the others at its end. A test that holds the
+# interpreter beyond pytest's own timeout of 300 seconds, in C or stopped, costs its worker, with a traceback and a
+# failure in its name: without this the others would wait for its tests forever.
 test: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -o faulthandler_timeout=360 -o faulthandler_exit_on_timeout=true
 
 # Schemas of check-jsonschema itself: no network.
 SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema
