@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mrlm_pl.engines import InProcessEngine, Sample, SampleRequest, Sampling
+from mrlm_pl.engines.local.generation import EngineStats, Generated, SessionCache, generate
+from mrlm_pl.engines.local.llama import FusedDecoder
 
 VOCABULARY = 48
 COMMON = {
@@ -112,6 +115,16 @@ def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRe
     """Return a request for policy ``p``; settings of :class:`Sampling` and of the request by name."""
     sampling = {name: changes.pop(name) for name in ("temperature", "top_p", "top_k", "max_tokens") if name in changes}
     return SampleRequest(tuple(token_ids), changes.pop("policy", "p"), seed, Sampling(**sampling), **changes)
+
+
+def generated(
+    backend: FusedDecoder, requests: Sequence[SampleRequest], sessions: SessionCache | None = None
+) -> list[Generated]:
+    """Return what a decoder generates for the requests; without ``sessions`` it keeps no caches."""
+    limits = [one.sampling.max_tokens for one in requests]
+    cache = SessionCache(0) if sessions is None else sessions
+    with torch.inference_mode():
+        return generate(backend, requests, limits, cache, EngineStats(), threading.Event())
 
 
 @pytest.fixture

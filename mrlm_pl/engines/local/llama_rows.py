@@ -19,11 +19,23 @@ _GROWTH = 64
 class ContextRows(Rows):
     """Rows that continue contexts, whose keys and values their decoder computes.
 
+    A context is held once for all its rows.
+
     Attributes:
         shared: zeros for the keys and values of the contexts, left-aligned, ``[layers, 2, U, KV heads, T, head size]``.
     """
 
     shared: Tensor
+    _own: Tensor  # of the tokens fed since then, [layers, 2, B, KV heads, capacity, head size]
+    _lengths: list[int]  # of each context
+    _contexts: list[int]  # of each row
+
+    def states(self, row: int, length: int) -> Tensor:
+        """Return a copy of the keys and values of a row's first ``length`` tokens."""
+        context = self._contexts[row]
+        own = length - self._lengths[context]
+        first = self.shared[:, :, context, :, : self._lengths[context]]
+        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)
 
 
 class Seen(NamedTuple):
@@ -185,10 +197,3 @@ class DecoderRows(ContextRows):
             self.shared = self.shared[:, :, on_device(left, device), :, :longest]
         self._contexts = [left.index(u) for u in contexts]
         self._arrange()
-
-    def states(self, row: int, length: int) -> Tensor:
-        """Return a copy of the keys and values of a row's first ``length`` tokens."""
-        context = self._contexts[row]
-        own = length - self._lengths[context]
-        first = self.shared[:, :, context, :, : self._lengths[context]]
-        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)

@@ -287,13 +287,6 @@ class StaticRows(ContextRows):
             self._choose_step()
         self._arrange()
 
-    def states(self, row: int, length: int) -> Tensor:
-        """Return a copy of the keys and values of a row's first ``length`` tokens."""
-        context = self._contexts[row]
-        own = length - self._lengths[context]
-        first = self.shared[:, :, context, :, : self._lengths[context]]
-        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)
-
 
 def _move_together(states: Tensor, rows: Sequence[int]) -> None:
     """Move these rows of ``[layers, 2, N, ...]`` to the front, in order; layer by layer, to copy little at a time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 import torch
 
 from mrlm_pl.engines import SampleRequest
-from mrlm_pl.engines.local.generation import EngineStats, Generated, SessionCache, generate
+from mrlm_pl.engines.local.generation import SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
-from tests.engines.conftest import VOCABULARY, build, request
+from tests.engines.conftest import VOCABULARY, build, generated, request
 from tests.support.device_waits import DeviceWaits
 
 TOKENS = 40
@@ -22,15 +21,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 5},
     "top_p": {"top_p": 0.7},
 }
-
-
-def generated(
-    backend: FusedDecoder, requests: Sequence[SampleRequest], sessions: SessionCache | None = None
-) -> list[Generated]:
-    limits = [one.sampling.max_tokens for one in requests]
-    cache = SessionCache(0) if sessions is None else sessions
-    with torch.inference_mode():
-        return generate(backend, requests, limits, cache, EngineStats(), threading.Event())
 
 
 def decoder(name: str = "qwen2", asynchronous: bool = True) -> FusedDecoder:

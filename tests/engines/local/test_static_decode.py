@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -10,12 +9,12 @@ import torch
 
 from mrlm_pl.engines import SampleRequest, Sampling
 from mrlm_pl.engines.local import static_decode
-from mrlm_pl.engines.local.generation import Context, EngineStats, Generated, SessionCache, generate
+from mrlm_pl.engines.local.generation import Context, Generated, SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.engines.local.static_decode import Capture, CudaGraphs, StaticDecode, Step, bucket
 from mrlm_pl.policy.lora import LoRA, add_adapter
-from tests.engines.conftest import FUSED, VOCABULARY, build, request
+from tests.engines.conftest import FUSED, VOCABULARY, build, generated, request
 from tests.support.device_waits import DeviceWaits
 
 
@@ -35,15 +34,6 @@ def decoder(name: str = "qwen2", static: StaticDecode | None = None) -> FusedDec
     if static is not None:
         made.rows = static
     return made
-
-
-def generated(
-    backend: FusedDecoder, requests: Sequence[SampleRequest], sessions: SessionCache | None = None
-) -> list[Generated]:
-    limits = [one.sampling.max_tokens for one in requests]
-    cache = SessionCache(0) if sessions is None else sessions
-    with torch.inference_mode():
-        return generate(backend, requests, limits, cache, EngineStats(), threading.Event())
 
 
 def assert_same(found: Sequence[Generated], expected: Sequence[Generated], error: float = 3e-6) -> None:
