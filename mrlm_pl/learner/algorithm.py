@@ -92,6 +92,7 @@ class Algorithm(LightningModule, ABC):
         }
         if not any(policy.trained for policy in policies.values()):
             raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
+        _check_distinct(policies)
         check_seats(seats or {}, policies)
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
@@ -457,3 +458,15 @@ class Algorithm(LightningModule, ABC):
         for name, policy in self.trained_policies.items():
             if name not in batch.policies and self.trainer.world_size > 1:
                 policy.idle_loss()
+
+
+def _check_distinct(policies: Mapping[str, Policy]) -> None:
+    """Raise :class:`ConfigurationError` for one object under two names, whose weights would be updated twice a step."""
+    names: dict[int, str] = {}
+    for name, policy in policies.items():
+        first = names.setdefault(id(policy), name)
+        if first != name:
+            raise ConfigurationError(
+                f"policies: {first!r} and {name!r} are one object; make a Policy for each, or give the agents of both "
+                f"the seat {first!r}"
+            )

@@ -219,6 +219,12 @@ def test_nothing_to_train_is_refused(model_folder: Path) -> None:
         GRPO({"main": Policy(str(model_folder), trained=False)})
 
 
+def test_one_policy_under_two_names_is_refused(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    with pytest.raises(ConfigurationError, match="'solver' and 'judge' are one object"):
+        GRPO({"solver": policy, "judge": policy}, {"agent": "solver"})
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     from mrlm_pl.data import RolloutDataModule
 
