@@ -120,7 +120,7 @@ def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRe
 def generated(
     backend: FusedDecoder, requests: Sequence[SampleRequest], sessions: SessionCache | None = None
 ) -> list[Generated]:
-    """Return what a decoder generates for the requests; without ``sessions`` it keeps no caches."""
+    """Return the replies of a decoder to the requests; without ``sessions`` it keeps no caches."""
     limits = [one.sampling.max_tokens for one in requests]
     cache = SessionCache(0) if sessions is None else sessions
     with torch.inference_mode():
