@@ -41,6 +41,7 @@ from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
 from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share
 from mrlm_pl.learner.token_measures import TokenMeasures
+from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Collection:
         players: play episodes and give the engine its weights.
         plan: the groups of each iteration.
         sampling: how turns are sampled.
+        rounds: of synchronous playing; None plays in lockstep.
         max_lag: greatest age of the weights that sample, in versions; with 0 the learner waits for the episodes.
         options: of playing while the learner updates.
         saved: the iterations whose episodes are kept in ``RUN/episodes``; None writes none.
@@ -103,12 +105,13 @@ class Collection:
         players: Players,
         plan: GroupPlan,
         sampling: Sampling,
+        rounds: RoundOptions | None,
         max_lag: int,
         options: AsyncOptions,
         saved: EpisodeRetention | None,
     ) -> None:
         self.tasks, self.players, self.plan, self.sampling = tasks, players, plan, sampling
-        self.max_lag, self.options, self.saved = max_lag, options, saved
+        self.rounds, self.max_lag, self.options, self.saved = rounds, max_lag, options, saved
         self.on_policy = not max_lag and players.stale is None
         self.collector: SyncCollector | AsyncCollector | None = None
         self.totals = RunTotals()
@@ -154,7 +157,7 @@ class Collection:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
         # Likewise the collector: it takes over the groups that a checkpoint would hold.
         if self.collector is None:
-            sync = None if self.max_lag else SyncCollector(self.players, self.plan, self.sampling)
+            sync = None if self.max_lag else SyncCollector(self.players, self.plan, self.sampling, self.rounds)
             self.collector = sync or self._async_collector()
         with ended_by_sigterm(trainer):
             collected = self.collector.collect(iteration, last, groups)

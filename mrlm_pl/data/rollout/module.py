@@ -26,6 +26,7 @@ from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
+from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.settings import as_settings, at_least, one_of
 
 
@@ -73,6 +74,8 @@ class RolloutDataModule(LightningDataModule):
         save_episodes: write every rollout to ``RUN/episodes``; or the iterations that are kept there, see
             :class:`~mrlm_pl.episode_files.EpisodeRetention`.
         mode: ``sync`` plays a rollout while the learner waits; ``async`` plays the next ones while it updates.
+        rounds: lets environments answer, in ``sync`` mode, while other episodes are sampled; see
+            :class:`~mrlm_pl.rollout.rounds.RoundOptions`. None plays in lockstep: all turns, then all environments.
         max_lag: greatest age, in ``async`` mode, of the weights that sample, in versions; the updates on one rollout
             make a version. 0 is ``sync``.
         async_options: see :class:`AsyncOptions`.
@@ -110,6 +113,7 @@ class RolloutDataModule(LightningDataModule):
         engine: Engine | None = None,
         save_episodes: bool | EpisodeRetention = True,
         mode: Literal["sync", "async"] = "sync",
+        rounds: RoundOptions | None = None,
         max_lag: int = 1,
         async_options: AsyncOptions = AsyncOptions(),  # noqa: B008 (frozen)
         cross_policy: CrossPolicy | None = None,
@@ -136,13 +140,19 @@ class RolloutDataModule(LightningDataModule):
             "processes": processes,
         }
         lag = max_lag if mode == "async" else 0
+        rounds = None if rounds is None else as_settings(RoundOptions, rounds, "data.rounds")
+        if rounds is not None and lag:
+            raise ConfigurationError(
+                "data.rounds is of data.mode sync, and the mode is async, where no environment delays other episodes; "
+                "leave data.rounds out"
+            )
         stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)
         plan = GroupPlan(self.tasks.stream, groups, sizes, seed, resample_rounds, failed_members, member_rounds)
         saved = EpisodeRetention() if save_episodes is True else save_episodes or None
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
-        self.collection = Collection(self.tasks, self.players, plan, self.sampling, lag, async_options, saved)
+        self.collection = Collection(self.tasks, self.players, plan, self.sampling, rounds, lag, async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
     def setup(self, stage: str) -> None:

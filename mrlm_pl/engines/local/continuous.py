@@ -16,8 +16,8 @@ from mrlm_pl.settings import at_least
 
 
 @dataclass(eq=False)
-class _Turn:
-    """A turn in generation."""
+class ContinuousTurn:
+    """A turn in generation; ``done`` has its sample."""
 
     request: SampleRequest
     session: str
@@ -73,13 +73,13 @@ class ContinuousEngine(EngineWrapper):
     Args:
         engine: generates; it must take requests with ``offset`` and ``piece``.
         piece: most tokens until others may join or weights may change.
-        rows: most turns in a batch; earlier turns go first.
+        rows: most turns in a batch, earlier ones first; None: all.
 
     Raises:
         ConfigurationError: a number is below 1, or the engine samples whole turns only.
     """
 
-    def __init__(self, engine: Engine, piece: int = 32, rows: int = 256) -> None:
+    def __init__(self, engine: Engine, piece: int = 32, rows: int | None = 256) -> None:
         at_least(1, "", piece=piece, rows=rows)
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
@@ -87,7 +87,7 @@ class ContinuousEngine(EngineWrapper):
         self.piece, self.rows = piece, rows
         self.batches = 0
         self._busy: tuple[float, float | None] = (0.0, None)
-        self._turns: list[_Turn] = []
+        self._turns: list[ContinuousTurn] = []
         self._numbers = itertools.count()
         self._runner: asyncio.Task[None] | None = None
 
@@ -97,57 +97,73 @@ class ContinuousEngine(EngineWrapper):
         Raises:
             EngineError: of the engine, for the batch of a request.
         """
+        turns = self.begin(requests)
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.get_running_loop().create_task(self._run())
+        try:
+            return list(await asyncio.gather(*(turn.done for turn in turns)))
+        finally:
+            self.end(turns)
+
+    def begin(self, requests: Sequence[SampleRequest]) -> list[ContinuousTurn]:
+        """Let the turns of these requests join the next :meth:`batch`."""
         loop = asyncio.get_running_loop()
         turns = []
         for request in requests:
             session = request.session or f"piece/{next(self._numbers)}/"
-            turns.append(_Turn(request, session, loop.create_future()))
+            turns.append(ContinuousTurn(request, session, loop.create_future()))
         self._turns += turns
-        if self._runner is None or self._runner.done():
-            self._runner = loop.create_task(self._run())
-        try:
-            return list(await asyncio.gather(*(turn.done for turn in turns)))
-        finally:
-            for turn in turns:
-                turn.done.cancel()  # a cancelled or failed call leaves nothing running
-                if not turn.request.session:
-                    self.engine.release(turn.session)
+        return turns
+
+    def end(self, turns: Sequence[ContinuousTurn]) -> None:
+        """Cancel unfinished turns, and release what is kept for one turn only."""
+        for turn in turns:
+            turn.done.cancel()  # a cancelled or failed call leaves nothing running
+            if not turn.request.session:
+                self.engine.release(turn.session)
 
     async def _run(self) -> None:
         # Concurrent callers share the first batch: let them submit their requests before it is made.
         await asyncio.sleep(0)
-        while self._turns:
-            self._turns = [turn for turn in self._turns if not turn.done.done()]
-            batch = self._turns[: self.rows]
-            if not batch:
-                return
-            asked = [turn.next_piece(self.piece) for turn in batch]
-            started = time.perf_counter()
-            self._busy = self._busy[0], started
-            try:
-                samples = await self.engine.sample(asked)
-                if len(samples) != len(asked):
-                    name = type(self.engine).__name__
-                    raise EngineError(f"{name} gave {len(samples)} samples for {len(asked)} requests")
-            except asyncio.CancelledError:
-                for turn in self._turns:
-                    turn.done.cancel()
-                raise
-            except Exception as error:
-                await self._find_culprits(batch, asked, error)
-                continue
-            finally:
-                self._busy = self._busy[0] + time.perf_counter() - started, None
-                self.batches += 1
-            for turn, sample in zip(batch, samples, strict=True):
-                self._take(turn, sample)
+        while await self.batch():
+            pass
 
-    def _take(self, turn: _Turn, sample: Sample) -> None:
+    async def batch(self) -> bool:
+        """Sample a piece of the turns that have begun; False without any. One batch runs at a time."""
+        self._turns = [turn for turn in self._turns if not turn.done.done()]
+        batch = self._turns[: self.rows]
+        if not batch:
+            return False
+        asked = [turn.next_piece(self.piece) for turn in batch]
+        started = time.perf_counter()
+        self._busy = self._busy[0], started
+        try:
+            samples = await self.engine.sample(asked)
+            if len(samples) != len(asked):
+                name = type(self.engine).__name__
+                raise EngineError(f"{name} gave {len(samples)} samples for {len(asked)} requests")
+        except asyncio.CancelledError:
+            for turn in self._turns:
+                turn.done.cancel()
+            raise
+        except Exception as error:
+            await self._find_culprits(batch, asked, error)
+            return True
+        finally:
+            self._busy = self._busy[0] + time.perf_counter() - started, None
+            self.batches += 1
+        for turn, sample in zip(batch, samples, strict=True):
+            self._take(turn, sample)
+        return True
+
+    def _take(self, turn: ContinuousTurn, sample: Sample) -> None:
         reason = turn.take(sample, self.engine.window(turn.request.policy))
         if reason is not None and not turn.done.done():
             turn.done.set_result(turn.sample(reason))
 
-    async def _find_culprits(self, batch: Sequence[_Turn], asked: Sequence[SampleRequest], error: Exception) -> None:
+    async def _find_culprits(
+        self, batch: Sequence[ContinuousTurn], asked: Sequence[SampleRequest], error: Exception
+    ) -> None:
         """Ask for each piece separately, so that a bad request does not fail the others."""
         answers: list[Any] = [error]
         if len(batch) > 1:

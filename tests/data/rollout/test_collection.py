@@ -17,7 +17,7 @@ from mrlm_pl.engines import Sampling
 def test_a_signal_while_the_collector_takes_over_groups_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = SimpleNamespace(world_size=1, received_sigterm=False, global_step=0)
     parts: Any = SimpleNamespace(plan_until=lambda *_: None, stale=None, groups=1)
-    collection = Collection(parts, parts, parts, Sampling(), 1, AsyncOptions(), None)
+    collection = Collection(parts, parts, parts, Sampling(), None, 1, AsyncOptions(), None)
     collection.trainer, collection.learner = trainer, SimpleNamespace(metrics=SimpleNamespace(tokens=None))  # type: ignore[assignment]
     holder: Any = object()
 

@@ -15,12 +15,13 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch, Evaluation
 from mrlm_pl.data.rollout.metrics import CollectionSums, reward_sums
-from mrlm_pl.engines import Sampling
+from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.rollout.rounds import RoundOptions
 from tests.support.short_fits import fingerprint, make
 
 
@@ -75,20 +76,53 @@ def test_validation_does_not_change_training(model_folder: Path, echo: Any, quie
     assert 0 <= trainer.callback_metrics["val/accuracy"] <= 1
 
 
+@pytest.mark.parametrize("rounds", [None, RoundOptions(3, 2)])
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path, rounds: RoundOptions | None
 ) -> None:
     """Checkpoints lie between mini-batches of a rollout (odd steps) and between rollouts (even steps)."""
-    algorithm, data = make(model_folder, echo(), minibatches=2)
+    algorithm, data = make(model_folder, echo(), minibatches=2, rounds=rounds)
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     quiet_trainer(callbacks=[keep], enable_checkpointing=True).fit(algorithm, data)
     whole = fingerprint(algorithm)
     for step in (1, 2, 5):
-        algorithm, data = make(model_folder, echo(), minibatches=2)
+        algorithm, data = make(model_folder, echo(), minibatches=2, rounds=rounds)
         trainer = quiet_trainer()
         trainer.fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
         assert trainer.global_step == 6
         assert fingerprint(algorithm) == whole
+
+
+def test_a_rollout_in_rounds_has_the_tokens_of_lockstep_in_batches_of_its_own(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    class Counted(InProcessEngine):
+        calls = 0
+
+        async def sample(self, requests: Any) -> Any:
+            self.calls += 1
+            return await super().sample(requests)
+
+    tokens, calls = [], []
+    for rounds in (None, RoundOptions(3)):
+        engine = Counted()
+        algorithm, data = make(model_folder, echo(turns=2), iterations=1, engine=engine, rounds=rounds)
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data)
+        episodes = read_episodes(Path(trainer.default_root_dir) / "episodes")
+        tokens.append({episode.id: [row.token_ids for row in episode.rows()] for episode in episodes})
+        calls.append(engine.calls)
+    assert tokens[0] == tokens[1]
+    assert calls[0] == 2 < calls[1]
+
+
+def test_rounds_of_another_mode_or_below_one_are_refused(echo: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.rounds is of data\.mode sync, and the mode is async"):
+        RolloutDataModule(echo(), mode="async", rounds=RoundOptions())
+    for name in ("piece", "answer"):
+        with pytest.raises(ConfigurationError, match=rf"data\.rounds\.{name} is 0; it must be 1 or above"):
+            RoundOptions(**{name: 0})
+    RolloutDataModule(echo(), mode="async", max_lag=0, rounds=RoundOptions())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -21,6 +21,7 @@ from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.rollout.rounds import CallerInRounds, PlayerInRounds, RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, one_of
@@ -344,7 +345,19 @@ class Collector:
 
 
 class SyncCollector(Collector):
-    """Plays all groups of an iteration side by side, with the current weights."""
+    """Plays all groups of an iteration side by side, with the current weights.
+
+    Args:
+        players, plan, sampling: see :class:`Collector`.
+        rounds: see :class:`~mrlm_pl.rollout.rounds.RoundOptions`; None plays in lockstep.
+    """
+
+    def __init__(
+        self, players: Players, plan: GroupPlan, sampling: Sampling, rounds: RoundOptions | None = None
+    ) -> None:
+        super().__init__(players, plan, sampling)
+        self.rounds = rounds
+        self._in_rounds = False
 
     def collect(self, iteration: int, last: int, groups: Sequence[int]) -> Collected:
         """Return the episodes of these groups of an iteration; every rank calls it, with its own groups.
@@ -353,7 +366,8 @@ class SyncCollector(Collector):
             SIGTERMException: on all ranks, when SIGTERM has interrupted one of them.
         """
         trainer = self.players.learner.trainer
-        self.make_players()
+        if not self.playing:
+            self.make_players()
         collected, stopped = Collected(), False
         if self.greedy is not None:
             try:
@@ -383,4 +397,14 @@ class SyncCollector(Collector):
         """
 
         with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
+            if self.rounds is not None and not self._in_rounds:  # a loaded engine knows whether it takes pieces
+                self._play_in_rounds(self.rounds)
             return self.training.run_blocking(play)
+
+    def _play_in_rounds(self, options: RoundOptions) -> None:
+        rounds = Rounds(self.players.engine, options)
+        for player in self.playing:
+            player.engine, player.caller = rounds, CallerInRounds(player.caller, rounds)
+        self.due = PlayerInRounds(self.due, rounds)
+        self.greedy = self.greedy and PlayerInRounds(self.greedy, rounds)
+        self._in_rounds = True
