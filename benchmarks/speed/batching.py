@@ -1,17 +1,20 @@
-"""Measure what batching saves in the in-process engine: rows of several policies, and rows of unequal lengths.
+"""Measure what batching saves in the in-process engine: rows of several policies, adapters, and unequal lengths.
 
     python benchmarks/speed/batching.py [--size xs s] [--rounds 7] [--threads 1] [--json FILE]
 
 ``policies``: P policies with random weights of one architecture, ``--rows`` requests each, in one call against a call
-for each policy. ``lengths``: ``--requests`` requests whose lengths are uniform in 1 to ``--new-tokens``, in one call
-against ``model.generate`` in waves of ``--rows``, which last until the longest row of a wave ends. Both sides run in
-turns in one process. Figures are medians of the ratios of processor seconds for equal tokens.
+for each policy. ``adapters``: P policies with adapters of rank 16 on one base against such policies on copies of it,
+whose adapters are added to the weights, and the memory of both sides' weights. ``lengths``: ``--requests`` requests
+whose lengths are uniform in 1 to ``--new-tokens``, in one call against ``model.generate`` in waves of ``--rows``,
+which last until the longest row of a wave ends. Both sides run in turns in one process. Figures are medians of the
+ratios of processor seconds for equal tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import random
 import statistics
@@ -25,6 +28,7 @@ import torch
 from rollout import SIZES, build_model
 
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
+from mrlm_pl.policy.lora import LoRA, add_adapter, with_shared_weights
 from mrlm_pl.seeding import derive_seed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -73,6 +77,35 @@ def policies(size: str, count: int, arguments: argparse.Namespace) -> dict[str, 
     return {"size": size, "policies": count, "rows": arguments.rows, **found}
 
 
+def adapters(size: str, count: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return time and weights of policies with adapters on one base against such policies on copies of it."""
+    base = build_model("llama", size).requires_grad_(False)
+    prompt = [n % SIZES[size]["vocabulary"] for n in range(1, PROMPT_TOKENS + 1)]
+    requests, engines = [], (InProcessEngine(), InProcessEngine())
+    for n in range(count):
+        name = f"policy {n}"
+        requests += requests_of(name, prompt, [arguments.new_tokens] * arguments.rows)
+        for engine, model in zip(engines, (with_shared_weights(base), copy.deepcopy(base)), strict=True):
+            engine.load(name, add_adapter(model, LoRA(), name).get_base_model(), version=0)
+
+    def sampled(engine: InProcessEngine) -> int:
+        return sum(len(sample.token_ids) for sample in asyncio.run(engine.sample(requests)))
+
+    shared, merged = engines
+    found = cpu_ratio(lambda: sampled(shared), lambda: sampled(merged), arguments.rounds)
+    found["weights_mib"] = [round(weights_bytes(engine) / 2**20, 2) for engine in engines]
+    for engine in engines:
+        engine.close()
+    return {"size": size, "policies": count, "rows": arguments.rows, **found}
+
+
+def weights_bytes(engine: InProcessEngine) -> int:
+    """Return the memory of all weights that an engine reads."""
+    decoders = [loaded.backend for loaded in engine._loaded.values()]
+    tensors = {tensor.data_ptr(): tensor for decoder in decoders for tensor in decoder.weights.tensors()}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
 def lengths(size: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the ratio of one call with unequal lengths to waves of ``generate``."""
     model = build_model("llama", size)
@@ -102,7 +135,7 @@ def lengths(size: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print and write both measurements."""
+    """Print and write the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["xs", "s"])
     parser.add_argument("--rounds", type=int, default=7)
@@ -113,12 +146,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    written: dict[str, Any] = {**provenance(), "threads": arguments.threads, "policies": [], "lengths": []}
+    written: dict[str, Any] = {
+        **provenance(),
+        "threads": arguments.threads,
+        "policies": [],
+        "adapters": [],
+        "lengths": [],
+    }
     for size in arguments.size:
         for count in (2, 4):
             written["policies"].append(row := policies(size, count, arguments))
             print(
                 f"{size}: {count} policies in one call take {row['ratio']:.2f} of the time of a call each", flush=True
+            )
+        for count in (2, 4):
+            written["adapters"].append(row := adapters(size, count, arguments))
+            print(
+                f"{size}: {count} adapters on one base take {row['ratio']:.2f} of the time of merged ones", flush=True
             )
         written["lengths"].append(row := lengths(size, arguments))
         print(f"{size}: unequal lengths take {row['ratio']:.2f} of the time of waves of generate", flush=True)

@@ -110,18 +110,28 @@ def is_adapter(name: str) -> bool:
     return _KEY in name
 
 
-def adapted_weight(module: nn.Module) -> Tensor | None:
-    """Return the weight of a linear layer with its adapter added, a new tensor; None without an adapter."""
+def adapter_factors(module: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Return ``A`` and ``alpha / rank B`` of a linear layer's adapter; None without an adapter."""
     base, adapters = getattr(module, "base_layer", None), getattr(module, "lora_A", None)
     if not isinstance(base, _LINEAR) or not isinstance(adapters, nn.ModuleDict) or len(adapters) != 1:
         return None
     layer: Any = module
     (name,) = adapters
-    product = whole(layer.lora_B[name].weight.detach()) @ whole(layer.lora_A[name].weight.detach())
-    weight = whole(base.weight.detach())
+    a, b = (whole(factor[name].weight.detach()) for factor in (layer.lora_A, layer.lora_B))
+    return a, b * layer.scaling[name]
+
+
+def adapted_weight(module: nn.Module) -> Tensor | None:
+    """Return the weight of a linear layer with its adapter added, a new tensor; None without an adapter."""
+    factors = adapter_factors(module)
+    if factors is None:
+        return None
+    a, b = factors
+    base = cast(Any, module).base_layer
+    weight, product = whole(base.weight.detach()), b @ a
     if isinstance(base, Conv1D):  # holds its weight as [inputs, outputs]
         product = product.T
-    return torch.add(weight, product.to(weight.dtype), alpha=layer.scaling[name])
+    return weight + product.to(weight.dtype)
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:

@@ -116,7 +116,7 @@ class ContinuousEngine(EngineWrapper):
         return turns
 
     def end(self, turns: Sequence[ContinuousTurn]) -> None:
-        """Cancel unfinished turns, and release what is kept for one turn only."""
+        """Cancel unfinished turns, and release the caches of sessions of a single turn."""
         for turn in turns:
             turn.done.cancel()  # a cancelled or failed call leaves nothing running
             if not turn.request.session:

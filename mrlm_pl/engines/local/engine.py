@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.compute_queue import ComputeQueue
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.local.adapters import AdaptedWeights, base_of
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
 from mrlm_pl.engines.local.llama import FusedDecoder, unsupported_reason
 from mrlm_pl.engines.local.llama_rows import DecoderRows
+from mrlm_pl.engines.local.llama_weights import DecoderWeights
 from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
@@ -41,6 +43,13 @@ class _Loaded:
     version: int
     kind: Hashable
     """Policies of one kind generate in one batch."""
+
+
+def _same_objects(first: Sequence[Any] | None, second: Sequence[Any] | None) -> bool:
+    """Return whether both hold the same objects, and are not None."""
+    if first is None or second is None or len(first) != len(second):
+        return False
+    return all(one is other for one, other in zip(first, second, strict=True))
 
 
 class InProcessEngine(Engine):
@@ -142,13 +151,33 @@ class InProcessEngine(Engine):
         dtype = self._dtype or model.dtype
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
-            return FusedDecoder(model, dtype, self._own_weights)
+            return FusedDecoder(model, dtype, self._own_weights, self._shared_base(model, dtype))
         generic = GenericModel(model, dtype, self._own_weights)
         found = cache_use(generic)
         generic.use = found.use
         warn_of_cache(model.config.model_type, found)
         logger.info("policy %r generates through its own forward (%s), %s", policy, reason, generic.use)
         return generic
+
+    def _shared_base(self, model: PreTrainedModel, dtype: torch.dtype) -> DecoderWeights | None:
+        """Return the weights below the model's adapters if another policy has adapters on them, else None.
+
+        A single policy adds its adapters to the weights: its steps then have fewer products.
+        """
+        base = base_of(model)
+        others = [
+            (loaded, loaded.backend)
+            for loaded in self._loaded.values()
+            if isinstance(loaded.backend, FusedDecoder) and _same_objects(base, base_of(loaded.model))
+        ]
+        for _, backend in others:
+            if isinstance(backend.weights, AdaptedWeights):
+                return backend.weights.base
+        shared = DecoderWeights(model, dtype, self._own_weights, adapters=False) if others else None
+        for loaded, backend in others:
+            loaded.backend = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
+            loaded.backend.rows = backend.rows
+        return shared
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order.

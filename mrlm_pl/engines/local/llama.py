@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from mrlm_pl.engines.local.adapters import AdaptedWeights
 from mrlm_pl.engines.local.decoder import Attend, Decoder
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows
@@ -83,15 +84,18 @@ class FusedDecoder(Decoder):
         model: a model for which :func:`unsupported_reason` is None.
         dtype: compute dtype.
         own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
+        base: weights below the adapters of the model, which other decoders read too; None adds adapters to a copy.
 
     Attributes:
         rows: makes the rows of a batch.
     """
 
-    weights: DecoderWeights
+    weights: DecoderWeights | AdaptedWeights
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
-        self.weights = DecoderWeights(model, dtype, own)
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False, base: DecoderWeights | None = None
+    ) -> None:
+        self.weights = DecoderWeights(model, dtype, own) if base is None else AdaptedWeights(model, base)
         self.rows: MakeRows = DecoderRows
         self._forget_rotation()
 

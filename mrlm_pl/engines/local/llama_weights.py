@@ -68,14 +68,17 @@ def _row_major_if_few(h: Tensor) -> Tensor:
     return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
 
 
-def read_affine(module: nn.Module) -> Affine:
+def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
     """Return the current weight and bias of a linear, norm or embedding module, detached and not copied.
 
     Those of a tensor-parallel module are gathered from all ranks, and a low-rank adapter is added; these are copies.
+    Without ``adapters`` the weight is that below the adapter.
 
     Raises:
         TypeError: the module holds no plain dense weight.
     """
+    if not adapters:
+        module = getattr(module, "base_layer", module)
     adapted = adapted_weight(module)
     if adapted is not None:
         layer: Any = module
@@ -87,9 +90,9 @@ def read_affine(module: nn.Module) -> Affine:
     return Affine(whole(weight.detach()), None if bias is None else whole(bias.detach()))
 
 
-def _in_place(module: nn.Module) -> bool:
+def _in_place(module: nn.Module, adapters: bool) -> bool:
     """Return whether `read_affine` gives the module's own memory, and no sum or gathered copy."""
-    return not hasattr(module, "base_layer") and not isinstance(module.weight, DTensor)
+    return not (adapters and hasattr(module, "base_layer")) and not isinstance(module.weight, DTensor)
 
 
 @dataclass
@@ -140,13 +143,14 @@ class DecoderWeights:
         model: a model for which :func:`~mrlm_pl.engines.local.llama.unsupported_reason` is None.
         dtype: compute dtype of the projections and of the head.
         own: copy all weights.
+        adapters: add low-rank adapters; False reads the weights below them.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False, adapters: bool = True) -> None:
         config = model.config
         attention = model.model.layers[0].self_attn
         self.model = model
-        self.dtype, self.own = dtype, own
+        self.dtype, self.own, self._adapters = dtype, own, adapters
         self.head_dim: int = attention.head_dim
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -214,12 +218,12 @@ class DecoderWeights:
     def _keep(self, name: str, module: nn.Module) -> Tensor:
         """Return the weight of a module in its own dtype."""
         weight, _ = read_affine(module)
-        return self._hold(name, [weight], weight.dtype, _in_place(module))
+        return self._hold(name, [weight], weight.dtype, _in_place(module, self._adapters))
 
     def _fuse(self, name: str, *modules: nn.Module) -> Affine:
         """Return weight and bias of the modules stacked along the output, in the compute dtype."""
-        pairs = [read_affine(module) for module in modules]
-        lasting = len(modules) == 1 and _in_place(modules[0])
+        pairs = [read_affine(module, self._adapters) for module in modules]
+        lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
         weight = self._hold(name, [weight for weight, _ in pairs], self.dtype, lasting)
         biases = [bias for _, bias in pairs if bias is not None]
         return Affine(weight, self._hold(f"{name} bias", biases, self.dtype, lasting) if biases else None)

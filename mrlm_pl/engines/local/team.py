@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mrlm_pl.engines.local.adapters import Adapted, joined
 from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
-from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights
+from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights, Linear
 from mrlm_pl.grouping import grouped
 
 
@@ -25,7 +27,7 @@ class TeamAffine:
         counts: number of rows of each policy.
     """
 
-    layers: Sequence[Affine]
+    layers: Sequence[Linear]
     counts: list[int]
 
     def of(self, h: Tensor) -> Tensor:
@@ -53,25 +55,34 @@ class TeamWeights:
         self.dtype, self.eps, self.scale = first.dtype, first.eps, first.scale
         self.heads, self.kv_heads, self.head_dim = first.heads, first.kv_heads, first.head_dim
         self.norm = self._by_row([w.norm for w in self._members])
-        self.head = TeamAffine([w.head for w in self._members], counts)
+        self.head = self._linear([w.head for w in self._members])
         self.layers = [self._joined(layers) for layers in zip(*(w.layers for w in self._members), strict=True)]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``, one per row."""
+        if len({w.embedding.data_ptr() for w in self._members}) == 1:
+            return self._members[0].embed(ids)
         parts = zip(self._members, ids.split(self._counts), strict=True)
         return torch.cat([w.embed(part) for w, part in parts])
 
-    def _joined(self, layers: Sequence[LayerWeights[Affine]]) -> LayerWeights[TeamAffine]:
+    def _joined(self, layers: Sequence[LayerWeights[Any]]) -> LayerWeights[Linear]:
         qk_norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
         return LayerWeights(
             attention_norm=self._by_row([layer.attention_norm for layer in layers]),
-            qkv=TeamAffine([layer.qkv for layer in layers], self._counts),
+            qkv=self._linear([layer.qkv for layer in layers]),
             qk_norm=self._by_row(qk_norms) if qk_norms else None,
-            out=TeamAffine([layer.out for layer in layers], self._counts),
+            out=self._linear([layer.out for layer in layers]),
             mlp_norm=self._by_row([layer.mlp_norm for layer in layers]),
-            gate_up=TeamAffine([layer.gate_up for layer in layers], self._counts),
-            down=TeamAffine([layer.down for layer in layers], self._counts),
+            gate_up=self._linear([layer.gate_up for layer in layers]),
+            down=self._linear([layer.down for layer in layers]),
         )
+
+    def _linear(self, layers: Sequence[Affine | Adapted]) -> Linear:
+        """Return a layer of each policy; a base that all share is multiplied once."""
+        adapted = [layer for layer in layers if isinstance(layer, Adapted)]
+        if len({layer.weight.data_ptr() for layer in layers}) > 1 or 0 < len(adapted) < len(layers):
+            return TeamAffine(layers, self._counts)
+        return joined(adapted, self._counts) if adapted else layers[0]
 
     def _by_row(self, norms: Sequence[Tensor]) -> Tensor:
         """Return the weight of each row's norm ``[N, ...]``; a weight that all share as it is."""

@@ -1,0 +1,177 @@
+"""Weights of policies whose low-rank adapters are on one base: its matrices are held, and multiplied, once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mrlm_pl.engines.local.llama_weights import Affine, DecoderWeights, LayerWeights
+from mrlm_pl.policy.lora import adapter_factors, is_adapter
+
+
+class Adapted(NamedTuple):
+    """A linear layer ``base + b a``, with ``a`` ``[rank, in]`` and ``b`` ``[out, rank]``."""
+
+    base: Affine
+    a: Tensor
+    b: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """The base's weight."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base's bias."""
+        return self.base.bias
+
+    def of(self, h: Tensor) -> Tensor:
+        """Return ``h`` ``[N, in]`` through the layer, ``[N, out]``; see :meth:`Affine.of`."""
+        return self.base.of(h) + low_rank(h[None], self.a[None], self.b[None])
+
+    def added(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + of(h)``."""
+        return self.base.added(x, h) + low_rank(h[None], self.a[None], self.b[None])
+
+
+def low_rank(h: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return ``h a.T b.T`` of each of P policies, their rows one after the other.
+
+    Args:
+        h: rows of each policy, ``[P, N, in]``.
+        a: ``[P, rank, in]``.
+        b: ``[P, out, rank]``.
+
+    Returns:
+        ``[P N, out]``, like :meth:`Affine.of` the transpose of a contiguous result.
+    """
+    inner = torch.bmm(a, h.transpose(1, 2))  # [P, rank, N]
+    return torch.bmm(b, inner).transpose(0, 1).flatten(1).t()
+
+
+@dataclass(frozen=True)
+class TeamAdapted:
+    """A linear layer of each of several policies with adapters on one base, for rows in the order of the policies.
+
+    Args:
+        base: of all.
+        a: ``[P, rank, in]``.
+        b: ``[P, out, rank]``.
+        counts: number of rows of each policy.
+    """
+
+    base: Affine
+    a: Tensor
+    b: Tensor
+    counts: list[int]
+
+    def of(self, h: Tensor) -> Tensor:
+        """Return each row through its policy's layer, ``[N, out]``."""
+        return self.base.of(h) + self._low_rank(h)
+
+    def added(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + of(h)``."""
+        return self.base.added(x, h) + self._low_rank(h)
+
+    def _low_rank(self, h: Tensor) -> Tensor:
+        most = max(self.counts)
+        if min(self.counts) == most:
+            return low_rank(h.reshape(len(self.counts), most, -1), self.a, self.b)
+        padded = nn.utils.rnn.pad_sequence(h.split(self.counts), batch_first=True)
+        sums = low_rank(padded, self.a, self.b).unflatten(0, (len(self.counts), most))
+        return torch.cat([rows[:count] for rows, count in zip(sums, self.counts, strict=True)])
+
+
+def joined(layers: Sequence[Adapted], counts: list[int]) -> TeamAdapted:
+    """Return one layer of several policies; smaller ranks are filled up with zeros."""
+    a = nn.utils.rnn.pad_sequence([layer.a for layer in layers], batch_first=True)
+    b = nn.utils.rnn.pad_sequence([layer.b.t() for layer in layers], batch_first=True).transpose(1, 2)
+    return TeamAdapted(layers[0].base, a, b, counts)
+
+
+def base_of(model: PreTrainedModel) -> tuple[nn.Parameter, ...] | None:
+    """Return the weights of a model below its adapters; None without adapters.
+
+    Two models have one base if these are the same objects.
+    """
+    named = list(model.named_parameters())
+    base = tuple(parameter for name, parameter in named if not is_adapter(name))
+    return base if len(base) < len(named) else None
+
+
+class AdaptedWeights:
+    """The weights of a Llama-like decoder with adapters, over those of its base; see :class:`DecoderWeights`.
+
+    Args:
+        model: with adapters on the base.
+        base: the weights below the adapters, read here and by others.
+    """
+
+    def __init__(self, model: PreTrainedModel, base: DecoderWeights) -> None:
+        self.model, self.base = model, base
+        self.dtype, self.eps, self.scale = base.dtype, base.eps, base.scale
+        self.heads, self.kv_heads, self.head_dim = base.heads, base.kv_heads, base.head_dim
+        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        self.read()
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Read the module's current weights."""
+        base = self.base
+        base.read()
+        decoder: Any = self.model.model
+        self.embedding, self.device, self.norm = base.embedding, base.device, base.norm
+        self.inverse_frequency, self.rotary_scale = base.inverse_frequency, base.rotary_scale
+        self.head = self._adapted("head", base.head, self.model.lm_head)
+        self.layers = [
+            LayerWeights(
+                attention_norm=own.attention_norm,
+                qkv=self._adapted(f"{i} qkv", own.qkv, *(getattr(layer.self_attn, f"{part}_proj") for part in "qkv")),
+                qk_norm=own.qk_norm,
+                out=self._adapted(f"{i} out", own.out, layer.self_attn.o_proj),
+                mlp_norm=own.mlp_norm,
+                gate_up=self._adapted(f"{i} gate_up", own.gate_up, layer.mlp.gate_proj, layer.mlp.up_proj),
+                down=self._adapted(f"{i} down", own.down, layer.mlp.down_proj),
+            )
+            for i, (own, layer) in enumerate(zip(base.layers, decoder.layers, strict=True))
+        ]
+
+    def tensors(self) -> list[Tensor]:
+        """Return all weights, in one order."""
+        return [*self.base.tensors(), *(tensor for pair in self._factors.values() for tensor in pair)]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
+        return self.base.embed(ids)
+
+    @property
+    def architecture(self) -> tuple[Hashable, ...]:
+        """Sizes, precision and rotation that policies must share for a step together."""
+        return self.base.architecture
+
+    def _adapted(self, name: str, base: Affine, *modules: Any) -> Affine | Adapted:
+        """Return the base's layer with the adapters of its modules, which are stacked along the output."""
+        found = [adapter_factors(module) for module in modules]
+        rank = sum(pair[0].shape[0] for pair in found if pair is not None)
+        if not rank:
+            return base
+        if name not in self._factors:  # their memory stays, for steps that are replayed
+            shapes = (rank, base.weight.shape[1]), (base.weight.shape[0], rank)
+            self._factors[name] = tuple(base.weight.new_zeros(shape) for shape in shapes)  # type: ignore[assignment]
+        a, b = self._factors[name]
+        first = row = 0
+        for module, pair in zip(modules, found, strict=True):
+            outputs = getattr(module, "base_layer", module).weight.shape[0]
+            if pair is not None:
+                last = first + pair[0].shape[0]
+                a[first:last].copy_(pair[0])
+                b[row : row + outputs, first:last].copy_(pair[1])
+                first = last
+            row += outputs
+        return Adapted(base, a, b)
