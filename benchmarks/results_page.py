@@ -184,9 +184,16 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "batching": Section(
             "Batching",
-            "Processor time of the in-process engine with one call for several policies against a call for each, and "
-            "for unequal lengths against `generate` in waves: [engines](engines.md#in-this-process).",
+            "Processor time of the in-process engine with one call for several policies against a call for each, with "
+            "adapters on one base against adapters added to copies of it, and for unequal lengths against `generate` "
+            "in waves: [engines](engines.md#in-this-process).",
             tables.batching,
+        ),
+        "rounds": Section(
+            "Rounds against lockstep",
+            "32 episodes of 4 turns of unequal lengths, size s; an answer takes a random time with this mean: "
+            "[engines](engines.md#rounds).",
+            tables.rounds,
         ),
         "limit": Section(
             "Limit of the machine",
@@ -288,14 +295,14 @@ def source(name: str, found: Any) -> str:
 def numbers() -> str:
     """Return the README's measured numbers beside the peers', and its curve."""
     grpo, team, killed, attacked = (tables.read(name) for name in ("grpo_step", "team_step", "kill_resume", "attacks"))
-    turn = team["rows"][-1]
+    turn, step = team["rows"][-1], grpo["rows"][0]
     count, runs, same = tables.kills(killed)
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
     rows = [
         [
             f"a GRPO step against TRL {grpo['versions']['trl']}",
-            f"**{grpo['cpu_ratio']:.2f}** of its processor time, **{grpo['peak_ratio']:.2f}** of its peak memory",
+            f"**{step['cpu_ratio']:.2f}** of its processor time, **{step['peak_ratio']:.2f}** of its peak memory",
             "grpo_step",
         ],
         [

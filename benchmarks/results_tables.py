@@ -263,8 +263,9 @@ STEP = ("processor time", "peak memory")
 
 
 def grpo_step(found: Any) -> str:
-    """Return the costs of a GRPO step."""
-    return table(["", *STEP], [["GRPO, mrlm / TRL", *against(found, "trl")]])
+    """Return the costs of a GRPO step by size and precision."""
+    rows = [[row["size"], row["precision"], row["peer_precision"], *against(row, "trl")] for row in found["rows"]]
+    return table(["size", "mrlm in", "TRL in", *STEP], rows)
 
 
 def distillation_step(found: Any) -> str:
@@ -390,8 +391,25 @@ def families(found: Any) -> str:
 def batching(found: Any) -> str:
     """Return the engine's ratios by size, for several policies and for unequal lengths."""
     rows = [[row["size"], f"{row['policies']} policies", f"{row['ratio']:.2f}"] for row in found["policies"]]
+    rows += [
+        [row["size"], f"{row['policies']} policies with adapters on one base", f"{row['ratio']:.2f}"]
+        for row in found["adapters"]
+    ]
     rows += [[row["size"], "unequal lengths", f"{row['ratio']:.2f}"] for row in found["lengths"]]
-    return table(["size", "work", "processor time"], rows)
+    memory = [
+        [row["size"], row["policies"], *(f"{mib:.1f} MiB" for mib in row["weights_mib"])] for row in found["adapters"]
+    ]
+    held = table(["size", "policies", "weights with one base", "with adapters added to copies"], memory)
+    return table(["size", "work", "processor time"], rows) + "\n\n" + held
+
+
+def rounds(found: Any) -> str:
+    """Return the ratios of rounds to lockstep by the seconds of an answer and the piece."""
+    rows = [
+        [row["environment_seconds"], f"{row['lockstep_seconds']:.2f}", row["piece"], f"{row['ratio']:.2f}"]
+        for row in found["rows"]
+    ]
+    return table(["seconds of an answer", "seconds in lockstep", "piece", "ratio of the time"], rows)
 
 
 def limit(found: Any) -> str:

@@ -2,12 +2,12 @@
 
     python benchmarks/speed/grpo_step.py --peer-python .venv-peers/bin/python --size s [--rounds 3] [--json out.json]
 
-Both sides train the same random Llama model from the same folder in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
-each, exactly 64 new tokens (no token of the vocabulary ends a turn, so forcing the length costs neither side time).
-Each side runs in its own process, in turns, on ``--threads`` threads; the first steps of a process are warm-up and not
-counted. Printed are the medians and the ratios; times are wall seconds of whole steps (generation, reward, loss,
-backward, optimizer), and ``cpu`` the seconds of the processors in them, which other processes of the machine hardly
-change.
+Both sides train the same random Llama model from the same folder, by default in fp32, with AdamW: 4 prompts of 64
+tokens, 8 samples each, exactly 64 new tokens (no token of the vocabulary ends a turn, so forcing the length costs
+neither side time). Each side runs in its own process, in turns, on ``--threads`` threads; the first steps of a process
+are warm-up and not counted. Printed are the medians and the ratios; times are wall seconds of whole steps (generation,
+reward, loss, backward, optimizer), and ``cpu`` the seconds of the processors in them, which other processes of the
+machine hardly change. ``--json`` keeps the rows of other sizes and precisions that its file has.
 """
 
 from __future__ import annotations
@@ -363,12 +363,16 @@ def main() -> None:
     for _ in range(options.rounds):
         for side, python in sides.items():
             results[side].append(child(python, side, folder, options))
-    work = {"size": options.size, "threads": options.threads, "rounds": options.rounds}
-    summary = {**provenance("trl", options.peer_python), **work, **compared(results["ours"], results["trl"], "trl")}
-    text = json.dumps(summary, indent=2)
-    print(text)
+    peer = "bf16-mixed" if options.peer_bf16 else "32-true"
+    work = {"size": options.size, "precision": options.precision, "peer_precision": peer}
+    row = {**work, "threads": options.threads, "rounds": options.rounds}
+    row |= compared(results["ours"], results["trl"], "trl")
+    print(json.dumps(row, indent=2))
     if options.json:
-        options.json.write_text(text + "\n")
+        before = json.loads(options.json.read_text()) if options.json.exists() else None
+        rows = [other for other in (before["rows"] if before else []) if not work.items() <= other.items()]
+        found = {**provenance("trl", options.peer_python, kept=before), "rows": [*rows, row]}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
