@@ -35,7 +35,7 @@ class KTO(GivenAnswersAlgorithm):
         policies: the weights; one policy.
         optimization: see :class:`~mrlm_pl.learner.algorithm.Algorithm`.
         beta: strength of the pull to the reference.
-        desirable_weight, undesirable_weight: weights of the two kinds; the paper keeps the ratio of their sums over the
+        desirable_weight, undesirable_weight: weights of the two kinds; TRL recommends a ratio of their sums over the
             data between 1 and 4/3.
 
     Raises:

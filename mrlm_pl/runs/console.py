@@ -107,7 +107,8 @@ _LINES = 50
 class RunProgress(ProgressBar):
     """Shows how far ``fit`` is, with the metrics that are logged with ``prog_bar=True`` under their whole names.
 
-    The unit is the iteration for a rollout data module and the batch for any other. A terminal gets a live display;
+    It counts complete iterations for a rollout data module and batches for any other; files and commands number
+    iterations from 0. A terminal gets a live display;
     a file, a pipe and a notebook get lines.
 
     Args:
@@ -154,7 +155,7 @@ class RunProgress(ProgressBar):
             console=console,
         )
         self._bar.add_task(
-            "iteration" if _rollout(trainer) else "batch", total=self._total(trainer), completed=self._first
+            "iterations" if _rollout(trainer) else "batches", total=self._total(trainer), completed=self._first
         )
         self._display = Live(self._bar, console=console, refresh_per_second=4)
         stream = sys.stderr
@@ -174,7 +175,7 @@ class RunProgress(ProgressBar):
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
             return
-        unit, every = ("iteration", 1) if data else ("batch", max(1, -(-total // _LINES)) if total else 10)
+        unit, every = ("iterations", 1) if data else ("batches", max(1, -(-total // _LINES)) if total else 10)
         if done % (self.every or every) == 0 or done == total:
             seconds = time.monotonic() - self._began
             print(_line(unit, done, total, metrics, seconds, done - self._first), flush=True)
@@ -241,8 +242,8 @@ def _number(value: float) -> str:
 def _line(unit: str, done: int, total: int | None, metrics: Mapping[str, float], seconds: float, of: int) -> str:
     """Return one line of progress.
 
-    >>> _line("iteration", 3, 120, {"rollout/reward": 0.5}, 6.0, 3)
-    'iteration   3/120  rollout/reward 0.500  0:00:06 elapsed, 0:03:54 left'
+    >>> _line("iterations", 3, 120, {"rollout/reward": 0.5}, 6.0, 3)
+    'iterations   3/120  rollout/reward 0.500  0:00:06 elapsed, 0:03:54 left'
     """
     count = f"{done:>{len(str(total))}}/{total}" if total else str(done)
     left = f", {_clock(seconds / of * (total - done))} left" if total and of else ""
@@ -303,7 +304,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
 
 
 class PolicySummary(ModelSummary):
-    """Prints one line for every policy and critic when ``fit`` starts, in place of Lightning's table of layers.
+    """Prints a line for each policy, critic and data set when ``fit`` starts, in place of Lightning's table of layers.
 
     An update that compiles layers (``compile`` of a policy) is followed by a line with the seconds that this took.
     """
@@ -318,6 +319,10 @@ class PolicySummary(ModelSummary):
             for name, module in pl_module.named_modules():
                 if isinstance(module, Policy):
                     print(f"{name}: {describe(module)}", flush=True)
+            data = _rollout(trainer)
+            for name, source in data.tasks.stream.sources.items() if data else ():
+                if source.size is not None:
+                    print(f"{name}: {source.size:,} tasks in the training split", flush=True)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Print the seconds of new compilations on the first rank."""

@@ -165,7 +165,8 @@ def compare_seeds(
     """Return a metric of runs at equal cost, by families of runs that differ in their seed alone.
 
     The costs are ``POINTS`` equal steps up to the largest one that all runs have reached; between two logged rows a
-    metric is interpolated linearly.
+    metric is interpolated linearly. Of runs with equal settings and seeds, such as a run and its resumed copy, the
+    longest one counts.
 
     Args:
         runs: by name.
@@ -191,6 +192,17 @@ def compare_seeds(
         states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))
         raise ConfigurationError(f"metric: no run has {metric!r} by {axis}; {hint}{states}")
     reached = {name: float(rows[0, -1]) for name, rows in logged.items()}
+    grouped: dict[str, dict[Any, str]] = {}
+    for name in logged:
+        family, seed = runs[name].family(), dict(runs[name].settings()).get("seed_everything")
+        members = grouped.setdefault(family, {})
+        own = name if seed is None else seed
+        kept = max(members.setdefault(own, name), name, key=reached.__getitem__)
+        if (other := members[own]) != name:
+            left = name if kept == other else other
+            notes.append(f"{left} is left out: its settings and its seed are those of {kept}.")
+        members[own] = kept
+    reached = {name: reached[name] for members in grouped.values() for name in members.values()}
     longest = max(reached.values())
     notes += [
         f"{name} ends at {end:,.0f} {axis}{_state(runs[name])}; others reached {longest:,.0f}."
@@ -198,14 +210,6 @@ def compare_seeds(
         if end < SHORT * longest
     ]
     points = min(reached.values()) * np.arange(1, POINTS + 1) / POINTS
-    grouped: dict[str, dict[Any, str]] = {}
-    for name in logged:
-        family, seed = runs[name].family(), dict(runs[name].settings()).get("seed_everything")
-        members = grouped.setdefault(family, {})
-        if seed is not None and seed in members:
-            notes.append(f"{name} is left out: its settings and its seed are those of {members[seed]}.")
-        else:
-            members[name if seed is None else seed] = name
     first = [next(iter(members.values())) for members in grouped.values()]
     notes = [*_other_tasks([runs[name] for name in first], metric), *notes]
     named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), first)

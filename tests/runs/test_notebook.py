@@ -33,4 +33,4 @@ def test_runs_in_a_notebook_export_their_weights(tmp_path: Path) -> None:
     for folder in ("own", "lightnings"):
         assert (tmp_path / folder / "policies/main/model.safetensors").is_file(), folder
     text = "".join(output.get("text", "") for output in notebook.cells[1].outputs)
-    assert "iteration 1/2  rollout/reward" in text or "iteration 1/2  train/" in text, text
+    assert "iterations 1/2  rollout/reward" in text or "iterations 1/2  train/" in text, text

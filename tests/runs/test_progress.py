@@ -44,19 +44,19 @@ def test_a_terminal_shows_whole_names_and_numbers(
             patched.setattr(sys, "stdout", terminal := Terminal())
             trainer = Trainer(accelerator="cpu", limit_val_batches=0)
             trainer.fit(algorithm, RolloutDataModule(CoordinationGame(), **options))
-        lines = [line for line in terminal.screen().splitlines() if re.match(r"iteration |\w+/\w", line)]
+        lines = [line for line in terminal.screen().splitlines() if re.match(r"iterations |\w+/\w", line)]
         texts = _metric_texts(trainer.progress_bar_metrics)
         assert len(texts) >= 6
         assert max(map(len, lines)) <= columns
         assert "…" not in "".join(lines)
-        assert any(re.search(r"^iteration .*━ 2/2 \d:\d\d:\d\d elapsed, 0:00:00 left *$", line) for line in lines)
+        assert any(re.search(r"^iterations .*━ 2/2 \d:\d\d:\d\d elapsed, 0:00:00 left *$", line) for line in lines)
         places = [next(n for n, line in enumerate(reversed(lines)) if text in re.split("  +", line)) for text in texts]
         heights.append(max(places) - min(places) + 1)
     assert heights[1] < heights[0], "a wide terminal has several metrics in a line"
 
 
 def counted(text: str) -> list[str]:
-    return [line.split()[1] for line in text.splitlines() if line.startswith("iteration ")]
+    return [line.split()[1] for line in text.splitlines() if line.startswith("iterations ")]
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,18 @@ def test_repeated_runs_and_runs_without_the_metric_are_left_out_with_a_note(fold
     assert any("empty is left out: it has no `rollout/reward`" in note for note in found.notes)
 
 
+def test_of_a_run_and_its_resumed_copy_the_longer_one_counts(tmp_path: Path) -> None:
+    run(tmp_path / "killed", 0, [1.0] * 2)
+    run(tmp_path / "resumed", 0, [1.0] * 2 + [5.0] * 6)
+    run(tmp_path / "later", 0, [1.0] * 4)
+    found = compared(tmp_path)
+    assert [(family.label, list(family.curves)) for family in found.families] == [(str(tmp_path / "resumed"), [0])]
+    assert found.points[-1] == 80.0
+    assert found.families[0].curves[0][-1] == 5.0
+    left = [f"{tmp_path / name} is left out" for name in ("killed", "later")]
+    assert sorted(note.partition(":")[0] for note in found.notes) == left
+
+
 def test_runs_without_settings_or_seeds_stand_alone(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run(tmp_path / name, 0, [1.0])

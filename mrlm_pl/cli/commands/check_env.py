@@ -10,6 +10,7 @@ from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import Level
+from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.errors import ConfigurationError
 
 SPLIT = "test"
@@ -60,10 +61,18 @@ def run(arguments: Sequence[str]) -> int:
         mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
         print(f"{mark} {result.name}: {result.message}")
     print(f"{environment.name}: {sum(result.passed for result in applied)} of {len(applied)} checks passed")
+    if report.passed and (sizes := _sizes(environment)):
+        print(f"{environment.name}: {sizes}")
     if options.output is not None:
         with replacing(options.output) as draft:
             draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")
     return 0 if report.passed else 1
+
+
+def _sizes(environment: Environment) -> str:
+    """Return the numbers of tasks by split; empty if all tasks are generated."""
+    sizes = {split: environment.tasks(split).size for split in SPLITS}
+    return ", ".join(f"{size:,} tasks in {split}" for split, size in sizes.items() if size is not None)
 
 
 def _check_data(environment: Environment, data: str, output: str | None) -> int:

@@ -46,7 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
     parser.add_subclass_arguments(Algorithm, "model", required=True)
     parser.add_argument("--run", type=str, required=True, help="Run folder; may be given as the first argument.")
-    parser.add_argument("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration.")
+    parser.add_argument(
+        "--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0."
+    )
     text = "Folder for the episodes with their new advantages and the report."
     parser.add_argument("--output", type=str | None, help=text)
     text = "Run or model with the weights of the policies, to compare their gradients under both credits."

@@ -145,7 +145,9 @@ def record_parser(command: str, text: str) -> CommandParser:
     parser.add_argument("--model", type=str, required=True, help="Run folder; may be given as the first argument.")
     parser.add_argument("--episodes", type=str | None, help="File or folder of episodes; default RUN/episodes.")
     if command != "whatif":
-        parser.add_argument("--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration.")
+        parser.add_argument(
+            "--iteration", type=NonNegativeInt | None, help="Only the episodes of this iteration, counted from 0."
+        )
     parser.add_argument("--episode", type=str | None, help="Id of an episode.")
     parser.add_argument("--output", type=str | None, help="JSON file for the report.")
     return parser

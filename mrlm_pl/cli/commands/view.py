@@ -36,7 +36,9 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
     parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
     parser.add_argument("--episode", metavar="ID", help="with --text: print this episode")
-    parser.add_argument("--iteration", metavar="N", type=int, help="with --text: list the episodes of this iteration")
+    parser.add_argument(
+        "--iteration", metavar="N", type=int, help="with --text: list the episodes of this iteration, from 0"
+    )
     parser.add_argument("--export", metavar="PAGE.html", help="write one page that opens without a server")
     parser.add_argument("--demo", action="store_true", help="look at recorded runs that come with mrlm")
     options = parser.parse_args(arguments)

@@ -69,7 +69,7 @@ class KL:
         return estimate(logp, rows.ref_logp, rows.action_mask)
 
     def adapted(self, beta: float, divergence: float, episodes: int) -> float:
-        """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593, section 2.2)::
+        """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593)::
 
             beta <- beta (1 + clip(KL / target - 1, -.2, .2) n / horizon)
 

@@ -15,7 +15,7 @@ class Int8Linear(nn.Module):
     """A frozen linear layer ``y = s (Q x) + b`` with weights Q in int8 and a scale for each output.
 
     ``s_i = max_j |W_ij| / 127`` and ``Q_ij = round(W_ij / s_i)``: symmetric quantization per output channel, as
-    LLM.int8() has it for weights (arXiv 2208.07339, section 2.1). Inputs are not quantized. The product is computed in
+    LLM.int8() has it for weights (arXiv 2208.07339). Inputs are not quantized. The product is computed in
     the dtype of the input, or of autocast.
 
     Args:

@@ -22,6 +22,16 @@ def test_a_sound_environment_passes_with_its_arguments(mrlm):
     assert lines[-1] == f"parrot: {len(lines) - 3} of {len(lines) - 3} checks passed"
 
 
+def test_the_sizes_of_the_splits_are_named(mrlm, tmp_path):
+    for split, size in (("train", 12), ("validation", 3), ("test", 1234)):
+        rows = [{"question": f"What is {split} {number}?", "answer": str(number)} for number in range(size)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = json.dumps({split: str(tmp_path / f"{split}.jsonl") for split in ("train", "validation", "test")})
+    status, out, err = mrlm("check-env", "math", "--environment.data", data)
+    assert status == 0, out + err
+    assert out.splitlines()[-1] == "math: 12 tasks in train, 3 tasks in validation, 1,234 tasks in test"
+
+
 def test_arguments_reach_the_environment(mrlm, monkeypatch):
     seen = []
 

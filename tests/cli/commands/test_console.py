@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
     assert status == 0, err
     lines = out.splitlines()
     assert lines[0] == "policies.first: builtin:tiny (llama), 166,848 weights, trained at learning rate 0.001"
-    progress = [line for line in lines if line.startswith("iteration ")]
+    progress = [line for line in lines if line.startswith("iterations ")]
     assert [line.split()[1] for line in progress] == ["1/2", "2/2"], "one line for each iteration"
     assert all("rollout/agent/" in line and "…" not in line for line in progress)
     for noise in ("FLOPs", "TPU", "Writing model shards", "Trainer already configured"):
@@ -65,6 +66,21 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
         assert float(row["rollout/reward"]) == pytest.approx(sum(own) / 2, abs=1e-6)
 
 
+def test_the_first_lines_name_the_size_of_the_training_split(mrlm) -> None:
+    rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(12)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {**TEAM["data"]["init_args"], "environment": {"class_path": "MathEnvironment"}, "iterations": 1}
+    data["environment"]["init_args"] = {"data": {"train": "rows.jsonl"}}
+    model = {"class_path": "GRPO", "init_args": {"policies": {"main": {"model": "builtin:tiny"}}}}
+    trainer = {**TEAM["trainer"], "limit_val_batches": 0}
+    Path("sized.yaml").write_text(
+        yaml.safe_dump({"model": model, "data": {**TEAM["data"], "init_args": data}, "trainer": trainer})
+    )
+    status, out, err = mrlm("fit", "--config", "sized.yaml")
+    assert status == 0, err
+    assert out.splitlines()[1] == "math: 10 tasks in the training split", "the others are held out"
+
+
 def test_a_line_has_the_components_of_the_reward(mrlm) -> None:
     data = {**TEAM["data"]["init_args"], "environment": {"class_path": "WritingEnvironment"}}
     model = {"class_path": "GRPO", "init_args": {"policies": {"main": {"model": "builtin:tiny"}}}}
@@ -72,7 +88,7 @@ def test_a_line_has_the_components_of_the_reward(mrlm) -> None:
     Path("parts.yaml").write_text(yaml.safe_dump(config))
     status, out, err = mrlm("fit", "--config", "parts.yaml")
     assert status == 0, err
-    lines = [line.split() for line in out.splitlines() if line.startswith("iteration ")]
+    lines = [line.split() for line in out.splitlines() if line.startswith("iterations ")]
     assert len(lines) == 2
     for words in lines:
         shown = dict(pairwise(words))
@@ -113,12 +129,12 @@ def test_a_run_without_collections_prints_about_fifty_lines(mrlm) -> None:
     Path("toy.yaml").write_text(yaml.safe_dump(TOY))
     status, out, err = mrlm("fit", "--config", "toy.yaml", "--trainer.max_epochs", "60")
     assert status == 0, err
-    lines = [line for line in out.splitlines() if line.startswith("batch ")]
+    lines = [line for line in out.splitlines() if line.startswith("batches ")]
     assert 30 <= len(lines) <= 50
-    assert lines[-1].startswith("batch 120/120")
+    assert lines[-1].startswith("batches 120/120")
     fewer = ("--trainer.callbacks+", "RunProgress", "--trainer.callbacks.every", "50")
     _, out, _ = mrlm("fit", "--config", "toy.yaml", "--trainer.max_epochs", "60", *fewer)
-    lines = [line.split()[1] for line in out.splitlines() if line.startswith("batch ")]
+    lines = [line.split()[1] for line in out.splitlines() if line.startswith("batches ")]
     assert lines == ["50/120", "100/120", "120/120"]
 
 
@@ -140,6 +156,6 @@ def test_only_metrics_are_shown_whatever_the_logger(quiet_trainer, capsys, tmp_p
     logger = CSVLogger(tmp_path, version=3)
     trainer = quiet_trainer(callbacks=[RunProgress(live=False)], enable_progress_bar=True, logger=logger)
     trainer.fit(ToyAlgorithm(), ToyData())
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch ")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batches ")]
     assert lines
     assert "v_num" not in "".join(lines)
