@@ -197,7 +197,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "limit": Section(
             "Limit of the machine",
-            "A GRPO step by phase beside its matrix products, each measured alone in its shape; one thread.",
+            "A GRPO step by phase beside its matrix products, each measured alone in its shape; one thread. The last "
+            "column is the ratio to TRL of a step that consists of its products alone.",
             tables.limit,
         ),
         "start_up": Section(

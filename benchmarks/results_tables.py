@@ -413,21 +413,32 @@ def rounds(found: Any) -> str:
 
 
 def limit(found: Any) -> str:
-    """Return the seconds of each phase of a GRPO step, those of its products alone, and their share."""
-    rows = [
-        [
-            size,
-            precision,
-            phase,
-            f"{row['seconds']:.3f}",
-            f"{row['products_seconds']:.3f}",
-            f"{row['share_of_products']:.2f}",
-        ]
-        for size, precisions in found["sizes"].items()
-        for precision, phases in precisions.items()
-        for phase, row in phases.items()
+    """Return the seconds of a GRPO step by phase, those of its products alone, and their ratios to TRL's step."""
+    against_trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step")["rows"]}
+    rows = []
+    for size, precisions in found["sizes"].items():
+        for precision, phases in precisions.items():
+            sums = {unit: sum(row[unit] for row in phases.values()) for unit in ("seconds", "products_seconds")}
+            step = {**sums, "share_of_products": sums["products_seconds"] / sums["seconds"]}
+            for phase, row in {**phases, "both": step}.items():
+                share = row["share_of_products"]
+                seconds = [f"{row['seconds']:.3f}", f"{row['products_seconds']:.3f}", f"{share:.2f}"]
+                rows.append([size, precision, phase, *seconds, "", ""])
+            peer = against_trl.get((size, precision, precision))
+            if peer is not None:
+                ratio = peer["cpu_ratio"]
+                rows[-1][-2:] = [f"{ratio:.2f}", f"{ratio * step['share_of_products']:.2f}"]
+    names = [
+        "size",
+        "precision",
+        "phase",
+        "seconds",
+        "products alone",
+        "share",
+        "step / TRL's",
+        "products / TRL's step",
     ]
-    return table(["size", "precision", "phase", "seconds", "products alone", "share"], rows)
+    return table(names, rows)
 
 
 def records(found: Any) -> str:
@@ -454,7 +465,9 @@ def start_up(found: Any) -> str:
     seconds = {name: sides[name]["cpu seconds"] for name in order}
     rows = [[phase, *(f"{seconds[name][phase]:.2f}" for name in order)] for phase in seconds["now"]]
     ratios = [f"{found['quick start'][f'now / {name}']['cpu seconds']:.2f}" for name in order[:-1]]
-    return table(["CPU seconds", *order], [*rows, ["now / commit, median of the rounds", *ratios, ""]])
+    libraries = found["the libraries of a fit alone"]["now"]["cpu seconds"]["in all"]
+    alone = ["plain import of the libraries alone", *[""] * len(ratios), f"{libraries:.2f}"]
+    return table(["CPU seconds", *order], [*rows, ["now / commit, median of the rounds", *ratios, ""], alone])
 
 
 def shared_machine(found: Any) -> str:

@@ -7,9 +7,9 @@ Each round starts every command once in a process of its own, and with ``--again
 checkouts, in turns; the first round only fills the caches of files. Printed are medians, in seconds of the wall clock
 and of the CPU. A phase excludes the modules that it imports: all of them, with the start of the interpreter, are the
 first phase. ``validation`` plays the episodes of ``HeldOutEvaluation``, and with a validation loop its sanity check.
-About 1.5 s of the imports are torch itself, 1.3 s its compiler (which Lightning
-imports, as does every optimizer of torch), 1 s transformers, and 0.2 s each Lightning and torchmetrics, which imports
-matplotlib too (0.5 s) where that is installed.
+``the libraries of a fit alone`` is the least that a fit imports. About 1.5 s of the imports are torch itself, 1.3 s
+its compiler (which Lightning imports, as does every optimizer of torch), 1 s transformers, and 0.2 s each Lightning
+and torchmetrics, which imports matplotlib too (0.5 s) where that is installed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,15 @@ FITS = {
     "quick start": QUICK_START,
     "quick start with a validation loop": (*QUICK_START, "--trainer.limit_val_batches", "1.0"),
 }
+LIBRARIES = "the libraries of a fit alone"
 COMMANDS = {
     "mrlm --help": ("-m", "mrlm_pl.cli.main", "--help"),
     "mrlm info": ("-m", "mrlm_pl.cli.main", "info"),
     "import mrlm_pl": ("-c", "import mrlm_pl"),
+    LIBRARIES: (
+        "-c",
+        "import torch._dynamo, torchmetrics, lightning.pytorch, jsonargparse, transformers.models.llama.modeling_llama",
+    ),
 }
 PHASES = ("interpreter and imports", "parsing", "model and data", "validation", "first rollout", "first update")
 CLOCKS = ("wall seconds", "cpu seconds")

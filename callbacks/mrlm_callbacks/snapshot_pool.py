@@ -22,7 +22,7 @@ _LEAST = 0.1
 
 
 class SnapshotPool:
-    """At most ``size`` snapshots, numbered by how many iterations came before them.
+    """At most ``size`` snapshots, each numbered by the iterations before it.
 
     The initial one stays for good; when there are too many, the oldest of the others leaves.
 
@@ -41,7 +41,7 @@ class SnapshotPool:
         self.scores: dict[int, float] = {}
 
     def add(self, number: int, weights: dict[str, Tensor]) -> None:
-        """Take a snapshot in, and let another one go if there are too many."""
+        """Add a snapshot, and remove another one if there are too many."""
         self.snapshots[number] = weights
         if len(self.snapshots) > self.size:
             oldest = min(held for held in self.snapshots if held != INITIAL)
@@ -49,7 +49,7 @@ class SnapshotPool:
             self.scores.pop(oldest, None)
 
     def note(self, number: int, score: float) -> None:
-        """Book the learner's mean score, from 0 to 1, in a collection against a snapshot."""
+        """Record the learner's mean score, from 0 to 1, in the games of an iteration against a snapshot."""
         self.scores[number] = _MEMORY * self.scores.get(number, 0.5) + (1 - _MEMORY) * score
 
     def drawn(self, seed: int, iteration: int) -> int:
@@ -71,7 +71,7 @@ class SnapshotPool:
         return {"snapshots": self.snapshots, "scores": self.scores}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; snapshots that are too many for this pool leave, the oldest first."""
+        """Restore the value of :meth:`state_dict`; beyond ``size`` the oldest snapshots are removed."""
         self.snapshots, self.scores = {}, dict(state["scores"])
         for number in sorted(state["snapshots"]):
             self.add(number, state["snapshots"][number])

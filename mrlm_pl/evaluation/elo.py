@@ -38,7 +38,7 @@ class GameTable(dict[tuple[str, str], tuple[float, int]]):
     """
 
     def add(self, player: str, other: str, score: float, games: int) -> None:
-        """Book ``games`` games of which the player won ``score``."""
+        """Record ``games`` games, in which the player scored ``score``."""
         if player > other:
             player, other, score = other, player, games - score
         before = self.get((player, other), (0.0, 0))

@@ -106,7 +106,7 @@ class StaleSnapshots:
         return {"iteration": self._iteration, "slots": slots}
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Take over what :meth:`state` gave; of snapshots that are too many now the oldest leave."""
+        """Restore the value of :meth:`state`; if there are too many snapshots now, the oldest are removed."""
         self._slots, self._restored = {}, state
 
     def close(self) -> None:
