@@ -151,7 +151,7 @@ class InProcessEngine(Engine):
         dtype = self._dtype or model.dtype
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
-            return FusedDecoder(model, dtype, self._own_weights, self._shared_base(model, dtype))
+            return FusedDecoder(model, dtype, self._own_weights, self._shared_base(policy, model, dtype))
         generic = GenericModel(model, dtype, self._own_weights)
         found = cache_use(generic)
         generic.use = found.use
@@ -159,7 +159,7 @@ class InProcessEngine(Engine):
         logger.info("policy %r generates through its own forward (%s), %s", policy, reason, generic.use)
         return generic
 
-    def _shared_base(self, model: PreTrainedModel, dtype: torch.dtype) -> DecoderWeights | None:
+    def _shared_base(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> DecoderWeights | None:
         """Return the weights below the model's adapters if another policy has adapters on them, else None.
 
         A single policy adds its adapters to the weights: its steps then have fewer products.
@@ -167,8 +167,10 @@ class InProcessEngine(Engine):
         base = base_of(model)
         others = [
             (loaded, loaded.backend)
-            for loaded in self._loaded.values()
-            if isinstance(loaded.backend, FusedDecoder) and _same_objects(base, base_of(loaded.model))
+            for name, loaded in self._loaded.items()
+            if name != policy
+            and isinstance(loaded.backend, FusedDecoder)
+            and _same_objects(base, base_of(loaded.model))
         ]
         for _, backend in others:
             if isinstance(backend.weights, AdaptedWeights):

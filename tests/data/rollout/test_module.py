@@ -65,10 +65,13 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
     assert prints[0] != prints[2]
 
 
-def test_validation_does_not_change_training(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+@pytest.mark.parametrize("rounds", [None, RoundOptions(3, 2)])
+def test_validation_does_not_change_training(
+    model_folder: Path, echo: Any, quiet_trainer: Any, rounds: RoundOptions | None
+) -> None:
     prints = []
     for limit in (0, 1.0):
-        algorithm, data = make(model_folder, echo(), validation_episodes=8)
+        algorithm, data = make(model_folder, echo(), validation_episodes=8, rounds=rounds)
         trainer = quiet_trainer(limit_val_batches=limit, val_check_interval=1)
         trainer.fit(algorithm, data)
         prints.append(fingerprint(algorithm))

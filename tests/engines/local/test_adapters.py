@@ -141,6 +141,13 @@ def test_adapters_on_copies_of_a_base_are_added_to_the_weights() -> None:
     check(models, engine, (2, 2), 1e-5)
 
 
+def test_another_model_of_a_policy_does_not_share_with_its_own_predecessor() -> None:
+    models = adapted("llama", [ALL] * 2)
+    engine = engine_of({"p": models["p"]})
+    engine.load("p", models["q"], 1)
+    assert not isinstance(weights_of(engine, "p"), AdaptedWeights)
+
+
 def test_models_without_adapters_have_no_base_to_share() -> None:
     model = build("llama")
     assert base_of(model) is None

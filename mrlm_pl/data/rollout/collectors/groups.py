@@ -403,7 +403,7 @@ class SyncCollector(Collector):
 
     def _play_in_rounds(self, options: RoundOptions) -> None:
         rounds = Rounds(self.players.engine, options)
-        for player in self.playing:
+        for player in dict.fromkeys(self.playing):
             player.engine, player.caller = rounds, CallerInRounds(player.caller, rounds)
         self.due = PlayerInRounds(self.due, rounds)
         self.greedy = self.greedy and PlayerInRounds(self.greedy, rounds)
