@@ -246,9 +246,9 @@ def test_a_cancelled_play_leaves_nothing_running() -> None:
         with pytest.raises(asyncio.CancelledError):
             await playing
         await asyncio.sleep(0)
+        assert ended == [True, True]
 
     asyncio.run(cancelled())
-    assert ended == [True, True]
 
 
 def test_an_engine_of_whole_turns_is_refused() -> None:
