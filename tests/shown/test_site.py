@@ -150,10 +150,6 @@ def sentences() -> Iterator[tuple[str, str]]:
     records = results_tables.read("records")
     per = records["per_1000_episodes"]
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['zstd 6']['bytes'] / 1e6:.2f} MB on the disk"
-    seconds = records["cpu_s_per_iteration"]["now"]
-    yield "data.md", f"{seconds['saved']:.2f} s of CPU time with writing and {seconds['not saved']:.2f} s without"
-    sizes = [records["bytes_per_1000_episodes"][code]["saved"] / 1e6 for code in ("before", "now")]
-    yield "data.md", "took {:.2f} MB where this one takes {:.2f} MB".format(*sizes)
     busy = {name: row["busy_by_quiet"] for name, row in results_tables.read("shared_machine")["settings"].items()}
     yield "scaling.md", f"{busy['default']:.1f} times as long, {busy['one thread']:.1f} with".replace(" 0.", " .")
     covered = results_tables.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
