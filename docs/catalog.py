@@ -39,11 +39,10 @@ TURNS = ("max_turns", "turns", "rounds", "max_attempts")
 HEAD = f"""\
 # Catalog
 
-Every environment that needs no settings, with its defaults; `mrlm check-env NAME` checks one. Rewards are those of an
-agent over an episode, measured on {TASKS} training tasks: with empty replies, and with the best replies that the
-environment knows. Generated tasks have no end; no problem is in two splits. They are part of mrlm (Apache-2.0; the
-house's floor plans are ALFWorld's, MIT); published data has its authors' license. The last column opens two episodes in
-the viewer: one of words, one of the best known replies.
+Every environment that needs no settings, with its defaults. Rewards are those of an agent over an episode of {TASKS}
+training tasks: with empty replies, and with the best replies that the environment knows. The last column opens two
+episodes in the viewer: one of words, one of the best replies. No problem is in two splits. The environments are part of
+mrlm (Apache-2.0; the house's floor plans are ALFWorld's, MIT); published data has its authors' license.
 
     python -m docs.catalog
 
