@@ -341,8 +341,8 @@ def numbers() -> str:
 def agreeing(peer: str) -> tuple[int, int]:
     """Return the numbers of formulas with the values of a peer's code on the page of conformance, and of all such."""
     lines = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if re.search(rf"[|;] {peer} -?\d", line)]
-    return sum(line.endswith("| < 1e-6 |") for line in rows), len(rows)
+    rows = [line for line in lines if re.match(rf"\|.*[|,] {peer}\b", line)]
+    return sum(line.endswith("| 1e-6 |") for line in rows), len(rows)
 
 
 def with_numbers(readme: str) -> str:
