@@ -70,7 +70,7 @@ ALGORITHMS = {
 HEAD = """\
 # Conformance
 
-Our value of each loss and advantage on the vectors of `benchmarks/robustness/conformance/vectors.py` equals those of the
+Our value of each loss and advantage on the vectors of `benchmarks/robustness/conformance/vectors.py` equals that of the
 paper's equation in plain Python and of the peers' own code ({versions}), within {tolerance:g}, or the last
 column has the reason. Losses are reduced by `token_mean` unless the second column names another reduction.
 
