@@ -85,8 +85,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "turn_credit": Section(
             "Credit of turns",
-            "Held-out return and mean return of the rollouts, in parentheses minus GRPO; 30,000 generated tokens, an "
-            "entropy bonus of .1 where the arm names no other: [algorithms](algorithms.md#credit-of-turns).",
+            "Held-out and mean return of a game of four wheels, in parentheses minus GRPO; `turn` is `credit: turn`. 30,000 "
+            "generated tokens, entropy bonus .1 unless named: [algorithms](algorithms.md#credit-of-turns).",
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
