@@ -93,17 +93,23 @@ def against(means: Mapping[str, Sequence[float]], name: str, gap: str) -> str:
     return plus_minus(*means[name]) + (f" ({plus_minus(*means[gap], '+')})" if gap in means else "")
 
 
+def seeds(runs: Mapping[Any, Sequence[Any]]) -> str:
+    """Return the number of seeds of each row.
+
+    >>> seeds({"a": [1, 2], "b": [1, 2]}), seeds({"a": [1, 2], "b": [1]})
+    ('2 seeds', '1 or 2 seeds')
+    """
+    return f"{' or '.join(map(str, sorted({len(each) for each in runs.values()})))} seeds"
+
+
 def arms(title: str, found: Any, numbers: Iterable[str], other: str) -> str:
     """Return the numbers of each arm, in parentheses minus those of another."""
-    seeds = {arm: f"{arm}, {len(runs)} seeds" for arm, runs in found["runs"].items()}
-    return pivot(
-        f"`{title}`",
-        (
-            (seeds[arm], name, against(means, name, f"{name} minus {other}"))
-            for arm, means in found["summary"].items()
-            for name in numbers
-        ),
+    cells = (
+        (arm, name, against(means, name, f"{name} minus {other}"))
+        for arm, means in found["summary"].items()
+        for name in numbers
     )
+    return pivot(f"`{title}`, {seeds(found['runs'])}", cells)
 
 
 def quickstart(found: Any) -> str:
@@ -118,24 +124,25 @@ def quickstart(found: Any) -> str:
     return pivot("seed", seeds + means)
 
 
-def over_seeds(found: Any, **formats: str) -> str:
-    """Return means over the seeds before and after, by cells of these formats."""
-    runs = grouped(found["rows"], lambda row: tuple(text.format_map(row) for text in formats.values()))
-    means = {
-        key: [plus_minus(*mean_and_half([run[moment] for run in seeds])) for moment in ("before", "after")]
-        for key, seeds in runs.items()
-    }
-    return table([*formats, "seeds", "before", "after"], ([*key, len(runs[key]), *means[key]] for key in runs))
+def over_seeds(found: Any, title: str, name: str) -> str:
+    """Return means over the seeds before and after, by the rows' names in this format."""
+    runs = grouped(found["rows"], name.format_map)
+    cells = (
+        (key, moment, plus_minus(*mean_and_half([run[moment] for run in each])))
+        for key, each in runs.items()
+        for moment in ("before", "after")
+    )
+    return pivot(f"{title}, {seeds(runs)}", cells)
 
 
 def learning(found: Any) -> str:
     """Return accuracies before and after by configuration."""
-    return over_seeds(found, configuration="`{config}`")
+    return over_seeds(found, "configuration", "`{config}`")
 
 
 def team_algorithms(found: Any) -> str:
     """Return mean rewards before and after by algorithm and environment."""
-    return over_seeds(found, algorithm="{algorithm}", environment="`{environment}`")
+    return over_seeds(found, "algorithm and environment", "{algorithm}, `{environment}`")
 
 
 def learning_curves(found: Any) -> dict[str, list[list[float]]]:
@@ -220,22 +227,19 @@ def budget(found: Any) -> str:
     rows = []
     for name, means in found["summary"].items():
         majorities = (against(means, of, f"minus {of}") if of in means else "" for of in ("untrained", "trained"))
-        seeds = len(found["runs"][name.partition(", ")[0]])
-        rows.append([name, seeds, f"{means['tokens'][0]:.1f}", plus_minus(*means["accuracy"]), *majorities])
+        rows.append([name, f"{means['tokens'][0]:.1f}", plus_minus(*means["accuracy"]), *majorities])
     titles = [f"majority, {of} (team minus it)" for of in ("untrained", "trained")]
-    return table(["", "seeds", "tokens per problem", "accuracy", *titles], rows)
+    return table([seeds(found["runs"]), "tokens per problem", "accuracy", *titles], rows)
 
 
 def marginal(found: Any) -> str:
     """Return rewards of credit from replays without an agent by generated tokens."""
     runs = grouped((row for row in found["rows"] if "seed" in row), lambda row: (row["arm"], row["budget"]))
-    return pivot(
-        "algorithm",
-        (
-            (arm, f"{tokens:,} tokens", plus_minus(*mean_and_half([run["reward"] for run in seeds])))
-            for (arm, tokens), seeds in runs.items()
-        ),
+    cells = (
+        (arm, f"{tokens:,} tokens", plus_minus(*mean_and_half([run["reward"] for run in each])))
+        for (arm, tokens), each in runs.items()
     )
+    return pivot(f"algorithm, {seeds(runs)}", cells)
 
 
 def agentbench(found: Any) -> str:

@@ -21,7 +21,6 @@ PAGES = {name: path for name, path in PAGES.items() if name not in GENERATED} | 
 
 NOT_MEASURED = {
     "algorithms.md": "1.05",  # a default
-    "algorithms/maporl.md": ".09 .75 1.39",  # of the worked example
     "algorithms/tree_grpo.md": ".93 1.10",  # fractions of a gradient, by arithmetic
     "async.md": ".05 .02",  # settings of the benchmark
     "coming_from/comlrl.md": ".95",  # a default

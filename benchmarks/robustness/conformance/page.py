@@ -71,15 +71,15 @@ HEAD = """\
 # Conformance
 
 Our value of each loss and advantage on the vectors of `benchmarks/robustness/conformance/vectors.py` equals that of the
-paper's equation in plain Python and of the peers' own code ({versions}), within {tolerance:g}, or the last
-column has the reason. Losses are reduced by `token_mean` unless the second column names another reduction.
+paper's equation in plain Python and of the peers' own code ({versions}) within 1e-6, unless the last column has
+a larger difference or a reason. Losses are reduced by `token_mean` unless the second column names another reduction.
 
 ```bash
 python -m benchmarks.robustness.conformance.page
 ```
 
-| formula | function | value | peers | difference below |
-|---|---|---|---|---|
+| formula | function | value | peers |
+|---|---|---|---|
 """
 
 ALGORITHMS_HEAD = """
@@ -119,8 +119,8 @@ def row(case: Case, found: dict[str, Values]) -> tuple[str, list[str]]:
         wrong["closed form"] = closed
     by = ", ".join(f"{peer} ({shown(value)})" if peer in far else peer for peer, value in found.items()) or "-"
     most = max(distance(ours, value) for value in [closed, *found.values()])
-    remark = case.reason if far else "1e-6" if most < 1e-6 else "1e-5"
-    line = f"| {case.name} | {case.symbol} | {shown(ours)} | {by} | {remark} |"
+    remark = f": {case.reason}" if far else "" if most < 1e-6 else f" (within {TOLERANCE:g})"
+    line = f"| {case.name} | {case.symbol} | {shown(ours)} | {by}{remark} |"
     return line, [f"{case.name}: ours {shown(ours)}, {name} {shown(value)}" for name, value in wrong.items()]
 
 
@@ -132,7 +132,7 @@ def main() -> None:
     rows = [row(case, peers["values"].get(case.name, {})) for case in CASES]
     wrong = [text for _, found in rows for text in found]
     lines = [
-        *HEAD.format(versions=versions, tolerance=TOLERANCE).splitlines(),
+        *HEAD.format(versions=versions).splitlines(),
         *(line for line, _ in rows),
         *ALGORITHMS_HEAD.splitlines(),
         *(f"| {name} | {', '.join(formulas)} |" for name, formulas in ALGORITHMS.items()),
