@@ -69,7 +69,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
             "Mean held-out reward of the tiny model, in runs of some CPU seconds that differ in size; sections below "
-            "compare at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley credit "
+            "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley credit "
             "agents with their own rewards and may settle there. MAPoRL's size replaced one that learned nothing.",
             plot=True,
         ),
@@ -175,7 +175,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "limit": Section(
             "Limit of the machine",
             "Seconds of a GRPO step, of its matrix products measured alone in their shapes, and their share, on one "
-            "thread; the last column would be a step of products alone.",
+            "thread; the last column is for a step of products alone.",
         ),
         "start_up": Section(
             "Start-up",
