@@ -69,8 +69,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
             "Mean held-out reward of the tiny model, in runs of some CPU seconds that differ in size; sections below "
-            "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley, which "
-            "credit own rewards, may settle there. MAPoRL's size replaced one that learned nothing.",
+            "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley, "
+            "which credit own rewards, may settle there. MAPoRL's size replaced one that learned nothing.",
             plot=True,
         ),
         "parity": Section(
