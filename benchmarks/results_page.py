@@ -9,10 +9,12 @@ No number is written by hand: a file that a benchmark has written again changes 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,231 +31,183 @@ MARKS = ("<!-- numbers: make results -->\n", "<!-- end of numbers -->\n")
 HEAD = """\
 # Results
 
-Every number is drawn from a file in `benchmarks/results` that its command wrote; `make results` draws this page again,
-and `make benchmarks` measures again. Intervals cover 95 %: over the seeds (Student's t), or over the tasks of an
-evaluation. All measurements are on CPUs with small models, so ratios tell more than absolute numbers.
+Every number is drawn from a file in `benchmarks/results`, named below its table beside the command that wrote it with
+`--json FILE`; `make results` draws this page, `make benchmarks` measures again. Intervals cover 95 %, over the seeds
+(Student's t) or over the tasks of an evaluation. All runs had small models and {common}: ratios tell more than
+absolute numbers.
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A file of results on the page.
+    """A file of results on the page, with the table of the function of its name in :mod:`benchmarks.results_tables`.
 
     Args:
         title: its heading.
         text: the measurement in a sentence or two.
-        show: returns the table of the file's content.
         plot: whether it has a plot.
     """
 
     title: str
     text: str
-    show: Callable[[Any], str]
     plot: bool = False
+
+    @property
+    def anchor(self) -> str:
+        """Return the target of links to it."""
+        return re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
 
 
 CHAPTERS: dict[str, dict[str, Section]] = {
     "Learning": {
-        "quickstart": Section(
-            "Quick start",
-            "`configs/quickstart.yaml`: GRPO on generated problems; accuracy on 500 held-out ones.",
-            tables.quickstart,
-            plot=True,
-        ),
+        "quickstart": Section("Quick start", "GRPO on generated problems; accuracy on 500 held-out ones.", plot=True),
         "learning": Section(
             "Algorithms of one policy",
-            "Accuracy on 500 held-out problems before and after, by configuration; SFT and preferences train on 6,000 "
-            "of the policy's own episodes. Curves are the mean reward of the rollouts.",
-            tables.learning,
+            "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes.",
             plot=True,
         ),
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
-            "Mean held-out reward of the tiny model before and after a run of some CPU seconds, and the mean rewards "
-            "of the rollouts. Runs differ in size; sections below compare some at equal tokens. Acting alone in "
-            "`coordination` earns .4 for certain: DrMAS and Shapley credit agents with their own rewards and may "
-            "settle there. MAPoRL's size replaced a smaller one that learned nothing.",
-            tables.team_algorithms,
+            "Mean held-out reward of the tiny model, in runs of some CPU seconds that differ in size; sections below "
+            "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley, "
+            "which credit own rewards, may settle there. MAPoRL's size replaced one that learned nothing.",
             plot=True,
         ),
         "parity": Section(
             "Learning curves beside TRL and CoMLRL",
-            "The same random models, prompts, seeds and rewards (the fraction of even words) with the same optimizer.",
-            tables.parity,
+            "The same random models, prompts, seeds, optimizer and rewards (the fraction of even words).",
             plot=True,
         ),
         "token_losses": Section(
             "Token losses",
             "A shortened quick start with four updates per rollout: [algorithms](algorithms.md#token-losses).",
-            tables.token_losses,
             plot=True,
         ),
         "turn_credit": Section(
             "Credit of turns",
-            "Four wheels, 30,000 generated tokens: [algorithms](algorithms.md#credit-of-turns).",
-            tables.turn_credit,
+            "Held-out and mean return of a game of four wheels, in parentheses minus GRPO; `turn` is `credit: turn`. "
+            "30,000 generated tokens, entropy bonus .1 unless named: [algorithms](algorithms.md#credit-of-turns).",
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
-            "A small model after its recipe, at equal generated tokens of all agents, on new tasks (shop and graph: of "
-            "the split train): "
-            "[shop](environments/webshop.md#measured), [graph](environments/knowledge_graph.md#measured), "
-            "[house](environments/alfworld.md#measured).",
-            tables.agentbench,
+            "After a small model's recipe, at equal generated tokens of all agents, on new tasks (shop and graph: of "
+            "the split train): [shop](environments/webshop.md#measured), "
+            "[graph](environments/knowledge_graph.md#measured), [house](environments/alfworld.md#measured). The "
+            "reward of graph and house is success.",
         ),
         "five_tasks": Section(
             "AgentBench's five tasks in one run",
-            "A small model after its recipe, mean rewards in the first and the last fifth of the iterations: "
+            "Mean reward in the first and the last fifth of the iterations after a small model's recipe, one seed: "
             "[several environments](multi_task.md#measured).",
-            tables.five_tasks,
         ),
         "team_distillation": Section(
             "A team distilled into one model",
-            "A student of two specialists: [on-policy distillation](algorithms/on_policy_distillation.md).",
-            tables.team_distillation,
+            "A student of two specialists, their team's mean in the last turn and its majority: [on-policy "
+            "distillation](algorithms/on_policy_distillation.md).",
         ),
         "pairs": Section(
             "GDPO, M-GRPO and IGPO against GRPO",
-            "At equal generated tokens (`benchmarks/learning/pairs.py`): "
-            "[GDPO](algorithms/gdpo.md) on problems with a small reward for short replies, "
-            "[M-GRPO](algorithms/mgrpo.md) on a planner that may ask helpers, "
+            "At equal generated tokens, held out, in parentheses minus GRPO: [GDPO](algorithms/gdpo.md) on problems "
+            "with a small reward for short replies, [M-GRPO](algorithms/mgrpo.md) on a planner that may ask helpers, "
             "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
-            tables.pairs,
         ),
         "budget": Section(
             "A team against one policy and its majority",
-            "At as many generated tokens of a problem, after training with as many: "
+            "At equal generated tokens per problem, after training with equal tokens: "
             "[teams](teams.md#against-one-policy).",
-            tables.budget,
         ),
         "effects": Section(
             "Effects of papers",
-            "Each against the arm that its paper compares with (`benchmarks/learning/effects.py`): "
+            "In parentheses minus the first arm, to which the paper compares: "
             "[Dr.MAS](algorithms/dr_mas.md#measured), [asynchronous rollouts](async.md#measured), "
             "[RAE](algorithms/rae.md#measured), [self-play](self_play.md#measured).",
-            tables.effects,
         ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
-            "At equal generated tokens: [C3](algorithms/c3.md).",
-            tables.branches,
+            "Held-out reward at equal generated tokens (minus MAGRPO): [C3](algorithms/c3.md).",
         ),
         "marginal": Section(
             "Credit from replays without an agent",
-            "`halves` at equal generated tokens: [CCPO](algorithms/ccpo.md) and its relatives.",
-            tables.marginal,
+            "Held-out reward in `halves`: [CCPO](algorithms/ccpo.md) and its relatives.",
         ),
     },
     "Speed and memory": {
         "grpo_step": Section(
-            "A GRPO step against TRL",
-            "The same model, prompts and lengths: generation, reward, loss, backward pass and optimizer.",
-            tables.grpo_step,
+            "A GRPO step against TRL", "Generation, reward, loss and update of the same model, prompts and lengths."
         ),
         "team_step": Section(
-            "A team's step against CoMLRL", "Two agents with a turn tree: [teams](teams.md#speed).", tables.team_step
+            "A team's step against CoMLRL", "MAGRPO, two agents with a turn tree: [teams](teams.md#speed)."
         ),
         "cost_curves": Section(
             "Growth of the costs",
-            "Slopes of logarithms, over all points and between the last two: 1 is linear (dotted in the plot). "
-            "Processor time of a step, rollout and update, and peak memory beyond the loaded models, on one thread; "
-            "see [long contexts](scaling.md#long-contexts).",
-            tables.cost_curves,
+            "Slopes of logarithms, over all points and between the last two; 1 is linear (dotted in the plot). "
+            "Processor time of rollout and update and peak memory beyond the loaded models, on one thread: "
+            "[long contexts](scaling.md#long-contexts).",
             plot=True,
         ),
         "distillation_step": Section(
             "A distillation step against TRL",
             "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
-            tables.distillation_step,
         ),
         "int8_weights": Section(
             "Weights in int8",
-            "int8 / float32 in one thread, and `builtin:tiny` on the problems of the quick start: "
+            "int8 / float32 on one thread, and `builtin:tiny` on the quick start's problems: "
             "[scaling](scaling.md#weights-in-int8).",
-            tables.int8_weights,
         ),
         "kernel_shapes": Section(
             "Shapes of products in bf16 on a CPU",
-            "Distinct shapes in ten steps of GRPO with replies of different lengths: [scaling](scaling.md#precision).",
-            tables.kernel_shapes,
+            "Distinct shapes in ten GRPO steps with replies of different lengths: [scaling](scaling.md#precision).",
         ),
         "shared_machine": Section(
             "A busy machine",
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
-            tables.shared_machine,
         ),
         "batching": Section(
             "Batching",
-            "Processor time of the in-process engine with one call for several policies against a call for each, with "
-            "adapters on one base against adapters added to copies of it, and for unequal lengths against `generate` "
-            "in waves: [engines](engines.md#in-this-process).",
-            tables.batching,
+            "One call for several policies / a call for each; adapters on one base / added to copies; unequal lengths "
+            "/ `generate` in waves: [engines](engines.md#in-this-process).",
         ),
         "rounds": Section(
             "Rounds against lockstep",
-            "32 episodes of 4 turns of unequal lengths, size s; an answer takes a random time with this mean: "
+            "32 episodes of 4 turns of unequal lengths, size s; answers take random times with this mean: "
             "[engines](engines.md#rounds).",
-            tables.rounds,
         ),
         "limit": Section(
             "Limit of the machine",
-            "A GRPO step by phase beside its matrix products, each measured alone in its shape; one thread. The last "
-            "column is the ratio to TRL of a step that consists of its products alone.",
-            tables.limit,
+            "Seconds of a GRPO step, of its matrix products measured alone in their shapes, and their share, on one "
+            "thread; the last column is for a step of products alone.",
         ),
         "start_up": Section(
             "Start-up",
-            "`mrlm fit --config configs/quickstart.yaml` up to its first update, beside earlier commits: "
-            "[scaling](scaling.md#start-up).",
-            tables.start_up,
+            "The quick start up to its first update, beside an earlier commit: [scaling](scaling.md#start-up).",
         ),
-        "records": Section(
-            "Recorded episodes", "Size of the tiny model's debates: [data](data.md#episodes).", tables.records
-        ),
+        "records": Section("Recorded episodes", "The tiny model's debates: [data](data.md#episodes)."),
     },
     "Correctness and robustness": {
         "kill_resume": Section(
             "Kills",
-            "Runs killed by SIGKILL at random moments, up to three times each: "
-            "[scaling](scaling.md#checkpoints-and-resume).",
-            tables.kill_resume,
+            "SIGKILL at up to three random moments per run: [scaling](scaling.md#checkpoints-and-resume).",
         ),
         "attacks": Section(
-            "Attacks on the sandbox",
-            "Hostile programs by isolation level: [sandbox](sandbox.md#levels).",
-            tables.attacks,
+            "Attacks on the sandbox", "Hostile programs by isolation level: [sandbox](sandbox.md#levels)."
         ),
-        "conformance_peers": Section(
-            "Conformance",
-            "Values computed by the peers' own code, compared one by one in [conformance](conformance.md).",
-            tables.conformance_peers,
-        ),
+        "conformance_peers": Section("Conformance", "Values of the peers' own code: [conformance](conformance.md)."),
         "families": Section(
             "Model families",
-            "Absolute differences of engine and learner to each model's own forward pass: "
-            "[engines](engines.md#in-this-process).",
-            tables.families,
+            "Engine and learner against each model's own forward pass: [engines](engines.md#in-this-process).",
         ),
         "semantic": Section(
             "Rewards and observations of the environments",
-            "Environments by result of `mrlm check-env --level semantic`; all of them in [checks](checks.md).",
-            tables.semantic,
+            "Environments by result of `mrlm check-env --level semantic`: [checks](checks.md).",
         ),
         "interval_coverage": Section(
-            "Confidence intervals",
-            "Coverage of the 95 % interval of an accuracy in simulations with correlated samples.",
-            tables.interval_coverage,
+            "Confidence intervals", "An accuracy's 95 % interval in simulations with correlated samples."
         ),
     },
     "Earlier measurements": {
-        "earlier": Section(
-            "Numbers of other pages",
-            "Measured before results were kept in files, without date and versions; the command repeats each.",
-            tables.earlier,
-        ),
+        "earlier": Section("Numbers of other pages", "Without date and versions; the command measures again."),
     },
 }
-
 
 ELSEWHERE = {
     "adapters": "[FrozenLake](environments/gymnasium.md), tic-tac-toe of [PettingZoo](environments/pettingzoo.md) and "
@@ -271,26 +225,55 @@ ELSEWHERE = {
 
 def page() -> str:
     """Return the whole page."""
-    text = HEAD
+    text = HEAD.format(common=", ".join(common()))
     for chapter, sections in CHAPTERS.items():
         text += f"\n## {chapter}\n"
         for name, section in sections.items():
             found = tables.read(name)
-            shown = f"\n![{section.title}](images/results/{name}.svg)\n" if section.plot else ""
-            text += f"\n### {section.title}\n\n{section.text}\n{shown}\n{section.show(found)}\n{source(name, found)}\n"
+            plot = f"\n![{section.title}](images/results/{name}.svg)\n" if section.plot else ""
+            shown = getattr(tables, name)(found)
+            text += f"\n### {section.title}\n\n{section.text}\n{plot}\n{shown}\n{source(name, found)}\n"
     text += "\n## Other files\n\n"
     return text + "".join(f"- `{name}.json`: {shown}\n" for name, shown in ELSEWHERE.items())
 
 
+def facts(found: Any) -> list[str]:
+    """Return date, machine and versions of a result."""
+    machine, versions = found["machine"], found["versions"]
+    named = (f"{package} {version}" for package, version in versions.items())
+    return [found["date"], machine["processor"], f"{machine['cores']} cores", *named]
+
+
+@functools.cache
+def common() -> list[str]:
+    """Return the facts that all results of the page share."""
+    results = (tables.read(name) for sections in CHAPTERS.values() for name in sections)
+    lists = [facts(found) for found in results if "command" in found]
+    return [fact for fact in lists[0] if all(fact in other for other in lists)]
+
+
 def source(name: str, found: Any) -> str:
-    """Return file, command, date, machine and versions of a result."""
-    facts = found if isinstance(found, dict) else {}
+    """Return file, commands, date, machine and versions of a result, without those that all share."""
     link = f"[`{name}.json`](../benchmarks/results/{name}.json)"
-    if "command" not in facts:
-        return f"{link}; written before files recorded command, date and versions."
-    machine = ", ".join(f"{value} {key}" if key == "cores" else str(value) for key, value in facts["machine"].items())
-    versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
-    return f"{link}: `{facts['command']}`, {facts['date']}, {machine}, {versions}."
+    if "command" not in found:
+        return f"{link}, without a recorded command."
+    joined = commands(found["command"].replace(f" --json benchmarks/results/{name}.json", ""))
+    return f"{link}: {joined}; {', '.join(fact for fact in facts(found) if fact not in common())}."
+
+
+def commands(joined: str) -> str:
+    """Return commands, the later ones by the options that they add to those of the first where they have all of these.
+
+    >>> commands("a.py --size s && a.py --size m --steps 5 && a.py")
+    '`a.py --size s`, then with `--size m --steps 5`, then `a.py`'
+    """
+    first, *others = (command.split(" --") for command in joined.split(" && "))
+    texts = [f"`{' --'.join(first)}`"]
+    for parts in others:
+        own = [part for part in parts if part not in first]
+        lacks = {part.split()[0] for part in first} - {part.split()[0] for part in parts}
+        texts.append(f"then `{' --'.join(parts)}`" if lacks else f"then with `--{' --'.join(own)}`")
+    return ", ".join(texts)
 
 
 def numbers() -> str:
@@ -300,33 +283,28 @@ def numbers() -> str:
     count, runs, same = tables.kills(killed)
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
-    rows = [
-        [
-            f"a GRPO step against TRL {grpo['versions']['trl']}",
-            f"**{step['cpu_ratio']:.2f}** of its processor time, **{step['peak_ratio']:.2f}** of its peak memory",
-            "grpo_step",
-        ],
-        [
+    costs = "**{cpu_ratio:.2f}** of its processor time, **{peak_ratio:.2f}** of its peak memory"
+    version, agree, both = tables.read("conformance_peers")["versions"]["verl"], *agreeing("verl")
+    rows = {
+        "grpo_step": [f"a GRPO step against TRL {grpo['versions']['trl']}", costs.format_map(step)],
+        "team_step": [
             f"a MAGRPO step of two agents and {turn['turns']} turns against CoMLRL {team['versions']['comlrl']}",
-            f"**{turn['cpu_ratio']:.2f}** of its processor time, **{turn['peak_ratio']:.2f}** of its peak memory",
-            "team_step",
+            costs.format_map(turn),
         ],
-        [
+        "kill_resume": [
             f"{count} `kill -9` at random moments of SFT, GRPO, PPO, DPO and MAGRPO runs",
             f"**{same} of {runs}** resumed runs end with the weights of the undisturbed run, bit for bit",
-            "kill_resume",
         ],
-        [
+        "attacks": [
             f"hostile programs in the sandbox: {tried}",
             f"**{sum(row['through'] for row in levels.values())}** succeed",
-            "attacks",
         ],
-    ]
-    peers = tables.read("conformance_peers")
-    version, same, both = peers["versions"]["verl"], *agreeing("verl")
-    what = f"losses and advantages against verl {version}'s code (its rollouts need vLLM, SGLang or TensorRT-LLM)"
-    rows.append([what, f"**{same} of {both}** have its values, within 1e-6", "conformance_peers"])
-    shown = [[what, value, f"[{name}.json](benchmarks/results/{name}.json)"] for what, value, name in rows]
+        "conformance_peers": [
+            f"losses and advantages against verl {version}'s code (its rollouts need vLLM, SGLang or TensorRT-LLM)",
+            f"**{agree} of {both}** have its values, within 1e-6",
+        ],
+    }
+    shown = [[*cells, f"[{name}.json](benchmarks/results/{name}.json)"] for name, cells in rows.items()]
     curve = tables.read("quickstart")
     begin, end = (curve["summary"][moment][0] for moment in ("before", "after"))
     return (
@@ -341,8 +319,8 @@ def numbers() -> str:
 def agreeing(peer: str) -> tuple[int, int]:
     """Return the numbers of formulas with the values of a peer's code on the page of conformance, and of all such."""
     lines = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if re.search(rf"[|;] {peer} -?\d", line)]
-    return sum(line.endswith("| < 1e-6 |") for line in rows), len(rows)
+    peers = [line.rpartition(" | ")[2] for line in lines if re.match(rf"\|.*[|,] {peer}\b", line)]
+    return sum("(" not in names for names in peers), len(peers)
 
 
 def with_numbers(readme: str) -> str:
@@ -356,89 +334,80 @@ def draw() -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams |= {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "mrlm",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    from matplotlib import pyplot
-
+    spines = {f"axes.spines.{side}": False for side in ("top", "right")}
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "mrlm", **spines}
     (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
-    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
-    curves = [smooth(row["rewards"]) for row in tables.read("quickstart")["rows"]]
-    draw_band(axes, curves, len(curves[0]), "tab:blue")
-    axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
-    save(figure, "quickstart")
+    with plot("quickstart", figsize=(6, 3.2)) as axes:
+        draw_rewards(axes, [row["rewards"] for row in tables.read("quickstart")["rows"]])
+        axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
 
     parity = tables.read("parity")
-    figure, panels = pyplot.subplots(ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True, layout="constrained")
-    for axes, (name, pair) in zip(panels, parity["pairs"].items(), strict=True):
-        for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", pair["peer"], "tab:orange")):
-            draw_band(axes, [row[side] for row in pair["rows"]], parity["steps"], color, label)
-        axes.set(title=name, xlabel="step")
-        axes.legend(frameon=False)
-    panels[0].set(ylabel="mean reward")
-    save(figure, "parity")
+    with plot("parity", ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True) as panels:
+        for axes, (name, pair) in zip(panels, parity["pairs"].items(), strict=True):
+            for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", pair["peer"], "tab:orange")):
+                draw_band(axes, [row[side] for row in pair["rows"]], parity["steps"], color, label)
+            axes.set(title=name, xlabel="step")
+            axes.legend(frameon=False)
+        panels[0].set(ylabel="mean reward")
 
-    for file in ("learning", "team_algorithms"):
+    for file, shared in (("learning", True), ("team_algorithms", False)):  # one task; several
         found = tables.learning_curves(tables.read(file))
         rows = math.ceil(len(found) / 5)
-        shared = file == "learning"  # one task
-        figure, grid = pyplot.subplots(
-            rows, 5, figsize=(10, 2.1 * rows), sharex=shared, sharey=shared, layout="constrained"
-        )
-        for axes in grid.flat[len(found) :]:
-            axes.set_axis_off()
-        for axes, (name, curves) in zip(grid.flat, found.items(), strict=False):
-            draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
-            axes.set_title(name, fontsize="small")
-        figure.supxlabel("iteration")
-        figure.supylabel("mean reward of the rollout")
-        save(figure, file)
+        with plot(file, nrows=rows, ncols=5, figsize=(10, 2.1 * rows), sharex=shared, sharey=shared) as grid:
+            for axes in grid.flat[len(found) :]:
+                axes.set_axis_off()
+            for axes, (name, curves) in zip(grid.flat, found.items(), strict=False):
+                draw_rewards(axes, curves)
+                axes.set_title(name, fontsize="small")
+            axes.figure.supxlabel("iteration")
+            axes.figure.supylabel("mean reward of the rollout")
     for stem, curves in curves_by_page().items():
-        figure, axes = pyplot.subplots(figsize=(4.2, 2.4), layout="constrained")
-        draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
-        axes.set(xlabel="iteration", ylabel="mean reward")
-        save(figure, f"curves/{stem}")
-        pyplot.close(figure)
+        with plot(f"curves/{stem}", figsize=(4.2, 2.4)) as axes:
+            draw_rewards(axes, curves)
+            axes.set(xlabel="iteration", ylabel="mean reward")
 
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    rows = tables.read("token_losses")["summary"]
-    axes.errorbar(
-        [row["accuracy"] for row in rows.values()],
-        range(len(rows)),
-        xerr=[row["accuracy_half"] for row in rows.values()],
-        fmt="o",
-        color="tab:blue",
-        capsize=3,
-    )
-    axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="held-out accuracy after 6 rollouts")
-    axes.invert_yaxis()
-    save(figure, "token_losses")
+    losses = tables.read("token_losses")["summary"]
+    with plot("token_losses", figsize=(6, 3.6)) as axes:
+        means, halves = ([row[key] for row in losses.values()] for key in ("accuracy", "accuracy_half"))
+        axes.errorbar(means, range(len(losses)), xerr=halves, fmt="o", color="tab:blue", capsize=3)
+        axes.set(yticks=range(len(losses)), yticklabels=list(losses), xlabel="held-out accuracy after 6 rollouts")
+        axes.invert_yaxis()
+    draw_costs(tables.read("cost_curves"))
 
-    found = tables.read("cost_curves")
-    figure, grid = pyplot.subplots(4, 4, figsize=(10, 9), layout="constrained")
-    for number, (name, axis) in enumerate(found["axes"].items()):
-        for row, (measure, label) in enumerate((("cpu_s", "processor seconds"), ("memory_mib", "memory in MiB"))):
-            axes = grid[2 * (number // 4) + row, number % 4]
-            for side, color in (("ours", "tab:blue"), (axis["peer"], "tab:orange")):
-                known = [point for point in tables.points(found, name, side) if "reason" not in point]
-                if known:
-                    x, y = [point["x"] for point in known], [point[measure] for point in known]
-                    axes.loglog(x, y, "o-", color=color, markersize=3, label=tables.SIDES[side])
-                    axes.loglog([x[0], x[-1]], [y[-1] * x[0] / x[-1], y[-1]], ":", color=color, linewidth=1)
-            ticks = [point["x"] for point in tables.points(found, name, "ours")]
-            labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
-            axes.set_xticks(ticks, labels, fontsize="small")
-            axes.minorticks_off()
-            axes.set_ylabel(label, fontsize="small")
-            axes.set_xlabel(axis["unit"], fontsize="small")
-            if not row:
-                axes.set_title(axis["algorithm"], fontsize="small")
-                axes.legend(frameon=False, fontsize="small")
-    save(figure, "cost_curves")
+
+def draw_costs(found: Any) -> None:
+    """Draw time and memory over each axis of the cost curves, with dotted lines of linear growth."""
+    with plot("cost_curves", nrows=4, ncols=4, figsize=(10, 9)) as grid:
+        for number, (name, axis) in enumerate(found["axes"].items()):
+            for row, (measure, label) in enumerate((("cpu_s", "processor seconds"), ("memory_mib", "memory in MiB"))):
+                axes = grid[2 * (number // 4) + row, number % 4]
+                for side, color in (("ours", "tab:blue"), (axis["peer"], "tab:orange")):
+                    known = [point for point in tables.points(found, name, side) if "reason" not in point]
+                    if known:
+                        x, y = ([point[key] for point in known] for key in ("x", measure))
+                        axes.loglog(x, y, "o-", color=color, markersize=3, label=tables.SIDES[side])
+                        axes.loglog([x[0], x[-1]], [y[-1] * x[0] / x[-1], y[-1]], ":", color=color, linewidth=1)
+                ticks = [point["x"] for point in tables.points(found, name, "ours")]
+                labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
+                axes.set_xticks(ticks, labels, fontsize="small")
+                axes.minorticks_off()
+                axes.set_ylabel(label, fontsize="small")
+                axes.set_xlabel(axis["unit"], fontsize="small")
+                if not row:
+                    axes.set_title(axis["algorithm"], fontsize="small")
+                    axes.legend(frameon=False, fontsize="small")
+
+
+@contextmanager
+def plot(name: str, **settings: Any) -> Iterator[Any]:
+    """Yield axes, then write their plot without the date, so that equal results give equal files."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(layout="constrained", **settings)
+    yield axes
+    figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def curves_by_page() -> dict[str, list[list[float]]]:
@@ -447,6 +416,11 @@ def curves_by_page() -> dict[str, list[list[float]]]:
     files = (tables.learning_curves(tables.read(name)) for name in ("team_algorithms", "learning"))
     found = {name.lower(): curves for file in files for name, curves in file.items()}
     return {stems[name]: curves for name, curves in found.items() if name in stems}  # DAPO is GRPO with settings
+
+
+def draw_rewards(axes: Any, curves: Sequence[Sequence[float]]) -> None:
+    """Draw the mean of smoothed rewards by iteration."""
+    draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
 
 
 def draw_band(axes: Any, curves: Sequence[Sequence[float]], steps: int, color: str, label: str = "") -> None:
@@ -465,11 +439,6 @@ def smooth(values: Sequence[float], width: int = 5) -> list[float]:
     [1.0, 1.5, 4.0]
     """
     return [statistics.fmean(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)]
-
-
-def save(figure: Any, name: str) -> None:
-    """Write a plot without the date, so that equal results give equal files."""
-    figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None})
 
 
 def main() -> None:

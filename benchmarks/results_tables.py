@@ -1,11 +1,14 @@
-"""Tables of the files ``benchmarks/results/*.json``, for the results page and the README."""
+"""Tables of the files ``benchmarks/results/*.json``, for the results page and the README.
+
+A function with the name of a file returns the Markdown tables of its content.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,47 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
 
 
+def columns(rows: Iterable[Mapping[str, Any]], *formats: str) -> str:
+    """Return a Markdown table of rows by the title and the format of each column.
+
+    >>> print(columns([{"name": "a", "cost": {"s": 0.25}}], "name: `{name}`", "seconds: {cost[s]:.1f}"))
+    | name | seconds |
+    | --- | --- |
+    | `a` | 0.2 |
+    <BLANKLINE>
+    """
+    titles, texts = zip(*(text.split(": ", 1) for text in formats), strict=True)
+    return table(titles, ([text.format_map(row) for text in texts] for row in rows))
+
+
+def named(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with their names."""
+    return [{"name": name, **row} for name, row in rows.items()]
+
+
+def pivot(title: str, cells: Iterable[tuple[object, object, object]]) -> str:
+    """Return a Markdown table of cells with the names of their rows and columns.
+
+    >>> print(pivot("seed", [(0, "before", 0.1), (0, "after", 0.2), (1, "after", 0.3)]))
+    | seed | before | after |
+    | --- | --- | --- |
+    | 0 | 0.1 | 0.2 |
+    | 1 |  | 0.3 |
+    <BLANKLINE>
+    """
+    found = {(row, column): cell for row, column, cell in cells}
+    rows, names = (dict.fromkeys(key[part] for key in found) for part in (0, 1))
+    return table([title, *map(str, names)], ([row, *(found.get((row, name), "") for name in names)] for row in rows))
+
+
+def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return rows by a key of theirs, in their order."""
+    found: dict[Any, list[Any]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
 def plus_minus(mean: float, half: float, sign: str = "") -> str:
     """Return a mean with the half width of its interval, which one value alone does not have.
 
@@ -35,48 +79,70 @@ def plus_minus(mean: float, half: float, sign: str = "") -> str:
     return f"{mean:{sign}.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
 
 
-def between(low_and_high: Sequence[float], sign: str = "") -> str:
-    """Return an interval.
+def between(mean: float, ci95: Sequence[float], sign: str = "") -> str:
+    """Return a mean with its interval.
 
-    >>> between((0.1, 0.25))
-    '[0.100, 0.250]'
+    >>> between(0.2, (0.1, 0.25))
+    '0.200 [0.100, 0.250]'
     """
-    return f"[{', '.join(f'{bound:{sign}.3f}' for bound in low_and_high)}]"
+    return f"{mean:{sign}.3f} [{', '.join(f'{bound:{sign}.3f}' for bound in ci95)}]"
+
+
+def against(means: Mapping[str, Sequence[float]], name: str, gap: str) -> str:
+    """Return a mean and, in parentheses, a difference where there is one."""
+    return plus_minus(*means[name]) + (f" ({plus_minus(*means[gap], '+')})" if gap in means else "")
+
+
+def seeds(runs: Mapping[Any, Sequence[Any]]) -> str:
+    """Return the number of seeds of each row.
+
+    >>> seeds({"a": [1, 2], "b": [1, 2]}), seeds({"a": [1, 2], "b": [1]})
+    ('2 seeds', '1 or 2 seeds')
+    """
+    return f"{' or '.join(map(str, sorted({len(each) for each in runs.values()})))} seeds"
+
+
+def arms(title: str, found: Any, numbers: Iterable[str], other: str) -> str:
+    """Return the numbers of each arm, in parentheses minus those of another."""
+    cells = (
+        (arm, name, against(means, name, f"{name} minus {other}"))
+        for arm, means in found["summary"].items()
+        for name in numbers
+    )
+    return pivot(f"`{title}`, {seeds(found['runs'])}", cells)
 
 
 def quickstart(found: Any) -> str:
     """Return accuracies by seed."""
-    rows = [
-        [row["seed"], *(f"{row[moment]['accuracy']:.3f} {between(row[moment]['ci95'])}" for moment in found["summary"])]
+    summary = found["summary"]
+    seeds = [
+        (row["seed"], moment, between(row[moment]["accuracy"], row[moment]["ci95"]))
         for row in found["rows"]
+        for moment in summary
     ]
-    mean = ["mean over the seeds", *(plus_minus(*found["summary"][moment]) for moment in found["summary"])]
-    return table(["seed", "before", "after"], [*rows, mean])
+    means = [("mean over the seeds", moment, plus_minus(*mean)) for moment, mean in summary.items()]
+    return pivot("seed", seeds + means)
+
+
+def over_seeds(found: Any, title: str, name: str) -> str:
+    """Return means over the seeds before and after, by the rows' names in this format."""
+    runs = grouped(found["rows"], name.format_map)
+    cells = (
+        (key, moment, plus_minus(*mean_and_half([run[moment] for run in each])))
+        for key, each in runs.items()
+        for moment in ("before", "after")
+    )
+    return pivot(f"{title}, {seeds(runs)}", cells)
 
 
 def learning(found: Any) -> str:
     """Return accuracies before and after by configuration."""
-    return over_seeds(found["rows"], "configuration", lambda row: f"`{row['config']}`")
+    return over_seeds(found, "configuration", "`{config}`")
 
 
 def team_algorithms(found: Any) -> str:
     """Return mean rewards before and after by algorithm and environment."""
-    return over_seeds(
-        found["rows"], "algorithm | environment", lambda row: f"{row['algorithm']} | `{row['environment']}`"
-    )
-
-
-def over_seeds(rows: Sequence[Any], title: str, name: Callable[[Any], str]) -> str:
-    """Return a table of means over the seeds before and after, by name."""
-    seeds: dict[str, list[Any]] = {}
-    for row in rows:
-        seeds.setdefault(name(row), []).append(row)
-    shown = [
-        [key, len(runs), *(plus_minus(*mean_and_half([run[when] for run in runs])) for when in ("before", "after"))]
-        for key, runs in seeds.items()
-    ]
-    columns = title.split(" | ")
-    return table([*columns, "seeds", "before", "after"], [[*line[0].split(" | "), *line[1:]] for line in shown])
+    return over_seeds(found, "algorithm and environment", "{algorithm}, `{environment}`")
 
 
 def learning_curves(found: Any) -> dict[str, list[list[float]]]:
@@ -100,183 +166,144 @@ def parity(found: Any) -> str:
         + [plus_minus(*pair["summary"][key], "+" * key.endswith("difference")) for key in shown]
         for name, pair in found["pairs"].items()
     ]
-    columns = [f"{part}: {side}" for part in ("last tenth", "whole run") for side in ("mrlm", "peer", "difference")]
-    return table(["algorithm", "peer", "seeds", *columns], rows)
+    titles = [f"{part}: {side}" for part in ("last tenth", "whole run") for side in ("mrlm", "peer", "difference")]
+    return table(["algorithm", "peer", "seeds", *titles], rows)
 
 
 def token_losses(found: Any) -> str:
     """Return accuracies by token loss, and their differences to PPO's."""
     rows = []
     for name, row in found["summary"].items():
-        gap = plus_minus(row["difference"], row["difference_half"], "+") if "difference" in row else "-"
-        means = [
-            f"{statistics.fmean(run[key] for run in found['runs'][name]):.3f}"
-            for key in ("loss_weight", "clip_fraction")
-        ]
-        rows.append([f"`{name}`", plus_minus(row["accuracy"], row["accuracy_half"]), gap, *means])
-    return table(
-        ["loss or option", "held-out accuracy", "difference to `ppo`", "`loss_weight`", "`clip_fraction`"], rows
-    )
-
-
-TURN_CREDIT = {
-    "GRPO": "`GRPO` | .1",
-    "GRPO turn": "`GRPO`, `credit: turn` | .1",
-    "GiGPO": "`GiGPO` | .1",
-    "GiGPO, entropy .2": "`GiGPO` | .2",
-}
-"""Arms with their entropy bonus."""
+        means = {key: (row[key], row[f"{key}_half"]) for key in ("accuracy", "difference") if key in row}
+        weights = ([run[key] for run in found["runs"][name]] for key in ("loss_weight", "clip_fraction"))
+        averages = [f"{statistics.fmean(values):.3f}" for values in weights]
+        rows.append([f"`{name}`", against(means, "accuracy", "difference"), *averages])
+    return table(["loss or option", "held-out accuracy (minus `ppo`)", "`loss_weight`", "`clip_fraction`"], rows)
 
 
 def turn_credit(found: Any) -> str:
-    """Return held-out returns and those of the run by credit of turns."""
-    rows = []
-    for arm, shown in TURN_CREDIT.items():
-        row = found["tasks"]["wheels"]["summary"][arm]
-        cells = []
-        for name in ("reward", "rollouts"):
-            gap = row.get(f"{name} minus GRPO")
-            cells += [plus_minus(*row[name]), plus_minus(*gap, "+") if gap else "-"]
-        rows.append([shown, *cells])
-    header = ["", "entropy bonus", "held-out return", "minus GRPO", "mean return of the run", "minus GRPO"]
-    return table(header, rows)
+    """Return held-out returns and those of the run by credit of turns, and minus those of GRPO."""
+    return arms("wheels", found["tasks"]["wheels"], ("reward", "rollouts"), "GRPO")
 
 
 def team_distillation(found: Any) -> str:
-    """Return accuracies of a student, its team and the team's majority."""
+    """Return accuracies of a student, its team and the team's majority, and the student's minus the others."""
     row = found["rows"][-1]["all seeds"]
-    names = {
-        "student before": "untrained student",
-        "student": "student",
-        "team": "team: mean of its solvers in the last turn",
-        "majority": "team: majority of the last turn",
-    }
-    rows = []
-    for name, shown in names.items():
-        gap = row.get(f"student - {name}")
-        differs = f"{gap['mean']:+.3f} {between(gap['ci95'], '+')}" if gap else ""
-        rows.append([shown, f"{row[name]['mean']:.3f} {between(row[name]['ci95'])}", differs])
-    return table(["", "held-out accuracy", "student minus it"], rows)
+    cells = []
+    for name in ("student before", "student", "team", "majority"):
+        cells.append((name, "held-out accuracy", between(**row[name])))
+        if gap := row.get(f"student - {name}"):
+            cells.append((name, "student minus it", between(**gap, sign="+")))
+    return pivot("", cells)
 
 
 def branches(found: Any) -> str:
     """Return rewards of counterfactual credit at equal generated tokens."""
-    rows = [
-        [
-            f"`{row['experiment']}`",
-            row["arm"],
-            f"{row['mean']:.3f} {between(row['ci95'])}",
-            f"{row['minus MAGRPO']:+.3f} {between(row['ci95 of it'], '+')}" if row["arm"] != "MAGRPO" else "-",
-        ]
-        for row in found["rows"]
-        if "mean" in row
-    ]
-    return table(["task", "algorithm", "held-out reward", "minus MAGRPO"], rows)
+    cells = []
+    for row in found["rows"]:
+        if "mean" in row:
+            gap = between(row["minus MAGRPO"], row["ci95 of it"], "+")
+            mean = between(row["mean"], row["ci95"]) + (f" ({gap})" if row["arm"] != "MAGRPO" else "")
+            cells.append((row["arm"], f"`{row['experiment']}`", mean))
+    return pivot("algorithm", cells)
 
 
 def pairs(found: Any) -> str:
     """Return held-out numbers of algorithms and their differences to GRPO."""
-    rows = []
-    for pair, measured in found["pairs"].items():
-        for arm, means in measured["summary"].items():
-            for name in ("reward", "success"):
-                gap = means.get(f"{name} minus GRPO")
-                seeds = len(measured["runs"][arm])
-                shown = [plus_minus(*means[name]), plus_minus(*gap, "+") if gap else "-"]
-                rows.append([f"`{pair}`", arm, seeds, name, *shown])
-    return table(["task", "algorithm", "seeds", "number", "held-out", "minus GRPO"], rows)
+    return "\n".join(arms(pair, part, ("reward", "success"), "GRPO") for pair, part in found["pairs"].items())
 
 
 def effects(found: Any) -> str:
     """Return the numbers of each effect's arms and their differences to its first arm."""
-    rows = []
-    for effect, measured in found["effects"].items():
-        (first, *_), runs = measured["summary"], measured["runs"]
-        for arm, means in measured["summary"].items():
-            for name in means:
-                if " minus " not in name:
-                    gap = means.get(f"{name} minus {first}")
-                    shown = [plus_minus(*means[name]), plus_minus(*gap, "+") if gap else "-"]
-                    rows.append([f"`{effect}`", arm, len(runs[arm]), name, *shown])
-    return table(["effect", "arm", "seeds", "number", "mean", "minus the first arm"], rows)
+    tables = []
+    for effect, part in found["effects"].items():
+        first = next(iter(part["summary"]))
+        tables.append(arms(effect, part, [*part["summary"][first]], first))
+    return "\n".join(tables)
 
 
 def budget(found: Any) -> str:
     """Return accuracies by arm, and their differences to a majority of one policy with as many tokens of a problem."""
     rows = []
     for name, means in found["summary"].items():
-        row = [name, len(found["runs"][name.partition(", ")[0]]), f"{means['tokens'][0]:.1f}"]
-        row.append(plus_minus(*means["accuracy"]))
-        for of in ("untrained", "trained"):
-            row += [plus_minus(*means[of]), plus_minus(*means[f"minus {of}"], "+")] if of in means else ["-", "-"]
-        rows.append(row)
-    majorities = [head for of in ("untrained", "trained") for head in (f"majority, {of}", "minus it")]
-    return table(["", "seeds", "tokens per problem", "accuracy", *majorities], rows)
+        majorities = (against(means, of, f"minus {of}") if of in means else "" for of in ("untrained", "trained"))
+        rows.append([name, f"{means['tokens'][0]:.1f}", plus_minus(*means["accuracy"]), *majorities])
+    titles = [f"majority, {of} (team minus it)" for of in ("untrained", "trained")]
+    return table([seeds(found["runs"]), "tokens per problem", "accuracy", *titles], rows)
 
 
 def marginal(found: Any) -> str:
-    """Return rewards of credit from replays without an agent at equal generated tokens."""
-    rewards: dict[tuple[int, str], list[float]] = {}
-    for row in found["rows"]:
-        if "seed" in row:
-            rewards.setdefault((row["budget"], row["arm"]), []).append(row["reward"])
-    rows = [[budget, arm, len(seeds), plus_minus(*mean_and_half(seeds))] for (budget, arm), seeds in rewards.items()]
-    return table(["generated tokens", "algorithm", "seeds", "held-out reward"], rows)
+    """Return rewards of credit from replays without an agent by generated tokens."""
+    runs = grouped((row for row in found["rows"] if "seed" in row), lambda row: (row["arm"], row["budget"]))
+    cells = (
+        (arm, f"{tokens:,} tokens", plus_minus(*mean_and_half([run["reward"] for run in each])))
+        for (arm, tokens), each in runs.items()
+    )
+    return pivot(f"algorithm, {seeds(runs)}", cells)
 
 
 def agentbench(found: Any) -> str:
     """Return rewards and success on held-out tasks of AgentBench by algorithm."""
-    shown = [f"{name} {moment}" for name in ("reward", "success") for moment in ("before", "after", "gained")]
-    rows = []
+    tables = []
     for environment, part in found["environments"].items():
+        names = ["reward", "success"]
+        if all(row["reward after"] == row["success after"] for row in part["summary"].values()):
+            names = ["success"]
+        rows = []
         for arm, row in part["summary"].items():
-            compared = next((name for name in row if name.startswith("success minus")), "")
-            gap = f"{plus_minus(*row[compared], '+')} ({compared.removeprefix('success minus ')})" if compared else "-"
-            cells = [plus_minus(*row[name], "+" * name.endswith("gained")) for name in shown]
-            rows.append([f"`{environment}`", part["tokens"], arm, *cells, gap])
-    return table(["environment", "generated tokens", "algorithm", *shown, "success minus a peer's"], rows)
+            changes = (
+                f"{plus_minus(*row[f'{name} before'])} to {against(row, f'{name} after', f'{name} gained')}"
+                for name in names
+            )
+            gap = next((name for name in row if name.startswith("success minus")), "")
+            beside = f"{plus_minus(*row[gap], '+')} ({gap.removeprefix('success minus ')})" if gap else ""
+            rows.append([arm, *changes, beside])
+        title = f"`{environment}`, {part['tokens']:,} tokens"
+        tables.append(table([title, *(f"{name} (gain)" for name in names), "success minus a peer's"], rows))
+    return "\n".join(tables)
 
 
 def five_tasks(found: Any) -> str:
-    """Return the first and last rewards of AgentBench's five tasks by setting and seed."""
-    rows = []
+    """Return the first and last rewards of AgentBench's five tasks by setting, and success where it differs."""
+    cells = []
     for run in found["runs"]:
+        setting = f"`{run['task_normalization']}`, stale turns {run['cross_policy_share']}"
         for name, task in run["tasks"].items():
-            rewards = [f"{task[part]['mean']:.3f} {between(task[part]['ci95'])}" for part in ("first", "last")]
-            success = [f"{task[part]['success']:.2f}" for part in ("first", "last")]
-            setting = [run["task_normalization"], run["cross_policy_share"], run["seed"]]
-            rows.append([*setting, f"`{name}`", *rewards, *success])
-    header = ["normalization", "stale turns", "seed", "environment", "first reward", "last reward"]
-    return table([*header, "first success", "last success"], rows)
+            ends = [task["first"], task["last"]]
+            cells.append((f"`{name}`", setting, " to ".join(between(end["mean"], end["ci95"]) for end in ends)))
+            if any(abs(end["mean"] - end["success"]) > 0.005 for end in ends):
+                success = " to ".join(f"{end['success']:.2f}" for end in ends)
+                cells.append((f"`{name}`, success", setting, success))
+    return pivot("environment", cells)
 
 
-def against(found: Any, peer: str) -> list[str]:
-    """Return processor time and memory of a step, as fractions of a peer's."""
+def step(found: Any, peer: str) -> dict[str, Any]:
+    """Return a step's facts with its processor time and memory as fractions of a peer's."""
     ours, other = found["ours"], found[peer]
-    return [
-        f"{found['cpu_ratio']:.2f} ({ours['cpu_s']:.2f} s / {other['cpu_s']:.2f} s)",
-        f"{found['peak_ratio']:.2f} ({ours['peak_mib']:.0f} MiB / {other['peak_mib']:.0f} MiB)",
-    ]
+    return {
+        **found,
+        "time": f"{found['cpu_ratio']:.2f} ({ours['cpu_s']:.2f} s / {other['cpu_s']:.2f} s)",
+        "memory": f"{found['peak_ratio']:.2f} ({ours['peak_mib']:.0f} MiB / {other['peak_mib']:.0f} MiB)",
+    }
 
 
-STEP = ("processor time", "peak memory")
+STEP = ("processor time: {time}", "peak memory: {memory}")
 
 
 def grpo_step(found: Any) -> str:
     """Return the costs of a GRPO step by size and precision."""
-    rows = [[row["size"], row["precision"], row["peer_precision"], *against(row, "trl")] for row in found["rows"]]
-    return table(["size", "mrlm in", "TRL in", *STEP], rows)
+    formats = ("size: {size}", "mrlm in: {precision}", "TRL in: {peer_precision}", *STEP)
+    return columns((step(row, "trl") for row in found["rows"]), *formats)
 
 
 def distillation_step(found: Any) -> str:
     """Return the costs of a step of distillation."""
-    return table(["", *STEP], [["distillation, mrlm / TRL", *against(found, "trl")]])
+    return columns([step(found, "trl")], *STEP)
 
 
 def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
-    rows = [[f"{row['turns']} turns", *against(row, "comlrl")] for row in found["rows"]]
-    return table(["MAGRPO, mrlm / CoMLRL", *STEP], rows)
+    return columns((step(row, "comlrl") for row in found["rows"]), "turns: {turns}", *STEP)
 
 
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
@@ -301,14 +328,14 @@ def cost_curves(found: Any) -> str:
             cost = f"{last['x']:,}: {last['cpu_s']:.1f} s, {last['memory_mib']:.0f} MiB"
             grows = f"{axis['unit']}, {done[0]['x']:,} to {last['x']:,}"
             rows.append([grows, axis["algorithm"], SIDES[side], *fitted, cost])
-    header = ["what grows", "in", "", "slopes of time", "slopes of memory", "at the largest"]
-    text = table(header, rows)
-    for name, title in (("learner", "pass of the learner"), ("engine", "turn in the engine")):
-        known = [row for row in points(found, name, "ours") if "reason" not in row]
-        per_token = [f"{row['memory_mib'] * 1024 / row['x']:.1f}" for row in known]
-        text += "\n" + table(
-            ["tokens of a row", *(f"{row['x']:,}" for row in known)], [[f"KiB per token, {title}", *per_token]]
-        )
+    text = table(["what grows", "in", "", "slopes of time", "slopes of memory", "at the largest"], rows)
+    per_token = (
+        (title, f"{row['x']:,} tokens", f"{row['memory_mib'] * 1024 / row['x']:.1f}")
+        for title, name in {"pass of the learner": "learner", "turn in the engine": "engine"}.items()
+        for row in points(found, name, "ours")
+        if "reason" not in row
+    )
+    text += "\n" + pivot("KiB per token", per_token)
     return text + (f"\nNot measured: {'; '.join(missing)}.\n" if missing else "")
 
 
@@ -321,12 +348,15 @@ def int8_weights(found: Any) -> str:
         rows.append([f"`{shape}`", *memory, *(f"{ratio:.2f}" for ratio in times)])
     works = next(iter(found["speed"].values()))["milliseconds"]
     text = table(["random model", "MiB in float32", "in int8", *(f"CPU time, {work}" for work in works)], rows)
-    quality = found["quality"]
-    accuracies = [f"{quality['accuracy'][side]:.3f}" for side in ("float32", "int8")]
-    difference = f"{quality['gain']:+.3f} {between(quality['gain_ci95'], '+')}"
-    numbers = [*accuracies, difference, f"{quality['logp_difference']:.5f}", f"{quality['kl']:.1e}"]
-    header = ["accuracy in float32", "in int8", "difference", "mean difference of log-probabilities", "mean KL, nats"]
-    return f"{text}\n{table(header, [numbers])}"
+    quality = {**found["quality"], "change": between(found["quality"]["gain"], found["quality"]["gain_ci95"], "+")}
+    formats = (
+        "accuracy in float32: {accuracy[float32]:.3f}",
+        "in int8: {accuracy[int8]:.3f}",
+        "difference: {change}",
+        "mean difference of log-probabilities: {logp_difference:.5f}",
+        "mean KL, nats: {kl:.1e}",
+    )
+    return f"{text}\n{columns([quality], *formats)}"
 
 
 def kernel_shapes(found: Any) -> str:
@@ -343,9 +373,8 @@ def kernel_shapes(found: Any) -> str:
 def kill_resume(found: Any) -> str:
     """Return kills and equal resumed runs by case."""
     rows = [[f"`{name}`", case["kills"], len(case["runs"]), case["same"]] for name, case in found["cases"].items()]
-    return table(
-        ["run", "kills", "resumed runs", "with the weights of the undisturbed run"], [*rows, ["all", *kills(found)]]
-    )
+    header = ["run", "kills", "resumed runs", "with the weights of the undisturbed run"]
+    return table(header, [*rows, ["all", *kills(found)]])
 
 
 def kills(found: Any) -> tuple[int, int, int]:
@@ -357,132 +386,110 @@ def kills(found: Any) -> tuple[int, int, int]:
 
 def attacks(found: Any) -> str:
     """Return successful attacks by level."""
-    rows = [
-        [
-            f"`{level}`",
-            row["attacks"],
-            row["through"],
-            row["harm"],
-            f"{row['honest_with_full_score']} of {row['honest']}",
-        ]
-        for level, row in found["levels"].items()
-    ]
-    return table(["level", "attacks", "successful", "harm outside", "honest programs with the full score"], rows)
+    honest = "honest programs with the full score: {honest_with_full_score} of {honest}"
+    counts = ("attacks: {attacks}", "successful: {through}", "harm outside: {harm}")
+    return columns(named(found["levels"]), "level: `{name}`", *counts, honest)
 
 
 def interval_coverage(found: Any) -> str:
     """Return the least coverage of intervals in simulations."""
-    row = found["summary"]["now"]
-    return table(
-        ["settings", "least coverage", "least coverage with 20 tasks or more"],
-        [[row["settings"], row["least coverage"], row["least coverage of 20 tasks or more"]]],
-    )
+    least = ("least coverage: {least coverage}", "with 20 tasks or more: {least coverage of 20 tasks or more}")
+    return columns([found["summary"]["now"]], "settings: {settings}", *least)
 
 
 def families(found: Any) -> str:
     """Return the numbers of model families that agree with the model's own forward pass."""
     rows = [row for row in found["families"].values() if "error" not in row]
-    names = ("engine", "batch", "session", "learner", "gradient")
-    compared = [[row[name] for row in rows if name in row] for name in names]
-    equal = [sum(value <= 1e-5 for value in values) for values in compared]
-    return table(["families", *names], [["compared", *map(len, compared)], ["difference at most 1e-5", *equal]])
+    cells = []
+    for name in ("engine", "batch", "session", "learner", "gradient"):
+        compared = [row[name] for row in rows if name in row]
+        equal = sum(value <= 1e-5 for value in compared)
+        cells += [("compared", name, len(compared)), ("difference at most 1e-5", name, equal)]
+    return pivot("families", cells)
 
 
 def batching(found: Any) -> str:
-    """Return the engine's ratios by size, for several policies and for unequal lengths."""
-    rows = [[row["size"], f"{row['policies']} policies", f"{row['ratio']:.2f}"] for row in found["policies"]]
-    rows += [
-        [row["size"], f"{row['policies']} policies with adapters on one base", f"{row['ratio']:.2f}"]
+    """Return the engine's ratios by work and size, and the weights of several policies."""
+    works = {
+        "{policies} policies": found["policies"],
+        "{policies} policies with adapters on one base": found["adapters"],
+        "unequal lengths": found["lengths"],
+    }
+    ratios = (
+        (work.format_map(row), row["size"], f"{row['ratio']:.2f}") for work, rows in works.items() for row in rows
+    )
+    weights = (
+        (f"{row['policies']} policies", row["size"], "{:.1f} / {:.1f}".format(*row["weights_mib"]))
         for row in found["adapters"]
-    ]
-    rows += [[row["size"], "unequal lengths", f"{row['ratio']:.2f}"] for row in found["lengths"]]
-    memory = [
-        [row["size"], row["policies"], *(f"{mib:.1f} MiB" for mib in row["weights_mib"])] for row in found["adapters"]
-    ]
-    held = table(["size", "policies", "weights with one base", "with adapters added to copies"], memory)
-    return table(["size", "work", "processor time"], rows) + "\n\n" + held
+    )
+    title = "MiB of weights with one base / with adapters added to copies"
+    return pivot("processor time", ratios) + "\n" + pivot(title, weights)
 
 
 def rounds(found: Any) -> str:
     """Return the ratios of rounds to lockstep by the seconds of an answer and the piece."""
-    rows = [
-        [row["environment_seconds"], f"{row['lockstep_seconds']:.2f}", row["piece"], f"{row['ratio']:.2f}"]
-        for row in found["rows"]
-    ]
-    return table(["seconds of an answer", "seconds in lockstep", "piece", "ratio of the time"], rows)
+    formats = ("{environment_seconds}", "{lockstep_seconds:.2f}", "{piece}")
+    runs = grouped(found["rows"], lambda row: tuple(text.format_map(row) for text in formats))
+    rows = ([*key, ", ".join(f"{row['ratio']:.2f}" for row in same)] for key, same in runs.items())
+    return table(["seconds of an answer", "seconds in lockstep", "piece", "ratios of the time"], rows)
 
 
 def limit(found: Any) -> str:
     """Return the seconds of a GRPO step by phase, those of its products alone, and their ratios to TRL's step."""
-    against_trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step")["rows"]}
-    rows = []
+    trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step")["rows"]}
+    cells = []
     for size, precisions in found["sizes"].items():
         for precision, phases in precisions.items():
-            sums = {unit: sum(row[unit] for row in phases.values()) for unit in ("seconds", "products_seconds")}
-            step = {**sums, "share_of_products": sums["products_seconds"] / sums["seconds"]}
-            for phase, row in {**phases, "both": step}.items():
-                share = row["share_of_products"]
-                seconds = [f"{row['seconds']:.3f}", f"{row['products_seconds']:.3f}", f"{share:.2f}"]
-                rows.append([size, precision, phase, *seconds, "", ""])
-            peer = against_trl.get((size, precision, precision))
-            if peer is not None:
-                ratio = peer["cpu_ratio"]
-                rows[-1][-2:] = [f"{ratio:.2f}", f"{ratio * step['share_of_products']:.2f}"]
-    names = [
-        "size",
-        "precision",
-        "phase",
-        "seconds",
-        "products alone",
-        "share",
-        "step / TRL's",
-        "products / TRL's step",
-    ]
-    return table(names, rows)
+            seconds, products = (sum(row[unit] for row in phases.values()) for unit in ("seconds", "products_seconds"))
+            both = {"seconds": seconds, "products_seconds": products, "share_of_products": products / seconds}
+            for phase, row in {**phases, "both": both}.items():
+                text = "{seconds:.3f}, {products_seconds:.3f}, {share_of_products:.2f}".format_map(row)
+                cells.append((f"{size}, {precision}", phase, text))
+            if peer := trl.get((size, precision, precision)):
+                ratios = {"step": peer["cpu_ratio"], "products": peer["cpu_ratio"] * products / seconds}
+                cells += [(f"{size}, {precision}", f"{part} / TRL's step", f"{ratios[part]:.2f}") for part in ratios]
+    return pivot("size, precision", cells)
 
 
 def records(found: Any) -> str:
     """Return the CPU time of an iteration and the size of 1,000 episodes by saved content and by compression."""
     sizes, seconds = found["bytes_per_1000_episodes"], found["cpu_s_per_iteration"]
-    costs = [
-        [code, variant, f"{sizes[code][variant] / 1e6:.2f} MB", f"{seconds[code][variant]:.2f} s"]
-        for code in sizes
-        for variant in sizes[code]
-    ]
-    rows = [
-        [name, f"{row['bytes'] / 1e6:.2f} MB", f"{row['compress_s']:.2f} s"]
-        for name, row in found["per_1000_episodes"].items()
-        if isinstance(row, dict)
-    ]
-    of_code = table(["code", "episodes", "1,000 episodes", "CPU time of an iteration"], costs)
-    return of_code + "\n" + table(["compression", "1,000 episodes", "to compress"], rows)
+    costs = (
+        (variant, code, f"{size / 1e6:.2f} MB, {seconds[code][variant]:.2f} s")
+        for code, variants in sizes.items()
+        for variant, size in variants.items()
+    )
+    of_code = pivot("1,000 episodes; CPU time of an iteration", costs)
+    compressed = {name: row for name, row in found["per_1000_episodes"].items() if isinstance(row, dict)}
+    rows = [{"mb": row["bytes"] / 1e6, **row} for row in named(compressed)]
+    formats = ("compression: {name}", "1,000 episodes: {mb:.2f} MB", "to compress: {compress_s:.2f} s")
+    return of_code + "\n" + columns(rows, *formats)
 
 
 def start_up(found: Any) -> str:
     """Return the CPU seconds of the quick start up to its first update by phase, with those of other commits."""
-    sides = {name: row for name, row in found["quick start"].items() if not name.startswith("now / ")}
-    order = [*(name for name in sides if name != "now"), "now"]
-    seconds = {name: sides[name]["cpu seconds"] for name in order}
-    rows = [[phase, *(f"{seconds[name][phase]:.2f}" for name in order)] for phase in seconds["now"]]
-    ratios = [f"{found['quick start'][f'now / {name}']['cpu seconds']:.2f}" for name in order[:-1]]
-    libraries = found["the libraries of a fit alone"]["now"]["cpu seconds"]["in all"]
-    alone = ["plain import of the libraries alone", *[""] * len(ratios), f"{libraries:.2f}"]
-    return table(["CPU seconds", *order], [*rows, ["now / commit, median of the rounds", *ratios, ""], alone])
+    start, libraries = found["quick start"], found["the libraries of a fit alone"]["now"]["cpu seconds"]
+    commits = [name for name in start if name != "now" and not name.startswith("now / ")]
+    cells = [
+        (phase, name, f"{seconds:.2f}")
+        for name in (*commits, "now")
+        for phase, seconds in start[name]["cpu seconds"].items()
+    ]
+    ratios = [(name, f"{start[f'now / {name}']['cpu seconds']:.2f}") for name in commits]
+    cells += [("now / commit, median of the rounds", *ratio) for ratio in ratios]
+    return pivot("CPU seconds", [*cells, ("plain import of the libraries", "now", f"{libraries['in all']:.2f}")])
 
 
 def shared_machine(found: Any) -> str:
     """Return the seconds of a step beside a busy process by OpenMP setting."""
-    rows = [
-        [f"`{name}`", f"{row['quiet_s']:.2f}", f"{row['busy_s']:.2f}", f"{row['busy_by_quiet']:.1f}"]
-        for name, row in found["settings"].items()
-    ]
-    return table(["setting", "seconds alone", "with one busy process", "ratio"], rows)
+    seconds = ("seconds alone: {quiet_s:.2f}", "with one busy process: {busy_s:.2f}", "ratio: {busy_by_quiet:.1f}")
+    return columns(named(found["settings"]), "setting: `{name}`", *seconds)
 
 
 def conformance_peers(found: Any) -> str:
     """Return the number of values that the peers' own code computed."""
     counts = {name: sum(name in row for row in found["values"].values()) for name in found["versions"]}
-    rows = [[f"{name} {found['versions'][name]}", count] for name, count in counts.items()]
+    rows = ([f"{name} {found['versions'][name]}", count] for name, count in counts.items())
     return table(["peer", "losses and advantages"], rows)
 
 
@@ -497,9 +504,10 @@ def semantic(found: Any) -> str:
 
 
 def earlier(found: Any) -> str:
-    """Return the pages with measurements that were made before their results were kept in files."""
-    rows = [
-        [", ".join(f"[{page}]({page})" for page in row["pages"]), row["what"], f"`{row['command']}`"]
-        for row in found["measurements"]
-    ]
-    return table(["page", "measurement", "command"], rows)
+    """Return the pages with measurements that were made before their results were kept in files, by command."""
+    rows = []
+    for command, same in grouped(found["measurements"], lambda row: row["command"]).items():
+        pages = dict.fromkeys(page for row in same for page in row["pages"])
+        measured = dict.fromkeys(row["what"] for row in same)
+        rows.append([f"`{command}`", "; ".join(measured), ", ".join(f"[{page}]({page})" for page in pages)])
+    return table(["command", "measurement", "pages"], rows)

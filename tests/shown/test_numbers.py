@@ -21,7 +21,6 @@ PAGES = {name: path for name, path in PAGES.items() if name not in GENERATED} | 
 
 NOT_MEASURED = {
     "algorithms.md": "1.05",  # a default
-    "algorithms/maporl.md": ".09 .75 1.39",  # of the worked example
     "algorithms/tree_grpo.md": ".93 1.10",  # fractions of a gradient, by arithmetic
     "async.md": ".05 .02",  # settings of the benchmark
     "coming_from/comlrl.md": ".95",  # a default
@@ -82,7 +81,7 @@ def values(found: Any, lists: bool) -> Iterator[float]:
 def known(name: str) -> list[float]:
     """Return the numbers of a file of results, of its lists those that the results page shows."""
     found = results_tables.read(name)
-    shows = [sections[name].show for sections in results_page.CHAPTERS.values() if name in sections]
+    shows = [getattr(results_tables, name) for sections in results_page.CHAPTERS.values() if name in sections]
     tabled = [float(number) for show in shows for number in re.findall(r"\d*\.?\d+", show(found))]
     return tabled + [value * unit for value in values(found, not shows) for unit in (1, 100, 1e-3, 1e-6)]
 
@@ -92,8 +91,7 @@ def files_of(page: str, text: str) -> set[str]:
     names = {path.stem for path in results_tables.RESULTS.glob("*.json")} - {"earlier"}
     if page == "papers.md":
         return names
-    titles = {section.title: name for part in results_page.CHAPTERS.values() for name, section in part.items()}
-    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"): name for title, name in titles.items()}
+    anchors = {section.anchor: name for part in results_page.CHAPTERS.values() for name, section in part.items()}
     linked = {anchors[anchor] for anchor in re.findall(r"results\.md#([\w-]+)", text)}
     return linked | (names & set(re.findall(r"(\w+)\.(?:json|py)\b", text)))
 

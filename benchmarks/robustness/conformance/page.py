@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.robustness.conformance import cases, credit
-from benchmarks.robustness.conformance.cases import Values
+from benchmarks.robustness.conformance.cases import Case, Values
 
 ROOT = Path(__file__).parents[3]
 PEERS = ROOT / "benchmarks" / "results" / "conformance_peers.json"
@@ -70,22 +70,23 @@ ALGORITHMS = {
 HEAD = """\
 # Conformance
 
-Each loss and advantage on the same fixed vectors (`benchmarks/robustness/conformance/vectors.py`): our value, the
-paper's equation in plain Python, and the value that the peers' own code returns ({versions}).
-Losses are reduced as the second column says, by `token_mean` otherwise. Values agree within {tolerance:g}, or the last
-column has the reason.
+Our value of each loss and advantage on the vectors of `benchmarks/robustness/conformance/vectors.py` equals that of the
+paper's equation in plain Python and of the peers' own code ({versions}) within 1e-6, unless the last column has
+a larger difference or a reason. Losses are reduced by `token_mean` unless the second column names another reduction.
 
-    python -m benchmarks.robustness.conformance.page
+```bash
+python -m benchmarks.robustness.conformance.page
+```
 
-| formula | function | ours | closed form | peers | difference |
-|---|---|---|---|---|---|
+| formula | function | value | peers |
+|---|---|---|---|
 """
 
 ALGORITHMS_HEAD = """
 ## By algorithm
 
-The formulas that each algorithm consists of, with its default loss; options such as `loss`, `kl` and `top_entropy` add
-others of the table. The tests of each algorithm cover its plain sums, such as SHARP's reward, and its comparisons.
+Formulas of each algorithm with its default loss; options such as `loss`, `kl` and `top_entropy` add others. Its own
+tests cover plain sums and comparisons.
 
 | algorithm | formulas |
 |---|---|
@@ -104,37 +105,45 @@ def shown(values: Values) -> str:
     return ", ".join(f"{value:.5f}" for value in listed(values))
 
 
+def row(case: Case, found: dict[str, Values]) -> tuple[str, list[str]]:
+    """Return the row of a formula, and the values that differ without a reason.
+
+    Args:
+        case: the formula.
+        found: the peers' values.
+    """
+    ours, closed = case.ours(), case.closed()
+    far = {peer: value for peer, value in found.items() if distance(ours, value) > TOLERANCE}
+    wrong = {} if case.reason else dict(far)
+    if distance(ours, closed) > TOLERANCE:
+        wrong["closed form"] = closed
+    by = ", ".join(f"{peer} ({shown(value)})" if peer in far else peer for peer, value in found.items()) or "-"
+    most = max(distance(ours, value) for value in [closed, *found.values()])
+    remark = f": {case.reason}" if far else "" if most < 1e-6 else f" (within {TOLERANCE:g})"
+    line = f"| {case.name} | {case.symbol} | {shown(ours)} | {by}{remark} |"
+    return line, [f"{case.name}: ours {shown(ours)}, {name} {shown(value)}" for name, value in wrong.items()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     peers = json.loads(PEERS.read_text())
     versions = ", ".join(f"{name} {number}" for name, number in peers["versions"].items())
-    lines = HEAD.format(versions=versions, tolerance=TOLERANCE).splitlines()
-    wrong = []
-    for case in CASES:
-        ours, closed, found = case.ours(), case.closed(), peers["values"].get(case.name, {})
-        if distance(ours, closed) > TOLERANCE:
-            wrong.append(f"{case.name}: ours {shown(ours)}, closed form {shown(closed)}")
-        far = {peer: value for peer, value in found.items() if distance(ours, value) > TOLERANCE}
-        if far and not case.reason:
-            wrong += [f"{case.name}: ours {shown(ours)}, {peer} {shown(value)}" for peer, value in far.items()]
-        by = "; ".join(f"{peer} {shown(value)}" for peer, value in found.items()) or "-"
-        most = max(distance(ours, value) for value in [closed, *found.values()])
-        remark = case.reason if far else "< 1e-6" if most < 1e-6 else "< 1e-5"
-        lines.append(f"| {case.name} | {case.symbol} | {shown(ours)} | {shown(closed)} | {by} | {remark} |")
-    for text in wrong:
-        print(text)
-    lines += [
+    rows = [row(case, peers["values"].get(case.name, {})) for case in CASES]
+    wrong = [text for _, found in rows for text in found]
+    lines = [
+        *HEAD.format(versions=versions).splitlines(),
+        *(line for line, _ in rows),
         *ALGORITHMS_HEAD.splitlines(),
         *(f"| {name} | {', '.join(formulas)} |" for name, formulas in ALGORITHMS.items()),
     ]
     text = "\n".join(lines) + "\n"
-    if parser.parse_args().check:
-        if PAGE.read_text() != text:
-            wrong.append(f"{PAGE.name} is old: run `python -m benchmarks.robustness.conformance.page`")
-            print(wrong[-1])
-    else:
+    if not parser.parse_args().check:
         PAGE.write_text(text)
+    elif PAGE.read_text() != text:
+        wrong.append(f"{PAGE.name} is old: run `python -m benchmarks.robustness.conformance.page`")
+    for problem in wrong:
+        print(problem)
     sys.exit(bool(wrong))
 
 
