@@ -5,10 +5,13 @@
 
 The work is that of grpo_step.py. The rollout needs the products of every prompt once and of every new token, the update
 those of all tokens forward and twice backward, and those of the output head at the new tokens once more, because it is
-recomputed. Each product is measured alone in its shape, in the dtype of the precision, as the best of several rounds:
-their sum is the least time of a phase, the rest is attention, element-wise operations, sampling, optimizer and Python.
-The optimizer and the decode step also read all weights, which bounds their time by the memory's bandwidth. Times of a
-phase are the least of all steps after the warm-up, because other processes only add to them.
+recomputed. They are measured without anything else, in the dtype of the precision, in the model's order and with
+weights for each layer, as the best of several rounds: a decode step reads all weights, and most lie outside of the
+nearest cache. Times of a phase are the least of all steps after the warm-up, because other processes only add to them.
+
+Small models spend their time elsewhere: each operator of PyTorch takes about a microsecond before it computes anything.
+So the operators of each phase are counted in a further step, and multiplied with the least time of the smallest one,
+an addition of two numbers. Products and operators together bound a step from below that runs operator by operator.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -29,6 +33,7 @@ import torch
 from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, SIZES, WARMUP, make_model, run_ours
 from lightning import Callback
 from provenance import provenance
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrlm_pl.data.rollout.collection import CollectionObserver
 
@@ -39,27 +44,39 @@ DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": t
 
 @dataclass(frozen=True)
 class Product:
-    """A product ``[rows, inputs] @ [inputs, outputs]`` and how often a phase needs it."""
+    """A product ``[rows, inputs] @ [inputs, outputs]``, in a number of layers with weights of their own."""
 
     rows: int
     inputs: int
     outputs: int
-    times: int
+    layers: int = 1
 
     @property
     def operations(self) -> int:
         """Floating-point operations, two for each multiplication and addition.
 
-        >>> Product(2, 3, 4, times=5).operations
+        >>> Product(2, 3, 4, layers=5).operations
         240
         """
-        return 2 * self.rows * self.inputs * self.outputs * self.times
+        return 2 * self.rows * self.inputs * self.outputs * self.layers
 
 
-def products(size: str) -> dict[str, list[Product]]:
+class Passes(NamedTuple):
+    """Products that follow one another, and how often a phase needs them."""
+
+    products: list[Product]
+    times: int
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of all passes."""
+        return self.times * sum(item.operations for item in self.products)
+
+
+def passes(size: str) -> dict[str, list[Passes]]:
     """Return the matrix products of a step by phase.
 
-    >>> sum(item.operations for item in products("xs")["rollout"]) == 2 * (
+    >>> sum(item.operations for item in passes("xs")["rollout"]) == 2 * (
     ...     (2 * 64 * (128 + 64 + 344) + 2 * 172 * 64) * (4 * 64 + 63 * 32) + 64 * 512 * (4 + 63 * 32)
     ... )
     True
@@ -71,18 +88,16 @@ def products(size: str) -> dict[str, list[Product]]:
     # as many key heads as value heads, together as many as query heads
     layer = [(width, 2 * width), (width, width), (width, 2 * inner), (inner, width)]
 
-    def decoder(rows: int, times: int) -> list[Product]:
-        return [Product(rows, one, other, layers * times) for one, other in layer]
+    def decoder(rows: int) -> list[Product]:
+        return [Product(rows, one, other, layers) for one, other in layer]
 
     prompts, new = PROMPTS * PROMPT_TOKENS, ROWS * NEW_TOKENS
     return {
         "rollout": [
-            *decoder(prompts, 1),
-            Product(PROMPTS, width, vocabulary, 1),
-            *decoder(ROWS, NEW_TOKENS - 1),
-            Product(ROWS, width, vocabulary, NEW_TOKENS - 1),
+            Passes([*decoder(prompts), Product(PROMPTS, width, vocabulary)], 1),
+            Passes([*decoder(ROWS), Product(ROWS, width, vocabulary)], NEW_TOKENS - 1),
         ],
-        "update": [*decoder(prompts + new, 3), Product(new, width, vocabulary, 4)],
+        "update": [Passes(decoder(prompts + new), 3), Passes([Product(new, width, vocabulary)], 4)],
     }
 
 
@@ -103,12 +118,24 @@ def best_seconds(run: Callable[[], Any], at_least: float = 2e-3) -> float:
     return best
 
 
-def product_seconds(item: Product, dtype: torch.dtype) -> float:
-    """Return the least seconds of one product, with either side first as the faster."""
-    left = torch.randn(item.rows, item.inputs).to(dtype)
-    weight = torch.randn(item.outputs, item.inputs).to(dtype)
-    orders = (lambda: torch.mm(left, weight.t()), lambda: torch.mm(weight, left.t()))
-    return min(map(best_seconds, orders))
+def pass_seconds(products: Sequence[Product], dtype: torch.dtype) -> float:
+    """Return the least seconds of one pass through the products, each with either side first as the faster."""
+    chains: list[list[Callable[[], Any]]] = []
+    for item in products:
+        left = torch.randn(item.rows, item.inputs).to(dtype)
+        weights = [torch.randn(item.outputs, item.inputs).to(dtype) for _ in range(item.layers)]
+        orders = [partial(torch.mm, left, weights[0].t()), partial(torch.mm, weights[0], left.t())]
+        if best_seconds(orders[0]) < best_seconds(orders[1]):
+            chains.append([partial(torch.mm, left, weight.t()) for weight in weights])
+        else:
+            chains.append([partial(torch.mm, weight, left.t()) for weight in weights])
+    in_order = [chain[layer] for layer in range(max(map(len, chains))) for chain in chains if layer < len(chain)]
+
+    def run() -> None:
+        for product in in_order:
+            product()
+
+    return best_seconds(run)
 
 
 def bandwidth() -> float:
@@ -118,16 +145,37 @@ def bandwidth() -> float:
     return 2 * source.nbytes / best_seconds(lambda: target.copy_(source))
 
 
-class Phases(Callback, CollectionObserver):
-    """Seconds of each rollout and of each update."""
+class _Counter(TorchDispatchMode):
+    """Count the operators that run within the context."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Phases(Callback, CollectionObserver):
+    """Seconds of each rollout and of each update, and the operators of those of the last step.
+
+    Args:
+        steps: number of steps; those of the last are counted, not measured.
+    """
+
+    def __init__(self, steps: int) -> None:
         self.seconds: dict[str, list[float]] = {"rollout": [], "update": []}
-        self._last = 0.0
+        self.operators: dict[str, int] = {}
+        self._steps, self._counter, self._last = steps, _Counter(), 0.0
 
     def _tick(self, phase: str) -> None:
         now = time.perf_counter()
-        self.seconds[phase].append(now - self._last)
+        if len(self.seconds[phase]) < self._steps - 1:
+            self.seconds[phase].append(now - self._last)
+        else:
+            self.operators[phase] = self._counter.count
+            self._counter.count = 0
         self._last = now
 
     def on_collection(self, *_: Any) -> None:
@@ -137,18 +185,25 @@ class Phases(Callback, CollectionObserver):
     def on_train_batch_end(self, *_: Any) -> None:
         """Note the end of an update."""
         self._tick("update")
+        if len(self.seconds["update"]) == self._steps - 1:
+            if self.operators:
+                self._counter.__exit__(None, None, None)
+            else:
+                self._counter.__enter__()
 
 
 def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield each phase of a step in a precision with its figures."""
-    phases = Phases()
+    phases = Phases(steps)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), size)
         run_ours(folder, steps, precision, callbacks=[phases])
-    for phase, needed in products(size).items():
+    one, other = torch.ones(()), torch.ones(())
+    operator_seconds = best_seconds(lambda: torch.add(one, other))
+    for phase, needed in passes(size).items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)
-        least = sum(item.times * product_seconds(item, DTYPES[precision]) for item in needed)
+        least = sum(item.times * pass_seconds(item.products, DTYPES[precision]) for item in needed)
         yield (
             phase,
             {
@@ -158,6 +213,8 @@ def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[
                 "products_seconds": least,
                 "products_gflop_per_second": operations / 1e9 / least,
                 "share_of_products": least / seconds,
+                "operators": phases.operators[phase],
+                "operators_seconds": phases.operators[phase] * operator_seconds,
             },
         )
 
