@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.engines.local.generation import Backend
 from mrlm_pl.engines.local.llama_weights import LayerWeights, StepWeights
+from mrlm_pl.policy.forward.half_precision import state_dtype
 from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -45,6 +46,11 @@ class Decoder(Backend):
         """Return a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape."""
         return bucket(count) if kernels_by_shape(self.device, self.weights.dtype) else count
 
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype of keys, values and element-wise results between two projections."""
+        return state_dtype(self.weights.dtype, self.device)
+
     @abstractmethod
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
@@ -60,25 +66,25 @@ class Decoder(Backend):
         ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
         """
-        w = self.weights
+        w, between = self.weights, self.state_dtype
         x = w.embed(ids.flatten())
         rotated = w.heads + w.kv_heads
         for i, layer in enumerate(w.layers):
             h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = layer.qkv.of(h).contiguous()
+            qkv = layer.qkv.of(h).to(between).contiguous()
             qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
             qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
             mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = layer.out.added(x, mixed.reshape(x.shape[0], -1))
+            x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
             h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = layer.gate_up.of(h).chunk(2, -1)
-            x = layer.down.added(x, F.silu(gate).mul_(up))
+            gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
+            x = layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
         return x.view(*ids.shape, -1)
 
     def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
-        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.weights.dtype)
+        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.state_dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""

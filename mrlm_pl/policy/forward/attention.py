@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.half_precision import state_dtype
 from mrlm_pl.policy.forward.packing import Segments
 from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 
@@ -289,9 +290,12 @@ def packed_attention_forward(
             f"{type(module).__name__} was called without packed_layout while its attention is {ATTENTION_NAME!r}: "
             "another thread uses the module during token_logprobs; give that thread its own copy of the model"
         )
-    # under autocast the rotary embedding promotes queries and keys: cast them back before keys are copied
-    query, key, value = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-    return packed_layout.attend(query, key, value, scaling, dropout).unsqueeze(0), None
+    # under autocast the rotary embedding promotes queries and keys: one dtype before keys are copied
+    computed = state_dtype(value.dtype, value.device)
+    query, key, states = (x[0].transpose(0, 1).to(computed) for x in (query, key, value))
+    with torch.autocast(value.device.type, enabled=False):  # which would cast to its own dtype
+        found = packed_layout.attend(query, key, states, scaling, dropout)
+    return found.to(value.dtype).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
