@@ -73,7 +73,7 @@ class Decoder(Backend):
             h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
             qkv = layer.qkv.of(h).to(between).contiguous()
             qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
-            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin)
+            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin).to(between)
             mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
             x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
             h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
@@ -84,7 +84,7 @@ class Decoder(Backend):
     def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
         if layer.qk_norm is not None:
             qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
-        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin).to(self.state_dtype)
+        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
