@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -334,31 +335,27 @@ def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
 def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
     import datasets
 
-    named, _, own = source.partition("#")
-    name, _, configuration = named.partition(":")
-    try:
-        found = datasets.load_dataset(name, configuration or None, split=own or split or "train")
-    except Exception as error:  # the hub client raises errors of many unrelated classes
-        raise DataError(_hub_fault(source, error)) from error
-    return [dict(row) for row in found]
+    own = source.partition("#")[2]
+    return [dict(row) for row in _from_hub(source, partial(datasets.load_dataset, split=own or split or "train"))]
 
 
 def _hub_splits(source: str) -> list[str]:
     import datasets
 
-    name, _, configuration = source.partition(":")
+    return list(_from_hub(source, datasets.get_dataset_split_names))
+
+
+def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:
+    """Return what a function of ``datasets`` gives for a data set's name and configuration."""
+    name, _, configuration = source.partition("#")[0].partition(":")
     try:
-        return list(datasets.get_dataset_split_names(name, configuration or None))
-    except Exception as error:  # as above
-        raise DataError(_hub_fault(source, error)) from error
-
-
-def _hub_fault(source: str, error: Exception) -> str:
-    return (
-        f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: {error}); "
-        "check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
-        f"{', '.join(SUFFIXES)} file"
-    )
+        return load(name, configuration or None)
+    except Exception as error:  # the hub client raises errors of many unrelated classes
+        raise DataError(
+            f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: "
+            f"{error}); check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
+            f"{', '.join(SUFFIXES)} file"
+        ) from error
 
 
 def _lone_surrogate(value: Any) -> str | None:
