@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ FED = 1 << 9
 """Bytes that zstandard unpacks at a time, whose blocks of four bytes may expand to 128 KiB."""
 
 FRAME = 8 << 20
-"""Bytes of text in a frame of zstandard, at whose end reading may start again."""
+"""Bytes of text in a frame of zstandard or a member of gzip, at whose end reading may start again."""
 
 LEVEL = 6
 """Of zstandard; see ``benchmarks/results/records.json``."""
@@ -31,15 +32,11 @@ class Decoder(Protocol):
 
     Attributes:
         pending: bytes of the last chunk that are not unpacked yet.
-        whole: the data end with a complete member.
+        whole: the data end with a complete member, so that another decoder can start at the pending bytes.
     """
 
     pending: int
     whole: bool
-
-    @property
-    def seekable(self) -> bool:
-        """A copy can start at the pending bytes."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the content of the next bytes in pieces of bounded size.
@@ -48,27 +45,20 @@ class Decoder(Protocol):
             ValueError: they are damaged.
         """
 
-    def copy(self) -> Decoder:
-        """Return a decoder for the pending and later bytes, where ``seekable``."""
-
 
 class _Plain:
-    pending = 0
-    whole = seekable = True
+    pending, whole = 0, True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         yield data
 
-    def copy(self) -> Decoder:
-        return self
-
 
 class _Gzip:
-    """A decoder of concatenated members, whose state can be copied anywhere."""
+    """A decoder of concatenated members."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(31)
-        self.pending, self.whole, self.seekable = 0, True, True
+        self.pending, self.whole = 0, True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         while True:
@@ -88,19 +78,13 @@ class _Gzip:
             if not data and len(piece) < PIECE:
                 return
 
-    def copy(self) -> Decoder:
-        other = _Gzip()
-        other._member, other.whole = self._member.copy(), self.whole
-        return other
-
 
 class _Zstandard:
-    """A decoder of concatenated frames, which can start at the beginning of any."""
+    """A decoder of concatenated frames."""
 
     def __init__(self) -> None:
         self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self.pending = 0
-        self.whole = True
+        self.pending, self.whole = 0, True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         start = 0
@@ -117,13 +101,6 @@ class _Zstandard:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
             self.pending = len(data) - start
             yield piece
-
-    @property
-    def seekable(self) -> bool:
-        return self.whole
-
-    def copy(self) -> Decoder:
-        return _Zstandard()
 
 
 def decoder_of(path: Path) -> Decoder:
@@ -159,13 +136,12 @@ def packed(path: Path, text: bytes) -> bytes:
     >>> b"".join(unpacked(path))
     b'onetwo'
     """
-    if path.suffix == ".gz":
-        return gzip.compress(text, mtime=0) if text else b""
-    if path.suffix != ".zst":
+    if path.suffix not in (".gz", ".zst"):
         return text
-    compressor, frames, start = zstandard.ZstdCompressor(level=LEVEL), bytearray(), 0
+    compress = partial(gzip.compress, mtime=0) if path.suffix == ".gz" else zstandard.ZstdCompressor(LEVEL).compress
+    frames, start = bytearray(), 0
     while start < len(text):
         end = text.find(b"\n", start + FRAME - 1) + 1 or len(text)
-        frames += compressor.compress(text[start:end])
+        frames += compress(text[start:end])
         start = end
     return bytes(frames)
