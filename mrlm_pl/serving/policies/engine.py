@@ -108,14 +108,12 @@ class RemoteEngine(Engine):
             wrong = error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
             return EngineError(error.text) if wrong else RemoteError(str(error))
 
+        late = (
+            f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their server again "
+            "with `mrlm serve --policies ...`"
+        )
         again = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-        try:
-            reply, _ = await first_answer([self.address], ask, backoff, "the server of policies", again, refusal)
-        except StatusError as error:
-            raise RemoteError(
-                f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "
-                f"server again with `mrlm serve --policies ...` ({error.text})"
-            ) from error
+        reply, _ = await first_answer([self.address], ask, backoff, "the server of policies", again, refusal, late)
         return reply
 
 

@@ -11,11 +11,13 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff
+from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection
 from mrlm_pl.serving.transport.security import Identity, read_token
@@ -68,6 +70,7 @@ async def first_answer(
     who: str,
     again: Collection[grpc.StatusCode],
     refusal: Callable[[StatusError, Address], Exception],
+    late: str,
     rotate: bool = True,
 ) -> tuple[T, Address]:
     """Ask servers in turn until one answers; return its answer and its address.
@@ -81,10 +84,11 @@ async def first_answer(
         who: name of the servers, for messages.
         again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
         refusal: the exception for any other error.
+        late: the message when the time is over, with the remedy; the last problem is added.
         rotate: begin with another server than the last call, rather than with the first one.
 
     Raises:
-        StatusError: the last problem, when the time is over.
+        RemoteError: the time is over.
         Exception: what ``refusal`` returned.
     """
     servers = f"{who} at {', '.join(address.target for address in addresses)}"
@@ -108,7 +112,7 @@ async def first_answer(
             _silent.add(servers)
             logger.warning("%s does not answer (%s); retrying for %g s", servers, problem, backoff.seconds)
         if not await backoff.pause():
-            raise problem
+            raise RemoteError(f"{late} ({problem})") from problem
 
 
 def is_gone(address: Address) -> bool:
@@ -134,12 +138,10 @@ async def _until_back(address: Address) -> None:
     """Probe the server in the background, at growing intervals, until it answers."""
     backoff = Backoff(first=FIRST_REST, longest=LONGEST_REST)
     while await backoff.pause():
-        try:
+        with suppress(StatusError):
             server = await connection(address)
             await server.call("KeepAlive", pb.KeepAliveRequest(), PROBE_SECONDS)
             return
-        except StatusError:
-            continue
 
 
 os.register_at_fork(after_in_child=_silent.clear)

@@ -54,11 +54,6 @@ class Terms:
     patience_seconds: float
     batch_size: int
 
-    @property
-    def targets(self) -> str:
-        """The addresses, for messages."""
-        return ", ".join(address.target for address in self.addresses)
-
 
 async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
     """Return the scores of all conversations, in order; runs on the loop of all connections.
@@ -117,13 +112,12 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     def refusal(error: StatusError, address: Address) -> Exception:
         return RemoteError(f"the verifier at {address.target} refuses: {error}")
 
-    try:
-        reply, address = await first_answer(terms.addresses, ask, backoff, "the verifier", _AGAIN, refusal)
-    except StatusError as error:
-        raise RemoteError(
-            f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
-            f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({error})"
-        ) from error
+    late = (
+        f"no verifier at {', '.join(address.target for address in terms.addresses)} gave scores within "
+        f"{terms.patience_seconds:g} s; start it again with `mrlm serve --verifier ...`, or check the address and "
+        "whether both sides use TLS"
+    )
+    reply, address = await first_answer(terms.addresses, ask, backoff, "the verifier", _AGAIN, refusal, late)
     return _checked(reply, request, address.target)
 
 
