@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -68,14 +69,6 @@ class RemoteEngine(Engine):
         """Return ``unknown``, since servers do not report it; see :meth:`Engine.precision`."""
         return "unknown"
 
-    def policies(self) -> dict[str, str]:
-        """Return the name of the model behind each policy of the server.
-
-        Raises:
-            RemoteError: the server cannot be reached.
-        """
-        return {name: item.model for name, item in self.described().items()}
-
     def described(self) -> dict[str, pb.PolicyDescription]:
         """Return the server's description of each of its policies.
 
@@ -90,12 +83,9 @@ class RemoteEngine(Engine):
         submit(self._release(session_prefix))
 
     async def _release(self, session_prefix: str) -> None:
-        server = await connection(self.address)
-        try:
-            request = pb.ReleaseRequest(session_prefix=session_prefix)
+        server, request = await connection(self.address), pb.ReleaseRequest(session_prefix=session_prefix)
+        with suppress(StatusError):  # caches are bounded; a server that is gone has none
             await server.call("Release", request, self.seconds, _STUB, patience=0)
-        except StatusError:
-            return  # caches are bounded; a server that is gone has none
 
     async def _ask(self, method: str, request: Any) -> Any:
         """Return the reply; requests have seeds, so that a restarted server gives the same one."""
