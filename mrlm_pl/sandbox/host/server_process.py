@@ -164,10 +164,6 @@ class ServerProcess:
             with suppress(OSError):  # a cell that is closed at the same time removes its part
                 remove_tree(self._folder)  # which a server that was killed could not
 
-    def forget(self) -> None:
-        """Let go of the server in a forked process: it ends with its owner, not with the last copy of the link."""
-        self._link.close()
-
     def _receive(self) -> dict[str, Any] | None:
         try:
             text = self._link.recv(MAX_MESSAGE)
@@ -192,9 +188,7 @@ class ServerProcess:
                 ended.set()
 
 
-_Kind = tuple[Isolation, tuple[str, ...]]
-_servers: dict[tuple[int, _Kind], ServerProcess] = {}
-_refused: dict[_Kind, str] = {}
+_servers: dict[tuple[Isolation, tuple[str, ...]], ServerProcess] = {}
 _lock = threading.Lock()
 
 
@@ -205,19 +199,11 @@ def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
         SandboxError: the machine does not offer the level, or a package cannot be loaded.
     """
     with _lock:
-        kind = (level, packages)
-        if kind in _refused:
-            raise SandboxError(_refused[kind])
-        key = (os.getpid(), kind)
-        found = _servers.get(key)
+        found = _servers.get((level, packages))
         if found is None or not found.alive:
             if found is not None:
                 found.close()
-            try:
-                found = _servers[key] = ServerProcess(level, packages)
-            except SandboxError as error:
-                _refused[kind] = str(error)
-                raise
+            found = _servers[level, packages] = ServerProcess(level, packages)
         return found
 
 
@@ -262,7 +248,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     for found in _servers.values():
-        found.forget()
+        found._link.close()  # the servers end with their owner, not with the last copy of the link
     _servers.clear()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
@@ -15,6 +14,7 @@ import grpc
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.environment.hosts import EnvironmentHosts
+from mrlm_pl.environment.trial import close
 from mrlm_pl.serving.environments.sessions import RefusalError
 
 logger = logging.getLogger(__name__)
@@ -117,8 +117,6 @@ class Offer:
 def _close(environment: Environment) -> None:
     """Close an environment of which only copies have played."""
     try:
-        closing = environment.close()  # type: ignore[func-returns-value]  # a coroutine where it is async
-        if inspect.iscoroutine(closing):
-            asyncio.run(closing)
+        close(environment)
     except Exception as error:  # an environment may raise anything
         logger.warning("closing the environment %s: %s", environment.name, error)
