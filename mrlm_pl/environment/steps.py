@@ -207,18 +207,16 @@ def checked(
     return awaited if inspect.iscoroutinefunction(method) else called
 
 
-def with_order(environment: Any, made: Any) -> Any:
-    """Return a copy of an environment that keeps the position in the order of calls."""
-    made.__dict__["_inside"] = False
-    if environment.forks:
-        made.__dict__["_order"] = copy.copy(environment.__dict__.get("_order"))
-    return made
+def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return an environment's ``copy`` whose result keeps the position in the order of calls."""
 
-
-def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def copied(self: Any) -> Any:
-        return with_order(self, method(self))
+        made = method(self)
+        made.__dict__["_inside"] = False
+        if self.forks:
+            made.__dict__["_order"] = copy.copy(self.__dict__.get("_order"))
+        return made
 
     return copied
 
@@ -245,7 +243,7 @@ def _stepped(environment: Any, step: Any) -> None:
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "reset": functools.partial(checked, check=_begin, note=_began),
     "step": functools.partial(checked, check=_check_actions, note=_stepped),
-    "copy": _copying,
+    "copy": copying,
 }
 """Wrappers of an environment's methods by name, which keep a :class:`TurnOrder` for each episode."""
 
