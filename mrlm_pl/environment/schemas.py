@@ -42,10 +42,6 @@ _VERBOSE = regex.compile(r"\(\?[\w-]*x")
 _DEADLINE: ContextVar[float] = ContextVar("deadline")
 
 
-class _TooMuchWorkError(Exception):
-    """A check that has outlived its deadline."""
-
-
 def schema_fault(schema: Any) -> str | None:
     """Return the fault that makes a schema unfit for :func:`value_fault`, or None.
 
@@ -66,7 +62,7 @@ def schema_fault(schema: Any) -> str | None:
                 return fault
         dialect = _validator_class(schema).META_SCHEMA
         error = jsonschema.exceptions.best_match(_bounded(dialect).iter_errors(schema))
-    except (_TooMuchWorkError, TimeoutError):
+    except TimeoutError:
         return f"it could not be checked within {SCHEMA_SECONDS:g} s"
     except (RecursionError, ValueError, TypeError) as unreadable:
         return f"it cannot be read ({type(unreadable).__name__})"
@@ -85,7 +81,7 @@ def value_fault(schema: Mapping[str, Any], value: Any) -> ValidationError | str 
         return jsonschema.exceptions.best_match(_bounded(schema).iter_errors(value))
     except RecursionError:  # JSON that could just be read, but is too deep to be checked or shown
         return "they are nested too deeply"
-    except (_TooMuchWorkError, TimeoutError):
+    except TimeoutError:
         return f"they could not be checked within {CHECK_SECONDS:g} s"
     except (referencing.exceptions.Unresolvable, ValueError, TypeError, ArithmeticError, regex.error) as error:
         return f"they cannot be checked ({type(error).__name__})"  # such as NaN as a multiple of something
@@ -120,7 +116,7 @@ def _schemas(value: Any) -> Iterator[dict[str, Any]]:
 def _keyword_fault(keyword: str, value: Any, schemas: Sequence[dict[str, Any]]) -> str | None:
     """Return the fault of a keyword of one of the schemas, of which the first holds the others."""
     if time.monotonic() > _DEADLINE.get():
-        raise _TooMuchWorkError
+        raise TimeoutError
     if keyword in _REFERENCES:
         if not isinstance(value, str) or not value.startswith("#"):
             return f"it refers to {str(value)[:100]!r}; only references within the schema ('#/...') are followed"
@@ -166,7 +162,7 @@ def _bounded_class(base: Any) -> Any:
 def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
     def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         if time.monotonic() > _DEADLINE.get():
-            raise _TooMuchWorkError
+            raise TimeoutError
         yield from check(validator, value, instance, schema) or ()
 
     return run

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -196,20 +196,16 @@ class Sandbox:
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
         """Run a request in an open cell."""
-        started = time.monotonic()
-        error, status, ending = None, None, None
-        try:
+        started, reply = time.monotonic(), dict[str, Any]()
+        with suppress(CellEndedError):
             reply = cell.request(message, started + self.wall_seconds + grace)
-        except CellEndedError as ended:
-            ending = ended.ending
-        else:
-            error = str(reply["error"]) if "error" in reply else None
-            status = reply.get("ok") if isinstance(reply.get("ok"), int) else None
         seconds = time.monotonic() - started
-        if ending is not None:
+        if cell.ending is not None:
             cell.close()
         output, cut = cell.output()
-        return Execution(output, cut, error, ending, status, seconds, cell.server.level.title)
+        error = str(reply["error"]) if "error" in reply else None
+        status = reply.get("ok") if isinstance(reply.get("ok"), int) else None
+        return Execution(output, cut, error, cell.ending, status, seconds, cell.server.level.title)
 
 
 _slots: threading.BoundedSemaphore

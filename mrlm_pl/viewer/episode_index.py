@@ -168,11 +168,9 @@ class EpisodeIndex:
             if path not in self._read:
                 self._read[path] = ReportFile(path) if path.suffix == ".json" else EpisodeFile(path)
             file = self._read[path]
-            try:
+            with suppress(OSError):  # replaced or removed meanwhile
                 file.update()
-            except OSError:  # replaced or removed meanwhile
-                continue
-            yield file
+                yield file
 
     def table(self, last: int | None = None) -> dict[str, Any]:
         """Return the summaries of the newest episodes: columns, rows, and what could not be read.
