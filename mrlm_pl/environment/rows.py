@@ -346,7 +346,7 @@ def _hub_splits(source: str) -> list[str]:
 
 
 def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:
-    """Return what a function of ``datasets`` gives for a data set's name and configuration."""
+    """Return the result of a function of ``datasets`` for a data set's name and configuration."""
     name, _, configuration = source.partition("#")[0].partition(":")
     try:
         return load(name, configuration or None)
@@ -358,16 +358,10 @@ def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:
         ) from error
 
 
-def _lone_surrogate(value: Any) -> str | None:
-    """Return the first lone surrogate in a JSON-like value; neither files nor tokenizers take it."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            return ascii(value[error.start])
-        return None
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        return next(filter(None, map(_lone_surrogate, value)), None)
+def _lone_surrogate(row: Mapping[str, Any]) -> str | None:
+    """Return the first lone surrogate in the texts of a row; neither files nor tokenizers take it."""
+    try:
+        json.dumps(row, ensure_ascii=False, skipkeys=True, default=lambda other: None).encode()
+    except UnicodeEncodeError as error:
+        return ascii(error.object[error.start])
     return None

@@ -184,14 +184,12 @@ class Sandbox:
             reply = source.request({"operation": "pack", "roots": ["/"]}, deadline)
             if reply.get("kind") == "ValueError":
                 return False
-            if "ok" not in reply:
-                raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
-            message = {"operation": "unpack", "roots": ["/"], "text": reply["ok"]}
-            done = target.request(message, deadline)
+            if "ok" in reply:
+                reply = target.request({"operation": "unpack", "roots": ["/"], "text": reply["ok"]}, deadline)
         except CellEndedError as ended:
             raise SandboxError(f"a system ended while its files were copied ({ended.ending})") from ended
-        if "error" in done:
-            raise SandboxError(f"files of a system cannot be copied: {done['error']}")
+        if "error" in reply:
+            raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
         return True
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
@@ -212,7 +210,7 @@ _slots: threading.BoundedSemaphore
 
 
 def _make_slots() -> None:
-    """Make slots, anew in a forked process: the threads that would release the old ones are not in it."""
+    """Make slots, and others in a forked process: the threads that would release these are not in it."""
     global _slots
     _slots = threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
 

@@ -75,15 +75,12 @@ class ServerProcess:
         )
         far_end.close()
         self._link.settimeout(STARTUP_SECONDS)
-        try:
-            first = self._receive()
-        except TimeoutError:
-            first = None
-        if first is None or "ready" not in first:
+        first = self._receive()
+        if "ready" not in first:
             self.close()
             raise SandboxError(
                 f"sandbox level {level.title!r} cannot be set up here: "
-                f"{(first or {}).get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
+                f"{first.get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
             )
         self._link.settimeout(None)
         self._folder = str(first["folder"])
@@ -164,16 +161,17 @@ class ServerProcess:
             with suppress(OSError):  # a cell that is closed at the same time removes its part
                 remove_tree(self._folder)  # which a server that was killed could not
 
-    def _receive(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message; an empty one when the server has ended, or does not answer in time."""
         try:
             text = self._link.recv(MAX_MESSAGE)
-        except ConnectionResetError:
-            return None
-        return json.loads(text) if text else None
+        except (ConnectionResetError, TimeoutError):
+            return {}
+        return json.loads(text) if text else {}
 
     def _listen(self) -> None:
         try:
-            while (message := self._receive()) is not None:
+            while message := self._receive():
                 with self._lock:
                     ended = self._ended.pop(message.get("ended", -1), None)
                 if ended is not None:

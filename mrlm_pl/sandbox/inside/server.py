@@ -174,10 +174,9 @@ class _Server:
 
     def _reap(self) -> None:
         while True:
-            try:
+            found = None
+            with suppress(ChildProcessError):
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
             if found is None:
                 return
             if found.si_pid in self.cells and self.level != "namespaces":

@@ -179,12 +179,12 @@ class RemoteEnvironment(Environment, proxy=True):
             key=secrets.token_urlsafe(16),
         )
 
-        def ask(server: Connection) -> Awaitable[pb.OpenReply]:
+        def ask(server: Connection, left: float) -> Awaitable[pb.OpenReply]:
             return server.call("Open", request, self.step_seconds)
 
         late = f"{self._who}: no server opened a session within {self.open_seconds:g} s"
         reply, address = await first_answer(
-            self.addresses, ask, Backoff(self.open_seconds), self._who, _ELSEWHERE, self._refusal, late
+            self.addresses, ask, self.open_seconds, self._who, _ELSEWHERE, self._refusal, late
         )
         server = await connection(address)
         if reply.direct:
@@ -220,22 +220,18 @@ class RemoteEnvironment(Environment, proxy=True):
 
     def _ask(self, method: str, request: Any) -> Any:
         """Return the reply of the first server that gives one."""
-        return submit(self._asked(method, request)).result()
-
-    async def _asked(self, method: str, request: Any) -> Any:
         again = (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-        def ask(server: Connection) -> Awaitable[Any]:
+        def ask(server: Connection, left: float) -> Awaitable[Any]:
             return server.call(method, request, ASK_SECONDS, patience=0)
 
         late = (
             f"{self._who}: no server answers at {', '.join(address.target for address in self.addresses)} within "
             f"{ASK_SECONDS:g} s; start one with `mrlm serve`, or check the address and whether both sides use TLS"
         )
-        reply, _ = await first_answer(
-            self.addresses, ask, Backoff(ASK_SECONDS), self._who, again, self._refusal, late, rotate=False
-        )
-        return reply
+        return submit(
+            first_answer(self.addresses, ask, ASK_SECONDS, self._who, again, self._refusal, late, rotate=False)
+        ).result()[0]
 
     def _refusal(self, error: StatusError, address: Address) -> Exception:
         return _told(error, self._who)

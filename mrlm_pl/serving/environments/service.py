@@ -22,7 +22,7 @@ from mrlm_pl.serving.environments.sessions import RefusalError, Session, Session
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import from_json, to_json
-from mrlm_pl.serving.transport.connection import refuse
+from mrlm_pl.serving.transport.connection import StatusError, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -307,11 +307,15 @@ def settings_of(request: Any) -> dict[str, Any]:
 
 
 def refusal_of(error: BaseException) -> RefusalError:
-    """Return an error's status, and its class and text as the reason."""
+    """Return an error's status, and its class and text as the reason; a worker's status as the controller's."""
     text = f"{type(error).__name__}: {error}"
     match error:
         case RefusalError():
             return error
+        case StatusError(too_large=True):  # clients repeat RESOURCE_EXHAUSTED, the status of a full server
+            return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
+        case StatusError():
+            return RefusalError(error.code, error.text)
         case RemoteError() | ConfigurationError() | IndexError():
             return RefusalError(Code.INVALID_ARGUMENT, text)
         case EnvironmentContractError():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mrlm_pl.environment.contract import ToolSchema
@@ -317,11 +317,9 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "function_call":
             call = _tool_call(item.get("call_id"), item, place)
-            if messages and messages[-1].role == "assistant":  # the text and the calls of one reply
-                last = messages.pop()
-                messages.append(Message("assistant", last.content, (*last.tool_calls, call)))
-            else:
-                messages.append(Message("assistant", "", (call,)))
+            begun = messages and messages[-1].role == "assistant"  # the text and the calls of one reply
+            reply = messages.pop() if begun else Message("assistant", "")
+            messages.append(replace(reply, tool_calls=(*reply.tool_calls, call)))
         elif kind == "function_call_output":
             answered = _id(item.get("call_id"), place)
             messages.append(Message("tool", _text(item.get("output"), place), tool_call_id=answered))

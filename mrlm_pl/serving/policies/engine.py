@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.errors import EngineError, RemoteError
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
@@ -89,10 +88,9 @@ class RemoteEngine(Engine):
 
     async def _ask(self, method: str, request: Any) -> Any:
         """Return the reply; requests have seeds, so that a restarted server gives the same one."""
-        backoff = Backoff(self.seconds)
 
-        def ask(server: Connection) -> Awaitable[Any]:
-            return server.call(method, request, max(backoff.left, 0.001), _STUB, patience=0)
+        def ask(server: Connection, left: float) -> Awaitable[Any]:
+            return server.call(method, request, max(left, 0.001), _STUB, patience=0)
 
         def refusal(error: StatusError, address: Address) -> Exception:
             wrong = error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
@@ -103,7 +101,8 @@ class RemoteEngine(Engine):
             "with `mrlm serve --policies ...`"
         )
         again = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-        reply, _ = await first_answer([self.address], ask, backoff, "the server of policies", again, refusal, late)
+        servers = "the server of policies"
+        reply, _ = await first_answer([self.address], ask, self.seconds, servers, again, refusal, late)
         return reply
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
@@ -97,11 +96,11 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     request = pb.ScoreRequest(
         conversations=[pb.Conversation(id=next(_ids), messages=to_json(messages)) for messages in conversations]
     )
-    backoff, allowed = Backoff(terms.patience_seconds, longest=LONGEST_PAUSE), terms.timeout_seconds
+    allowed = terms.timeout_seconds
 
-    async def ask(server: Connection) -> pb.ScoreReply:
+    async def ask(server: Connection, left: float) -> pb.ScoreReply:
         nonlocal allowed
-        seconds = min(allowed, max(backoff.left, 0.05))
+        seconds = min(allowed, max(left, 0.05))
         try:
             return await server.call("Score", request, seconds, verifier_pb2_grpc.VerifierServiceStub, patience=0)
         except StatusError as error:
@@ -117,7 +116,9 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
         f"{terms.patience_seconds:g} s; start it again with `mrlm serve --verifier ...`, or check the address and "
         "whether both sides use TLS"
     )
-    reply, address = await first_answer(terms.addresses, ask, backoff, "the verifier", _AGAIN, refusal, late)
+    reply, address = await first_answer(
+        terms.addresses, ask, terms.patience_seconds, "the verifier", _AGAIN, refusal, late, longest_pause=LONGEST_PAUSE
+    )
     return _checked(reply, request, address.target)
 
 
