@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zstandard
 
 CHUNK = 1 << 16
 """Bytes that are read at a time."""
 
-PIECE = 1 << 18
-"""Bytes that gzip unpacks at a time: a small chunk may expand a thousandfold."""
-
 FED = 1 << 9
-"""Bytes that zstandard unpacks at a time, whose blocks of four bytes may expand to 128 KiB."""
+"""Bytes that are unpacked at a time: those of gzip may expand a thousandfold, zstandard's blocks of four to 128 KiB."""
 
 FRAME = 8 << 20
 """Bytes of text in a frame of zstandard or a member of gzip, at whose end reading may start again."""
@@ -53,52 +50,34 @@ class _Plain:
         yield data
 
 
-class _Gzip:
-    """A decoder of concatenated members."""
+class _Members:
+    """A decoder of concatenated members or frames.
 
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(31)
-        self.pending, self.whole = 0, True
+    Args:
+        begin: makes the decompressor of one member.
+        padding: the byte that may stand between members, or none.
+    """
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        while True:
-            if self.whole:
-                data = data.lstrip(b"\0")  # members may be padded
-                self.whole = not data
-            try:
-                piece = self._member.decompress(data, PIECE)
-            except zlib.error as error:
-                raise ValueError(str(error)) from error
-            data = self._member.unconsumed_tail
-            if self._member.eof:
-                data, self.whole = self._member.unused_data, True
-                self._member = zlib.decompressobj(31)
-            self.pending = len(data)
-            yield piece
-            if not data and len(piece) < PIECE:
-                return
-
-
-class _Zstandard:
-    """A decoder of concatenated frames."""
-
-    def __init__(self) -> None:
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+    def __init__(self, begin: Callable[[], Any], padding: bytes) -> None:
+        self._begin, self._padding, self._member = begin, padding, begin()
         self.pending, self.whole = 0, True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         start = 0
         while start < len(data):
+            if self.whole and data[start : start + 1] == self._padding:
+                start += 1
+                continue
             fed = data[start : start + FED]
             try:
-                piece = self._frame.decompress(fed)
-            except zstandard.ZstdError as error:
+                piece = self._member.decompress(fed)
+            except (zlib.error, zstandard.ZstdError) as error:
                 raise ValueError(str(error)) from error
-            self.whole = self._frame.eof
+            self.whole = self._member.eof
             start += len(fed)
             if self.whole:
-                start -= len(self._frame.unused_data)
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
+                start -= len(self._member.unused_data)
+                self._member = self._begin()
             self.pending = len(data) - start
             yield piece
 
@@ -106,8 +85,8 @@ class _Zstandard:
 def decoder_of(path: Path) -> Decoder:
     """Return the decoder of a file from its beginning."""
     if path.suffix == ".zst":
-        return _Zstandard()
-    return _Gzip() if path.suffix == ".gz" else _Plain()
+        return _Members(lambda: zstandard.ZstdDecompressor().decompressobj(), b"")
+    return _Members(partial(zlib.decompressobj, 31), b"\0") if path.suffix == ".gz" else _Plain()
 
 
 def unpacked(path: Path) -> Iterator[bytes]:

@@ -15,11 +15,11 @@ from mrlm_pl.compressed_files import CHUNK, decoder_of, packed, unpacked
 TEXT = b"".join(b"line %d\n" % number for number in range(5000))
 
 
-@pytest.mark.parametrize("piece", [1, 1000, len(TEXT) - 1, len(TEXT), len(TEXT) + 1])
+@pytest.mark.parametrize("fed", [1, 1000, len(gzip.compress(TEXT)) - 1, len(gzip.compress(TEXT)), CHUNK])
 def test_pieces_of_any_size_are_the_text_and_end_whole(
-    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compressed_files, "PIECE", piece)
+    monkeypatch.setattr(compressed_files, "FED", fed)
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(TEXT) * 2)
     assert b"".join(unpacked(path)) == TEXT * 2
