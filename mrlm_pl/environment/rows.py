@@ -254,10 +254,9 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
         raw = _unpacked(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
-        text = raw.decode("utf-8-sig")
-    except (OSError, EOFError, ValueError, MemoryError) as error:
+        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](raw.decode("utf-8-sig"), path)
+    except (OSError, EOFError, ValueError, MemoryError, RecursionError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text, path)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -297,22 +296,15 @@ def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
 
 
 def _csv_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    try:
-        rows = list(csv.DictReader(io.StringIO(text), strict=True))
-    except csv.Error as error:
-        raise DataError(f"{path}: not CSV ({error})") from error
     wrong = "the row has more or fewer cells than the header"
     return [
         (number, DataError(f"{path}, row {number}: {wrong}") if None in row or None in row.values() else row)
-        for number, row in enumerate(rows, start=1)
+        for number, row in enumerate(csv.DictReader(io.StringIO(text), strict=True), start=1)
     ]
 
 
 def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error})") from error
+    content = json.loads(text)
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         single = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
