@@ -34,6 +34,9 @@ NAMED_ROWS = 10
 REFUSALS = (LookupError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError, MemoryError, re.error)
 """Errors of code that converts a row which is not of the expected form."""
 
+_BLANK = object()
+"""Stands for an empty line, which has a number and no row."""
+
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 MAX_UNPACKED_BYTES = 4 << 30
 """Size of an unpacked file; a small file may unpack to a thousand times its size."""
@@ -84,10 +87,10 @@ def _checked_rows(
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
     """
-    if isinstance(source, str) and _is_local(source):
-        numbered = _local_rows(Path(source))
-    else:
-        numbered = list(enumerate(_hub_rows(source, split) if isinstance(source, str) else source, start=1))
+    rows: Sequence[Any] = source
+    if isinstance(source, str):
+        rows = _local_rows(Path(source)) if _is_local(source) else _hub_rows(source, split)
+    numbered = [(number, row) for number, row in enumerate(rows, start=1) if row is not _BLANK]
     if not numbered:
         raise DataError(f"{named(source)} has no rows")
     return [(number, _checked(row, f"{named(source)}, row {number}", fields)) for number, row in numbered]
@@ -95,7 +98,7 @@ def _checked_rows(
 
 def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
     if isinstance(row, DataError):
-        return row
+        return DataError(f"{where}: {row}")
     if not isinstance(row, dict):
         return DataError(f"{where}: {row!r:.80} is not an object with named fields")
     lone = _lone_surrogate(row)
@@ -241,7 +244,8 @@ def _stem_suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in (".zst", ".gz") else path).suffix
 
 
-def _local_rows(path: Path) -> list[tuple[int, Any]]:
+def _local_rows(path: Path) -> list[Any]:
+    """Return the rows of a file, with a :class:`DataError` for each that cannot be read."""
     path = path.expanduser()
     if not path.is_file():
         raise DataError(_missing(path))
@@ -254,7 +258,7 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
         raw = _unpacked(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
-        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](raw.decode("utf-8-sig"), path)
+        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](raw.decode("utf-8-sig"))
     except (OSError, EOFError, ValueError, MemoryError, RecursionError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -284,42 +288,39 @@ def _missing(path: Path) -> str:
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
 
 
-def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    rows: list[tuple[int, Any]] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                rows.append((number, DataError(f"{path}, row {number}: not JSON ({error})")))
+def _jsonl_rows(text: str) -> list[Any]:
+    rows: list[Any] = []
+    for line in text.split("\n"):
+        try:
+            rows.append(json.loads(line) if line.strip() else _BLANK)
+        except (ValueError, RecursionError) as error:
+            rows.append(DataError(f"not JSON ({error})"))
     return rows
 
 
-def _csv_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    wrong = "the row has more or fewer cells than the header"
-    return [
-        (number, DataError(f"{path}, row {number}: {wrong}") if None in row or None in row.values() else row)
-        for number, row in enumerate(csv.DictReader(io.StringIO(text), strict=True), start=1)
-    ]
+def _csv_rows(text: str) -> list[Any]:
+    wrong = DataError("the row has more or fewer cells than the header")
+    rows = csv.DictReader(io.StringIO(text), strict=True)
+    return [wrong if None in row or None in row.values() else row for row in rows]
 
 
-def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:
+def _json_rows(text: str) -> list[Any]:
     content = json.loads(text)
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         single = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
         content = [content] if single else lists[0] if len(lists) == 1 else None
     if not isinstance(content, list):
-        raise DataError(f"{path}: must hold a list of objects, or one object with a single list of them")
-    return list(enumerate(content, start=1))
+        raise ValueError("it must hold a list of objects, or one object with a single list of them")
+    return content
 
 
-def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
+def _parquet_rows(raw: bytes) -> list[Any]:
     # Imported here: an environment server that reads JSON does not wait for Arrow.
     import pyarrow.parquet
 
     try:
-        return list(enumerate(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist(), start=1))
+        return list(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist())
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error
 
