@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +90,12 @@ def force_to_disk(path: Path) -> None:
     Raises:
         OSError: the file's data cannot be written, for example because the disk is full.
     """
-    try:
+    with suppress(OSError) if path.is_dir() else nullcontext():  # some systems cannot open or flush a folder
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        if path.is_dir():
-            return  # some systems cannot open a folder
-        raise
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():
-            raise
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def finite(value: Any) -> Any:

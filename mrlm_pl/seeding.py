@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import random
 
-_SEED_BYTES = 8
-
 
 def derive_seed(*key: str | int) -> int:
     """Return a seed in ``[0, 2**63)`` that is a function of ``key`` alone.
@@ -27,7 +25,7 @@ def derive_seed(*key: str | int) -> int:
     >>> len({derive_seed("a", 1), derive_seed("a", "1"), derive_seed("a1"), derive_seed(1, "a")})
     4
     """
-    digest = hashlib.blake2b(digest_size=_SEED_BYTES)
+    digest = hashlib.blake2b(digest_size=8)
     for part in key:
         if isinstance(part, bool) or not isinstance(part, (str, int)):
             raise TypeError(f"a seed key holds strings and integers; got {part!r} of type {type(part).__name__}")

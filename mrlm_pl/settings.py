@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mrlm_pl.errors import ConfigurationError, meant
@@ -56,9 +56,7 @@ def at_least(least: float, owner: str, **options: float | None) -> None:
     Traceback (most recent call last):
     mrlm_pl.errors.ConfigurationError: math: max_attempts is 0; it must be 1 or above
     """
-    for name, value in options.items():
-        if value is not None and not least <= value < math.inf:
-            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be {least:g} or above")
+    _check(owner, options, lambda value: least <= value < math.inf, f"it must be {least:g} or above")
 
 
 def positive(owner: str, **options: float | None) -> None:
@@ -67,9 +65,7 @@ def positive(owner: str, **options: float | None) -> None:
     Raises:
         ConfigurationError: a value is 0, negative or not finite.
     """
-    for name, value in options.items():
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be above 0 and finite")
+    _check(owner, options, lambda value: 0 < value < math.inf, "it must be above 0 and finite")
 
 
 def between(low: float, high: float, owner: str, **options: float | None) -> None:
@@ -78,9 +74,7 @@ def between(low: float, high: float, owner: str, **options: float | None) -> Non
     Raises:
         ConfigurationError: a value lies outside.
     """
-    for name, value in options.items():
-        if value is not None and not low <= value <= high:
-            raise ConfigurationError(f"{owner}{name} is {value!r}; it must be from {low:g} to {high:g}")
+    _check(owner, options, lambda value: low <= value <= high, f"it must be from {low:g} to {high:g}")
 
 
 def one_of(choices: Collection[Any], owner: str, **options: Any) -> None:
@@ -89,9 +83,13 @@ def one_of(choices: Collection[Any], owner: str, **options: Any) -> None:
     Raises:
         ConfigurationError: a value is another one.
     """
+    _check(owner, options, lambda value: value in choices, f"choose from {', '.join(map(str, choices))}")
+
+
+def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool], remedy: str) -> None:
     for name, value in options.items():
-        if value is not None and value not in choices:
-            raise ConfigurationError(f"{owner}{name} is {value!r}; choose from {', '.join(map(str, choices))}")
+        if value is not None and not holds(value):
+            raise ConfigurationError(f"{owner}{name} is {value!r}; {remedy}")
 
 
 def some_of(choices: Sequence[T], owner: str, **option: Sequence[T] | None) -> tuple[T, ...]:

@@ -21,8 +21,8 @@ class Backoff:
     """
 
     def __init__(self, seconds: float = math.inf, first: float = 0.1, longest: float = 2.0) -> None:
-        self._loop, self.seconds = asyncio.get_running_loop(), seconds
-        self._deadline, self._pause, self._longest = self._loop.time() + seconds, first, longest
+        self._loop, self._pause, self._longest = asyncio.get_running_loop(), first, longest
+        self._deadline = self._loop.time() + seconds
 
     @property
     def left(self) -> float:

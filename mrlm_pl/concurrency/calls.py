@@ -8,11 +8,10 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +31,21 @@ class DeadlineError(TimeoutError):
     """A call is late; not a ``TimeoutError`` of its own."""
 
 
+@dataclass(frozen=True)
+class CallResult:
+    """The value or the error of a call, and its seconds."""
+
+    value: Any
+    error: Exception | None
+    seconds: float
+
+    def value_or_raise(self) -> Any:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
 @dataclass(eq=False)
 class _Job:
     """A call; its future belongs to the event loop that waits for it."""
@@ -40,18 +54,13 @@ class _Job:
     function: Callable[[], Any]
     timeout: float
     loop: asyncio.AbstractEventLoop
-    result: asyncio.Future[Any]
+    result: asyncio.Future[CallResult]
     started: float = 0.0
 
-    def settle(self, value: Any, error: Exception | None) -> None:
-        """Set the result or the error, on the loop, unless the call was cancelled meanwhile."""
-        if self.result.done():
-            return
-        if error is not None:
-            self.result.set_exception(error)
-            self.result.exception()  # marks the error as read: asyncio reports unread ones
-        else:
-            self.result.set_result(value)
+    def settle(self, result: CallResult) -> None:
+        """Set the result, on the loop, unless the call was cancelled meanwhile."""
+        if not self.result.done():
+            self.result.set_result(result)
 
 
 class Workers:
@@ -71,13 +80,17 @@ class Workers:
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._condition = threading.Condition()
         self._running: set[_Job] = set()
-        self._results: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any, Exception | None]]] = {}
+        self._results: dict[asyncio.AbstractEventLoop, list[tuple[_Job, CallResult]]] = {}
         self._watching: set[asyncio.AbstractEventLoop] = set()
         self._threads = self._idle = 0
         self._closed = False
 
     async def run(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> Any:
-        """Run a function on a thread, an ``async`` one on the event loop; return its value or raise its error.
+        """Return the value of a function, or raise its error or a :class:`DeadlineError`; see :meth:`timed`."""
+        return (await self.timed(client, function, timeout, must)).value_or_raise()
+
+    async def timed(self, client: str, function: Callable[[], Any], timeout: float, must: bool = False) -> CallResult:
+        """Run a function on a thread, an ``async`` one on the event loop; a :class:`DeadlineError` is a late one's.
 
         A call that is cancelled while it waits never runs.
 
@@ -89,10 +102,9 @@ class Workers:
 
         Raises:
             QueueFullError: the queue is full.
-            DeadlineError: the function did not return in time.
         """
         if inspect.iscoroutinefunction(function):
-            return await _awaited(function(), timeout)
+            return await _awaited(function, timeout)
         loop = asyncio.get_running_loop()
         job = _Job(client, function, timeout, loop, loop.create_future())
         self._put(job, must)
@@ -152,7 +164,7 @@ class Workers:
             busy = bool(self._running or self._queues)
         for job in late:
             if job.loop is loop:
-                job.settle(None, DeadlineError(f"no answer within {job.timeout:g} s"))
+                job.settle(_late(job.timeout))
         if busy:
             loop.call_later(WATCH_SECONDS, self._abandon_late, loop)
         else:
@@ -185,19 +197,14 @@ class Workers:
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            value: Any = None
-            error: Exception | None = None
-            try:
-                value = job.function()
-            except BaseException as raised:
-                error = as_error(raised)
+            result = _timed(job.function)
             with self._condition:
                 if job not in self._running:
                     self.abandoned -= 1
                     return  # it was replaced
                 self._running.discard(job)
                 results = self._results.setdefault(job.loop, [])
-                results.append((job, value, error))
+                results.append((job, result))
                 first = len(results) == 1
             if first:  # else the loop is already notified
                 with suppress(RuntimeError):  # the loop is closed
@@ -206,23 +213,43 @@ class Workers:
     def _settle_all(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._condition:
             results = self._results.pop(loop)
-        for job, value, error in results:
-            job.settle(value, error)
+        for job, result in results:
+            job.settle(result)
 
 
-async def _awaited(answer: Coroutine[Any, Any, Any], timeout: float) -> Any:
-    task = asyncio.ensure_future(answer)
+def _late(timeout: float) -> CallResult:
+    return CallResult(None, DeadlineError(f"no answer within {timeout:g} s"), timeout)
+
+
+def _timed(call: Callable[[], Any]) -> CallResult:
+    started = time.perf_counter()
+    try:
+        return CallResult(call(), None, time.perf_counter() - started)
+    except BaseException as raised:
+        return CallResult(None, as_error(raised), time.perf_counter() - started)
+
+
+async def _timed_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
+    started = time.perf_counter()
+    try:
+        return CallResult(await call(), None, time.perf_counter() - started)
+    except BaseException as raised:
+        return CallResult(None, as_error(raised), time.perf_counter() - started)
+
+
+async def _awaited(call: Callable[[], Awaitable[Any]], timeout: float) -> CallResult:
+    task = asyncio.ensure_future(_timed_on_loop(call))
     try:
         # Not wait_for: its TimeoutError looks like one of the environment.
         done, _ = await asyncio.wait([task], timeout=timeout)
-        if not done:
-            task.cancel()
-            await asyncio.wait([task], timeout=CANCEL_SECONDS)
-            raise DeadlineError(f"no answer within {timeout:g} s")
+        if done:
+            return task.result()
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_SECONDS)
+        return _late(timeout)
     except asyncio.CancelledError:
         task.cancel()
         raise
-    return task.result()
 
 
 def in_daemon(function: Callable[[], T]) -> Future[T]:
@@ -250,21 +277,6 @@ def as_error(raised: BaseException) -> Exception:
     return RuntimeError(f"{type(raised).__name__}: {raised}")
 
 
-@dataclass(frozen=True)
-class CallResult:
-    """The value or the error of a call, and its seconds."""
-
-    value: Any
-    error: Exception | None
-    seconds: float
-
-    def value_or_raise(self) -> Any:
-        """Return the value, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
 class EnvironmentCaller:
     """Runs batches of calls by :class:`Workers`, and times them.
 
@@ -288,29 +300,11 @@ class EnvironmentCaller:
         self._workers.close()
 
     async def _result(self, call: Callable[[], Any]) -> CallResult:
-        timed = _timed_on_loop if inspect.iscoroutinefunction(call) else _timed
-        try:
-            result: CallResult = await self._workers.run("", partial(timed, call), self.timeout)
-            return result
-        except DeadlineError:
+        result = await self._workers.timed("", call, self.timeout)
+        if isinstance(result.error, DeadlineError):
             error = f"the environment did not answer within {self.timeout} s; raise `step_timeout` or fix it"
             return CallResult(None, TimeoutError(error), self.timeout)
-
-
-def _timed(call: Callable[[], Any]) -> CallResult:
-    started = time.perf_counter()
-    try:
-        return CallResult(call(), None, time.perf_counter() - started)
-    except BaseException as raised:
-        return CallResult(None, as_error(raised), time.perf_counter() - started)
-
-
-async def _timed_on_loop(call: Callable[[], Awaitable[Any]]) -> CallResult:
-    started = time.perf_counter()
-    try:
-        return CallResult(await call(), None, time.perf_counter() - started)
-    except BaseException as raised:
-        return CallResult(None, as_error(raised), time.perf_counter() - started)
+        return result
 
 
 async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, SupportsFloat
 
-from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, checked, shown, with_order
+from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, checked, copying, shown
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, place, place_of
@@ -141,6 +141,7 @@ class Environment(ABC):
     def close(self) -> None:
         """Free the environment's resources; may be called twice."""
 
+    @copying
     def copy(self) -> Environment:
         """Return an independent instance with the same settings, for an episode that runs at the same time.
 
@@ -148,7 +149,7 @@ class Environment(ABC):
             EnvironmentContractError: the instance holds something that cannot be copied.
         """
         try:
-            return with_order(self, copy.deepcopy(self))
+            return copy.deepcopy(self)
         except Exception as error:  # attributes may raise anything
             held = self._uncopied()
             raise EnvironmentContractError(

@@ -11,6 +11,7 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -156,14 +157,11 @@ class _Host:
         return value
 
 
-def _portable(error: Any) -> Exception:
+def _portable(error: Exception) -> Exception:
     """Return the error if it can be pickled, else one of the contract with its name and text."""
-    try:
-        again = pickle.loads(pickle.dumps(error))
-    except Exception:  # a class with a constructor of its own may raise anything here
-        again = None
-    if type(again) is type(error):
-        return error
+    with suppress(Exception):  # a class with a constructor of its own may raise anything here
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
     return EnvironmentContractError(f"{type(error).__name__}: {error}")
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -32,6 +33,9 @@ NAMED_ROWS = 10
 
 REFUSALS = (LookupError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError, MemoryError, re.error)
 """Errors of code that converts a row which is not of the expected form."""
+
+_BLANK = object()
+"""Stands for an empty line, which has a number and no row."""
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 MAX_UNPACKED_BYTES = 4 << 30
@@ -83,10 +87,10 @@ def _checked_rows(
     Raises:
         DataError: the source is missing or unreadable, or has no rows.
     """
-    if isinstance(source, str) and _is_local(source):
-        numbered = _local_rows(Path(source))
-    else:
-        numbered = list(enumerate(_hub_rows(source, split) if isinstance(source, str) else source, start=1))
+    rows: Sequence[Any] = source
+    if isinstance(source, str):
+        rows = _local_rows(Path(source)) if _is_local(source) else _hub_rows(source, split)
+    numbered = [(number, row) for number, row in enumerate(rows, start=1) if row is not _BLANK]
     if not numbered:
         raise DataError(f"{named(source)} has no rows")
     return [(number, _checked(row, f"{named(source)}, row {number}", fields)) for number, row in numbered]
@@ -94,7 +98,7 @@ def _checked_rows(
 
 def _checked(row: Any, where: str, fields: Sequence[str]) -> dict[str, Any] | DataError:
     if isinstance(row, DataError):
-        return row
+        return DataError(f"{where}: {row}")
     if not isinstance(row, dict):
         return DataError(f"{where}: {row!r:.80} is not an object with named fields")
     lone = _lone_surrogate(row)
@@ -240,7 +244,8 @@ def _stem_suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in (".zst", ".gz") else path).suffix
 
 
-def _local_rows(path: Path) -> list[tuple[int, Any]]:
+def _local_rows(path: Path) -> list[Any]:
+    """Return the rows of a file, with a :class:`DataError` for each that cannot be read."""
     path = path.expanduser()
     if not path.is_file():
         raise DataError(_missing(path))
@@ -253,10 +258,9 @@ def _local_rows(path: Path) -> list[tuple[int, Any]]:
         raw = _unpacked(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
-        text = raw.decode("utf-8-sig")
-    except (OSError, EOFError, ValueError, MemoryError) as error:
+        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](raw.decode("utf-8-sig"))
+    except (OSError, EOFError, ValueError, MemoryError, RecursionError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text, path)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -284,49 +288,39 @@ def _missing(path: Path) -> str:
     return f"data file {path} does not exist; it is looked for in the folder {path.parent.resolve()}, check the path"
 
 
-def _jsonl_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    rows: list[tuple[int, Any]] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                rows.append((number, DataError(f"{path}, row {number}: not JSON ({error})")))
+def _jsonl_rows(text: str) -> list[Any]:
+    rows: list[Any] = []
+    for line in text.split("\n"):
+        try:
+            rows.append(json.loads(line) if line.strip() else _BLANK)
+        except (ValueError, RecursionError) as error:
+            rows.append(DataError(f"not JSON ({error})"))
     return rows
 
 
-def _csv_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    try:
-        rows = list(csv.DictReader(io.StringIO(text), strict=True))
-    except csv.Error as error:
-        raise DataError(f"{path}: not CSV ({error})") from error
-    wrong = "the row has more or fewer cells than the header"
-    return [
-        (number, DataError(f"{path}, row {number}: {wrong}") if None in row or None in row.values() else row)
-        for number, row in enumerate(rows, start=1)
-    ]
+def _csv_rows(text: str) -> list[Any]:
+    wrong = DataError("the row has more or fewer cells than the header")
+    rows = csv.DictReader(io.StringIO(text), strict=True)
+    return [wrong if None in row or None in row.values() else row for row in rows]
 
 
-def _json_rows(text: str, path: Path) -> list[tuple[int, Any]]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error})") from error
+def _json_rows(text: str) -> list[Any]:
+    content = json.loads(text)
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         single = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
         content = [content] if single else lists[0] if len(lists) == 1 else None
     if not isinstance(content, list):
-        raise DataError(f"{path}: must hold a list of objects, or one object with a single list of them")
-    return list(enumerate(content, start=1))
+        raise ValueError("it must hold a list of objects, or one object with a single list of them")
+    return content
 
 
-def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
+def _parquet_rows(raw: bytes) -> list[Any]:
     # Imported here: an environment server that reads JSON does not wait for Arrow.
     import pyarrow.parquet
 
     try:
-        return list(enumerate(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist(), start=1))
+        return list(pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist())
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error
 
@@ -334,43 +328,33 @@ def _parquet_rows(raw: bytes) -> list[tuple[int, Any]]:
 def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
     import datasets
 
-    named, _, own = source.partition("#")
-    name, _, configuration = named.partition(":")
-    try:
-        found = datasets.load_dataset(name, configuration or None, split=own or split or "train")
-    except Exception as error:  # the hub client raises errors of many unrelated classes
-        raise DataError(_hub_fault(source, error)) from error
-    return [dict(row) for row in found]
+    own = source.partition("#")[2]
+    return [dict(row) for row in _from_hub(source, partial(datasets.load_dataset, split=own or split or "train"))]
 
 
 def _hub_splits(source: str) -> list[str]:
     import datasets
 
-    name, _, configuration = source.partition(":")
+    return list(_from_hub(source, datasets.get_dataset_split_names))
+
+
+def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:
+    """Return the result of a function of ``datasets`` for a data set's name and configuration."""
+    name, _, configuration = source.partition("#")[0].partition(":")
     try:
-        return list(datasets.get_dataset_split_names(name, configuration or None))
-    except Exception as error:  # as above
-        raise DataError(_hub_fault(source, error)) from error
+        return load(name, configuration or None)
+    except Exception as error:  # the hub client raises errors of many unrelated classes
+        raise DataError(
+            f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: "
+            f"{error}); check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
+            f"{', '.join(SUFFIXES)} file"
+        ) from error
 
 
-def _hub_fault(source: str, error: Exception) -> str:
-    return (
-        f"data set {source!r} is no local file and cannot be loaded from the hub ({type(error).__name__}: {error}); "
-        "check the name (owner/name, owner/name:configuration, either with #split) or give a path to a "
-        f"{', '.join(SUFFIXES)} file"
-    )
-
-
-def _lone_surrogate(value: Any) -> str | None:
-    """Return the first lone surrogate in a JSON-like value; neither files nor tokenizers take it."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            return ascii(value[error.start])
-        return None
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        return next(filter(None, map(_lone_surrogate, value)), None)
+def _lone_surrogate(row: Mapping[str, Any]) -> str | None:
+    """Return the first lone surrogate in the texts of a row; neither files nor tokenizers take it."""
+    try:
+        json.dumps(row, ensure_ascii=False, skipkeys=True, default=lambda other: None).encode()
+    except UnicodeEncodeError as error:
+        return ascii(error.object[error.start])
     return None

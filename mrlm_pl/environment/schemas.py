@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -42,10 +42,6 @@ _VERBOSE = regex.compile(r"\(\?[\w-]*x")
 _DEADLINE: ContextVar[float] = ContextVar("deadline")
 
 
-class _TooMuchWorkError(Exception):
-    """A check that has outlived its deadline."""
-
-
 def schema_fault(schema: Any) -> str | None:
     """Return the fault that makes a schema unfit for :func:`value_fault`, or None.
 
@@ -60,12 +56,13 @@ def schema_fault(schema: Any) -> str | None:
             return f"it is longer than {MAX_SCHEMA_CHARACTERS} characters"
         if not isinstance(schema, dict):
             return "it is no object"
-        keywords = list(_keywords(schema))
-        for keyword, value in keywords:
-            if fault := _keyword_fault(schema, keyword, value, keywords):
+        schemas = list(_schemas(schema))
+        for keyword, value in (item for own in schemas for item in own.items()):
+            if fault := _keyword_fault(keyword, value, schemas):
                 return fault
-        error = _schema_error(schema)
-    except (_TooMuchWorkError, TimeoutError):
+        dialect = _validator_class(schema).META_SCHEMA
+        error = jsonschema.exceptions.best_match(_bounded(dialect).iter_errors(schema))
+    except TimeoutError:
         return f"it could not be checked within {SCHEMA_SECONDS:g} s"
     except (RecursionError, ValueError, TypeError) as unreadable:
         return f"it cannot be read ({type(unreadable).__name__})"
@@ -79,13 +76,12 @@ def schema_fault(schema: Any) -> str | None:
 
 def value_fault(schema: Mapping[str, Any], value: Any) -> ValidationError | str | None:
     """Return the most telling error of a value by a schema, or why it cannot be checked; None when it is valid."""
-    checked = _bounded_class(_validator_class(schema))(dict(schema), registry=referencing.Registry())
     token = _DEADLINE.set(time.monotonic() + CHECK_SECONDS)
     try:
-        return jsonschema.exceptions.best_match(checked.iter_errors(value))
+        return jsonschema.exceptions.best_match(_bounded(schema).iter_errors(value))
     except RecursionError:  # JSON that could just be read, but is too deep to be checked or shown
         return "they are nested too deeply"
-    except (_TooMuchWorkError, TimeoutError):
+    except TimeoutError:
         return f"they could not be checked within {CHECK_SECONDS:g} s"
     except (referencing.exceptions.Unresolvable, ValueError, TypeError, ArithmeticError, regex.error) as error:
         return f"they cannot be checked ({type(error).__name__})"  # such as NaN as a multiple of something
@@ -97,59 +93,45 @@ def _validator_class(schema: Any) -> Any:
     return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
 
 
-def _schema_error(schema: Any) -> ValidationError | None:
-    """Return the most telling error of a schema by the schema of its dialect."""
-    dialect = _validator_class(schema).META_SCHEMA
-    return jsonschema.exceptions.best_match(_bounded_class(_validator_class(dialect))(dialect).iter_errors(schema))
+def _bounded(schema: Mapping[str, Any]) -> Any:
+    """Return the validator of a schema, which fetches nothing and keeps the deadline."""
+    return _bounded_class(_validator_class(schema))(dict(schema), registry=referencing.Registry())
 
 
-def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keywords of a schema and of the schemas in it, with their values."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _keywords(item)
-    if not isinstance(schema, dict):
+def _schemas(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and the schemas in it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _schemas(item)
+    if not isinstance(value, dict):
         return
-    for keyword, value in schema.items():
-        yield keyword, value
-        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(value, dict):
-            yield from _keywords(list(value.values()))
+    yield value
+    for keyword, held in value.items():
+        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(held, dict):
+            yield from _schemas(list(held.values()))
         elif keyword not in _HOLD_VALUES:
-            yield from _keywords(value)
+            yield from _schemas(held)
 
 
-def _keyword_fault(schema: dict[str, Any], keyword: str, value: Any, keywords: list[tuple[str, Any]]) -> str | None:
+def _keyword_fault(keyword: str, value: Any, schemas: Sequence[dict[str, Any]]) -> str | None:
+    """Return the fault of a keyword of one of the schemas, of which the first holds the others."""
     if time.monotonic() > _DEADLINE.get():
-        raise _TooMuchWorkError
+        raise TimeoutError
     if keyword in _REFERENCES:
         if not isinstance(value, str) or not value.startswith("#"):
             return f"it refers to {str(value)[:100]!r}; only references within the schema ('#/...') are followed"
-        resource = referencing.jsonschema.DRAFT202012.create_resource(schema)
+        resource = referencing.jsonschema.DRAFT202012.create_resource(schemas[0])
         try:
             target = referencing.Registry().with_resource("", resource).resolver().lookup(value).contents
         except (referencing.exceptions.Unresolvable, ValueError):
             return f"it refers to {value[:100]!r}, which it does not have"
         # A value, such as an example, may look like a schema, but its keywords were not checked.
-        if target is not schema and not isinstance(target, bool) and not _is_subschema(target, keywords):
+        if not isinstance(target, bool) and not any(own is target for own in schemas):
             return f"it refers to {value[:100]!r}, which is no schema"
-    if keyword == "unevaluatedProperties" and any(name == "patternProperties" for name, _ in keywords):
+    if keyword == "unevaluatedProperties" and any("patternProperties" in own for own in schemas):
         return "it has both unevaluatedProperties and patternProperties, which is not supported"
     patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []
     return next((fault for pattern in patterns if (fault := _pattern_fault(pattern))), None)
-
-
-def _is_subschema(target: Any, keywords: list[tuple[str, Any]]) -> bool:
-    """Return whether an object is one of the schemas that are the values of keywords, or their items."""
-    for keyword, value in keywords:
-        if keyword in _HOLD_SCHEMAS_BY_NAME and isinstance(value, dict):
-            candidates = list(value.values())
-        elif keyword in _HOLD_VALUES:
-            continue
-        else:
-            candidates = value if isinstance(value, list) else [value]
-        if any(candidate is target for candidate in candidates):
-            return True
-    return False
 
 
 def _pattern_fault(pattern: Any) -> str | None:
@@ -180,7 +162,7 @@ def _bounded_class(base: Any) -> Any:
 def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
     def run(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
         if time.monotonic() > _DEADLINE.get():
-            raise _TooMuchWorkError
+            raise TimeoutError
         yield from check(validator, value, instance, schema) or ()
 
     return run

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypeAlias
 
 from mrlm_pl.environment.contract import Environment
@@ -23,7 +24,6 @@ from mrlm_pl.environment.probes import (
     MARK,
     NUMBER,
     PROGRAMS,
-    WORTHLESS,
     hollowed,
     looking_call,
     marked,
@@ -31,9 +31,10 @@ from mrlm_pl.environment.probes import (
     worthless,
 )
 from mrlm_pl.environment.tasks import SPLITS, TaskSource
-from mrlm_pl.environment.trial import SPAM, Play, Replies, close, finished, play, play_copy
+from mrlm_pl.environment.trial import SPAM, Play, Replies, close, play, play_copy, posed
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.grouping import grouped
 
 TeamReplies: TypeAlias = Mapping[str, Sequence[str]]
 TOLERANCE = 1e-6
@@ -72,21 +73,13 @@ class SemanticChecks:
 
     def __init__(self, environment: Environment, tasks: int, max_turns: int, *, other_process: bool = True) -> None:
         self.environment, self.max_turns, self.other_process = environment, max_turns, other_process
-        source = environment.tasks("train")
-        self.tasks = [source[index] for index in range(tasks if source.size is None else min(tasks, source.size))]
+        self.tasks = list(islice(environment.tasks("train"), tasks))
         self._golds: dict[str, TeamReplies | None] = {}
 
     def checks(self) -> dict[str, Callable[[], Finding]]:
         """Return all checks by their ids, which reports keep."""
-        return {
-            "oracle": self.oracle,
-            "floor": self.floor,
-            "injection": self.injection,
-            "canary": self.canary,
-            "leakage": self.leakage,
-            "replay": self.replay,
-            "failure": self.failure,
-        }
+        own = (self.oracle, self.floor, self.injection, self.canary, self.leakage, self.replay, self.failure)
+        return {check.__name__: check for check in own}
 
     def oracle(self) -> Finding:
         """Check that the known best replies earn the maximum, at once and not after wrong ones."""
@@ -118,7 +111,7 @@ class SemanticChecks:
             return Finding("no gold replies are known; define `gold(self, task)`", applies=False)
         known = "the declared maximum" if declared else "`bounds` declares no maximum"
         return Finding(
-            f"gold replies earn {_span(best)} on {len(best)} tasks: {known}",
+            f"gold replies earn {span(best)} on {len(best)} tasks: {known}",
             measures={"tasks": len(best), "gold": _mean(best)},
         )
 
@@ -136,7 +129,10 @@ class SemanticChecks:
         tasks = [task for task in self.tasks if task.key in bounds]
         opponents = all(len({*(self.environment.bounds(task) or (0.0, 1.0))}) == 1 for task in tasks)
         floor, maximum = (_mean([bounds[task.key][side] for task in tasks]) for side in (0, 1))
-        earned = {name: _mean([self._play(task, worthless(name, task)).reward for task in tasks]) for name in WORTHLESS}
+        rewards = grouped(
+            (name, self._play(task, replies).reward) for task in tasks for name, replies in worthless(task).items()
+        )
+        earned = {name: _mean(found) for name, found in rewards.items()}
         name = max(earned, key=lambda name: earned[name])
         margin = maximum - earned[name]
         if earned[name] > floor + CHANCE * (maximum - floor) + TOLERANCE or (margin < TOLERANCE and not opponents):
@@ -201,14 +197,14 @@ class SemanticChecks:
         compared, texts = 0, True
         for split in SPLITS:
             source = self.environment.tasks(split)
-            named = self._named(source, range(COMPARED_TASKS))
+            named = self._named(source, 0, COMPARED_TASKS)
             begun = [task for task, _ in named] if texts else []
             if source.size is not None and any(name for _, name in named):  # the default reads the data for each name
-                named += self._named(source, range(COMPARED_TASKS, COMPARED_ROWS))
-            posed = [normalized(self._posed(task)) for task in begun]
-            texts = texts and 4 * len(set(posed)) > len(posed)  # else they begin alike and differ later
+                named += self._named(source, COMPARED_TASKS, COMPARED_ROWS)
+            shown = [normalized(self._shown(task)) for task in begun]
+            texts = texts and 4 * len(set(shown)) > len(shown)  # else they begin alike and differ later
             found = [("problem", task, name) for task, name in named if name]
-            found += [("text", task, text) for task, text in zip(begun, posed, strict=True) if text] if texts else []
+            found += [("text", task, text) for task, text in zip(begun, shown, strict=True) if text] if texts else []
             compared += len({task.index for _, task, _ in found})
             for kind, task, what in found:
                 other, key = owners.setdefault(f"{kind} {what}", (split, task.key))
@@ -299,18 +295,13 @@ class SemanticChecks:
         close(environment)
         return survived
 
-    def _named(self, source: TaskSource, indices: range) -> list[tuple[Task, str]]:
+    def _named(self, source: TaskSource, start: int, stop: int) -> list[tuple[Task, str]]:
         """Return tasks that have an identity, with it."""
-        count = indices.stop if source.size is None else min(indices.stop, source.size)
-        tasks = [source[index] for index in range(indices.start, count)]
+        tasks = islice(source, start, stop)
         return [(task, name) for task in tasks if (name := self.environment.identity(task)) is not None]
 
-    def _posed(self, task: Task) -> str:
-        environment = self.environment.copy()
-        try:
-            observed = finished(environment.reset(task))
-        finally:
-            close(environment)
+    def _shown(self, task: Task) -> str:
+        observed = posed(self.environment, task)
         return "\n".join(f"{agent}: {message.content}" for agent, given in observed.items() for message in given)
 
     def _play(self, task: Task, replies: Replies) -> Play:
@@ -383,6 +374,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _span(values: Sequence[float]) -> str:
+def span(values: Sequence[float]) -> str:
+    """Return the lowest and the highest value as text; one where they are equal."""
     low, high = min(values), max(values)
     return f"{low:g}" if high - low < TOLERANCE else f"{low:g} to {high:g}"

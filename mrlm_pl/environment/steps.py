@@ -59,14 +59,13 @@ class TurnOrder:
 
     def __init__(self, environment: str, agents: Sequence[str]) -> None:
         self.environment, self.agents = environment, tuple(agents)
-        self._due: frozenset[str] | None = None
+        self._due: frozenset[str] | None = None  # empty when the episode is done
         self._acted: set[str] = set()
-        self._done = False
 
     @property
     def due(self) -> tuple[str, ...]:
         """The agents that act next, in the environment's order; empty before ``reset`` and after the end."""
-        return tuple(agent for agent in self.agents if self._due is not None and agent in self._due)
+        return tuple(agent for agent in self.agents if agent in (self._due or ()))
 
     def began(self, observations: Observations) -> None:
         """Record the observations of ``reset``.
@@ -74,8 +73,7 @@ class TurnOrder:
         Raises:
             EnvironmentContractError: they are empty, no messages, or name an agent that does not exist.
         """
-        self._done, self._acted = False, set()
-        self._due = self._receivers(observations)
+        self._due, self._acted = self._receivers(observations), set()
         if not self._due:
             raise self._error("reset returned no observation", "give at least one agent its first messages")
 
@@ -85,10 +83,10 @@ class TurnOrder:
         Raises:
             EnvironmentContractError: ``reset`` was not called, the episode is over, or the agents are not those due.
         """
-        if self._done:
-            raise self._error("step was called after the episode was done", "call reset with a new task first")
         if self._due is None:
             raise self._error("step was called before reset", "call reset with a task first")
+        if not self._due:
+            raise self._error("step was called after the episode was done", "call reset with a new task first")
         if set(actions) != self._due:
             raise self._error(
                 f"step received actions of {sorted(actions)}, but due are {list(self.due)}",
@@ -137,7 +135,7 @@ class TurnOrder:
             raise self._error("the episode is not done but no agent received an observation", "end it or give one")
         if step.done and not step.stop_reason:
             raise self._error("the episode is done without a stop_reason", "name why it ended")
-        self._due, self._done = receivers, step.done
+        self._due = receivers
 
     def _receivers(self, observations: Observations) -> frozenset[str]:
         remedy = f'return new messages by agent, as in {{{self.agents[0]!r}: [Message("user", "...")]}}'
@@ -207,18 +205,16 @@ def checked(
     return awaited if inspect.iscoroutinefunction(method) else called
 
 
-def with_order(environment: Any, made: Any) -> Any:
-    """Return a copy of an environment that keeps the position in the order of calls."""
-    made.__dict__["_inside"] = False
-    if environment.forks:
-        made.__dict__["_order"] = copy.copy(environment.__dict__.get("_order"))
-    return made
+def copying(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return an environment's ``copy`` whose result keeps the position in the order of calls."""
 
-
-def _copying(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def copied(self: Any) -> Any:
-        return with_order(self, method(self))
+        made = method(self)
+        made.__dict__["_inside"] = False
+        if self.forks:
+            made.__dict__["_order"] = copy.copy(self.__dict__.get("_order"))
+        return made
 
     return copied
 
@@ -245,7 +241,7 @@ def _stepped(environment: Any, step: Any) -> None:
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "reset": functools.partial(checked, check=_begin, note=_began),
     "step": functools.partial(checked, check=_check_actions, note=_stepped),
-    "copy": _copying,
+    "copy": copying,
 }
 """Wrappers of an environment's methods by name, which keep a :class:`TurnOrder` for each episode."""
 

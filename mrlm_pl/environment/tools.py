@@ -11,6 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +154,8 @@ def call_of(value: object, number: int, text: str) -> ToolCall | MalformedCall:
         return MalformedCall(text, 'it is not an object with a "name"')
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the arguments as a string that holds JSON
-        try:
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return MalformedCall(text, 'its "arguments" are not an object')
     if not isinstance(arguments, dict):
         return MalformedCall(text, 'its "arguments" are not an object')
     try:

@@ -112,6 +112,11 @@ def play_copy(environment: Environment, task: Task, replies: Replies, *, max_tur
         close(copied)
 
 
+def posed(environment: Environment, task: Task) -> Observations:
+    """Return the first observations of a task on a new copy of an environment."""
+    return play_copy(environment, task, "", max_turns=0, must_end=False).observed[0]
+
+
 def finished(value: Any) -> Any:
     """Return the result of a method that may be ``async``, also where a loop runs in this thread, as in a notebook."""
     if not inspect.iscoroutine(value):

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -103,13 +103,13 @@ class Sandbox:
         """
         if self.level is not None:
             return server(Isolation.of(self.level), self.packages).level
-        found = _strongest_here(os.getpid())
+        found, reasons = _strongest_here()
         if found < Isolation.of(self.minimum):
             raise ConfigurationError(
                 f"sandbox.minimum is {self.minimum!r}, but this machine offers only {found.title!r} "
-                f"({_refusals()}); allow user namespaces (sysctl user.max_user_namespaces, and in a container "
-                "seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine that has "
-                "them, or lower sandbox.minimum"
+                f"({'; '.join(reasons.values())}); allow user namespaces (sysctl user.max_user_namespaces, and in a "
+                "container seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine "
+                "that has them, or lower sandbox.minimum"
             )
         return server(found, self.packages).level
 
@@ -184,48 +184,39 @@ class Sandbox:
             reply = source.request({"operation": "pack", "roots": ["/"]}, deadline)
             if reply.get("kind") == "ValueError":
                 return False
-            if "ok" not in reply:
-                raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
-            message = {"operation": "unpack", "roots": ["/"], "text": reply["ok"]}
-            done = target.request(message, deadline)
+            if "ok" in reply:
+                reply = target.request({"operation": "unpack", "roots": ["/"], "text": reply["ok"]}, deadline)
         except CellEndedError as ended:
             raise SandboxError(f"a system ended while its files were copied ({ended.ending})") from ended
-        if "error" in done:
-            raise SandboxError(f"files of a system cannot be copied: {done['error']}")
+        if "error" in reply:
+            raise SandboxError(f"files of a system cannot be copied: {reply['error']}")
         return True
 
     def execute(self, cell: Cell, message: dict[str, Any], grace: float = 0.0) -> Execution:
         """Run a request in an open cell."""
-        started = time.monotonic()
-        error, status, ending = None, None, None
-        try:
+        started, reply = time.monotonic(), dict[str, Any]()
+        with suppress(CellEndedError):
             reply = cell.request(message, started + self.wall_seconds + grace)
-        except CellEndedError as ended:
-            ending = ended.ending
-        else:
-            error = str(reply["error"]) if "error" in reply else None
-            status = reply.get("ok") if isinstance(reply.get("ok"), int) else None
         seconds = time.monotonic() - started
-        if ending is not None:
+        if cell.ending is not None:
             cell.close()
         output, cut = cell.output()
-        return Execution(output, cut, error, ending, status, seconds, cell.server.level.title)
+        error = str(reply["error"]) if "error" in reply else None
+        status = reply.get("ok") if isinstance(reply.get("ok"), int) else None
+        return Execution(output, cut, error, cell.ending, status, seconds, cell.server.level.title)
 
 
-def _new_slots() -> threading.BoundedSemaphore:
-    return threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
+_slots: threading.BoundedSemaphore
 
 
-_slots = _new_slots()
-
-
-def _free_slots() -> None:
-    """Make new slots in a forked process: the threads that would release the old ones are not in it."""
+def _make_slots() -> None:
+    """Make slots, and others in a forked process: the threads that would release these are not in it."""
     global _slots
-    _slots = _new_slots()
+    _slots = threading.BoundedSemaphore(max(os.cpu_count() or 2, 2))
 
 
-os.register_at_fork(after_in_child=_free_slots)
+_make_slots()
+os.register_at_fork(after_in_child=_make_slots)
 
 
 @contextmanager
@@ -236,8 +227,8 @@ def running() -> Iterator[None]:
 
 
 @cache
-def _strongest_here(process: int) -> Isolation:
-    """Return the strongest level, looked for once in a process and told."""
+def _strongest_here() -> tuple[Isolation, dict[Isolation, str]]:
+    """Return what :func:`strongest` finds, looked for once and logged."""
     found, reasons = strongest()
     for reason in reasons.values():
         logger.warning("%s", reason)
@@ -245,8 +236,4 @@ def _strongest_here(process: int) -> Isolation:
         logger.info("untrusted code runs at sandbox level %r", found.title)
     else:
         logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", found.title)
-    return found
-
-
-def _refusals() -> str:
-    return "; ".join(strongest()[1].values())
+    return found, reasons

@@ -18,7 +18,7 @@ import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff, until
 from mrlm_pl.concurrency.calls import Workers
-from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
@@ -104,7 +104,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
                 reply: pb.OpenReply = await worker.connection.call("Open", request, FORWARD_SECONDS)
             except StatusError as error:
                 if error.too_large or error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
-                    raise _forwarded(error) from error
+                    raise
                 problem = error
                 continue
             finally:
@@ -112,7 +112,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
             worker.placed += 1
             reply.direct = worker.report.address
             return reply
-        raise _forwarded(problem)
+        raise problem
 
     async def step(self, request: pb.StepRequest) -> pb.StepReply:
         """Forward a step."""
@@ -204,19 +204,13 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         await self._until(lambda: any(worker.hosts(environment) for worker in self.live.values()))
         for worker in self.live.values():
             if worker.hosts(environment):
-                try:
-                    return await worker.connection.call(method, request, 60.0)
-                except StatusError as error:
-                    raise _forwarded(error) from error
+                return await worker.connection.call(method, request, 60.0)
         raise RefusalError(Code.NOT_FOUND, f"no worker has an environment {environment[:100]!r}")
 
     async def _forward(self, method: str, request: Any) -> Any:
         name = request.session.partition(SEPARATOR)[0]
         await self._until(lambda: name in self.live)
-        try:
-            return await self._worker(name).connection.call(method, request, FORWARD_SECONDS)
-        except StatusError as error:
-            raise _forwarded(error) from error
+        return await self._worker(name).connection.call(method, request, FORWARD_SECONDS)
 
     def _worker(self, name: str) -> Worker:
         if name not in self.live:
@@ -226,13 +220,6 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     async def _until(self, ready: Any) -> None:
         """Wait for workers to join again, shortly after this controller was started."""
         await until(ready, self._started + REJOIN_SECONDS - time.monotonic())
-
-
-def _forwarded(error: StatusError) -> RefusalError:
-    """Return a worker's status as one of the controller."""
-    if error.too_large:  # clients repeat RESOURCE_EXHAUSTED, the status of a full server
-        return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
-    return RefusalError(error.code, error.text)
 
 
 class ControllerServer(EnvironmentServer):

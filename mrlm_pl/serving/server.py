@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 SERVICE = environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 SWEEP_SECONDS = 0.5
 CLOSING_SECONDS = 10.0
-_MEBIBYTE = 1 << 20
 CALLS_AT_ONCE = 50_000
 """Calls in flight: more than the default limits of sessions and queue together; clients repeat those beyond."""
 
@@ -101,7 +100,7 @@ class EnvironmentServer:
         Raises:
             ConfigurationError: the port is taken, or a key cannot be read.
         """
-        size = self.limits.message_mb * _MEBIBYTE
+        size = self.limits.message_mb << 20
         server = grpc.aio.server(
             interceptors=[*([TokenCheck(self.endpoint.token)] if self.endpoint.token else []), WellFormed()],
             options=[
@@ -119,12 +118,9 @@ class EnvironmentServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = self.endpoint.host
-        address = (
-            f"[{host}]:{self.endpoint.port}"
-            if host.count(":") > 1 and host[0] != "["
-            else f"{host}:{self.endpoint.port}"
-        )
-        credentials = self.endpoint.identity.for_server()
+        if host.count(":") > 1 and host[0] != "[":
+            host = f"[{host}]"
+        address, credentials = f"{host}:{self.endpoint.port}", self.endpoint.identity.for_server()
         try:
             if credentials is None:
                 self.port = server.add_insecure_port(address)
@@ -161,23 +157,24 @@ class EnvironmentServer:
         if self.verifier is not None:
             self.verifier.draining = True
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        deadline = asyncio.get_running_loop().time() + grace_seconds
-        await until(lambda: not (len(self.service.sessions) or self.service.opening), grace_seconds)
-        if self.verifier is not None:
-            await self.verifier.drain(deadline)
+        await until(lambda: not self._busy, grace_seconds)
         await self.stop()
+
+    @property
+    def _busy(self) -> bool:
+        scoring = self.verifier is not None and self.verifier.busy
+        return scoring or len(self.service.sessions) + self.service.opening > 0
 
     async def stop(self) -> None:
         """End all sessions and close the port; may be called twice."""
-        if self._server is None:
+        if self._server is None or self._sweeper is None:
             return
         server, self._server = self._server, None
         for session in self.service.sessions:
             self.service.end(session, "the server was stopped")
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sweeper
+        self._sweeper.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._sweeper
         await server.stop(1.0)
         if self.verifier is not None:
             self.verifier.close()

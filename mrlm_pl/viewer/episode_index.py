@@ -27,9 +27,7 @@ from mrlm_pl.viewer.records import (
 NEWEST = 20_000
 """Episodes in a table; older ones are named by their iteration."""
 
-_ID = COLUMNS.index("id")
-_ITERATION = COLUMNS.index("iteration")
-_GROUP, _REWARD = COLUMNS.index("group"), COLUMNS.index("reward")
+_ITERATION, _GROUP, _REWARD = map(COLUMNS.index, ("iteration", "group", "reward"))
 
 
 class EpisodeFile:
@@ -129,12 +127,10 @@ class ReportFile:
                 return
             text = file.read(LONGEST_LINE)
         self.rows, self._records, self._changed = [], {}, changed
-        try:
-            for record in report_records(text):
-                self._records[record["id"]] = record
-                self.rows.append(report_summary(record))
-        except (ValueError, RecursionError):
-            self.rows, self._records = [], {}
+        with suppress(ValueError, RecursionError):  # it is said by the notes
+            records = list(report_records(text))
+            self._records = {record["id"]: record for record in records}
+            self.rows = list(map(report_summary, records))
 
     def record(self, episode: str) -> dict[str, Any] | None:
         """Return a transcript as a record without turns and tokens; None if there is no such one."""
@@ -172,11 +168,9 @@ class EpisodeIndex:
             if path not in self._read:
                 self._read[path] = ReportFile(path) if path.suffix == ".json" else EpisodeFile(path)
             file = self._read[path]
-            try:
+            with suppress(OSError):  # replaced or removed meanwhile
                 file.update()
-            except OSError:  # replaced or removed meanwhile
-                continue
-            yield file
+                yield file
 
     def table(self, last: int | None = None) -> dict[str, Any]:
         """Return the summaries of the newest episodes: columns, rows, and what could not be read.

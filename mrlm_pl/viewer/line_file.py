@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mrlm_pl.compressed_files import CHUNK, Decoder, decoder_of
+from mrlm_pl.compressed_files import CHUNK, decoder_of
 
 POINTS_APART = 8 << 20
 """Bytes of text between the points at which reading may start."""
@@ -19,7 +19,7 @@ LONGEST_LINE = 64 << 20
 class LineFile:
     """Read the complete lines of a file, and any of them again by its offset.
 
-    Memory is bounded: a chunk, the longest line, and per 8 MB of text one decoder state, of about 50 kB for gzip.
+    Memory is bounded: a chunk, the longest line, and per 8 MB of text one place.
 
     Args:
         path: the file.
@@ -39,7 +39,7 @@ class LineFile:
         self._read = self._text = 0
         self._start = self._length = 0
         self._line, self._too_long = bytearray(), False
-        self._points: list[tuple[int, int, Decoder]] = [(0, 0, self._decoder.copy())]
+        self._points = [(0, 0)]  # where reading may start: offsets in the text and in the file
         self.skipped = 0
         self.fault: str | None = None
 
@@ -63,9 +63,8 @@ class LineFile:
                     for piece in self._decoder.feed(data):
                         self._text += len(piece)
                         yield from self._split(piece)
-                        if self._decoder.seekable and self._text - self._points[-1][0] >= POINTS_APART:
-                            position = self._read - self._decoder.pending
-                            self._points.append((self._text, position, self._decoder.copy()))
+                        if self._decoder.whole and self._text - self._points[-1][0] >= POINTS_APART:
+                            self._points.append((self._text, self._read - self._decoder.pending))
                 except ValueError as error:
                     self.fault = str(error)
 
@@ -86,8 +85,8 @@ class LineFile:
 
     def line(self, offset: int) -> bytes:
         """Return the line at an offset that :meth:`new_lines` gave."""
-        text, position, decoder = self._points[bisect.bisect(self._points, offset, key=lambda point: point[0]) - 1]
-        decoder, found = decoder.copy(), bytearray()
+        text, position = self._points[bisect.bisect(self._points, offset, key=lambda point: point[0]) - 1]
+        decoder, found = decoder_of(self.path), bytearray()
         with self.path.open("rb") as file:
             file.seek(position)
             while data := file.read(CHUNK):

@@ -150,11 +150,9 @@ class Run:
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the latest configuration by name, as in ``model.gamma``."""
         path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
-        try:
+        with suppress(yaml.YAMLError, RecursionError, ValueError):
             value = yaml.load(_text(path), yaml.CSafeLoader) if path else None
             yield from itertools.islice(_leaves(value) if value else (), SETTINGS)
-        except (yaml.YAMLError, RecursionError, ValueError):
-            return
 
     def metrics(self) -> dict[str, Any]:
         """Return the logged numbers for curves, and the marks of resumptions.
@@ -374,10 +372,9 @@ def _last(columns: Mapping[str, Sequence[float | None]], name: str) -> float | N
 
 def _loaded(path: Path) -> Tokenizer | None:
     """Return the tokenizer of a file; None for a broken or half-written one."""
-    try:
+    with suppress(Exception):  # the library raises no narrower class
         return Tokenizer.from_file(str(path))
-    except Exception:  # the library raises no narrower class
-        return None
+    return None
 
 
 def _token_text(tokenizer: Tokenizer, number: int) -> str:

@@ -43,7 +43,7 @@ def test_cells_of_a_table_are_text_and_complete(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"d\.csv, row 2: the row has more or fewer cells than the header"):
             read_rows(str(tmp_path / "d.csv"), None, ())
     (tmp_path / "d.csv").write_text('a,b\n1,"2\n')
-    with pytest.raises(DataError, match=r"d\.csv: not CSV"):
+    with pytest.raises(DataError, match=r"d\.csv cannot be read: Error"):
         read_rows(str(tmp_path / "d.csv"), None, ())
 
 

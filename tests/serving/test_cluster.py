@@ -22,7 +22,7 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
-from mrlm_pl.serving.environments.service import Limits, RefusalError
+from mrlm_pl.serving.environments.service import Limits, refusal_of
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import to_json
@@ -226,9 +226,9 @@ def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: 
 
         with monkeypatch.context() as patch:
             patch.setattr(joined.connection, "call", failing)
-            with pytest.raises(RefusalError) as refused:
+            with pytest.raises(StatusError) as raised:
                 cluster.run(controller.open(request))
-        assert refused.value.code is code
+        assert refusal_of(raised.value).code is code
         assert (joined.placed, joined.opening) == (0, 0)
     with monkeypatch.context() as patch:
 

@@ -31,7 +31,7 @@ def random_lines(count: int) -> list[bytes]:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 def test_each_line_is_found_again_by_its_offset(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_file, "CHUNK", 1000)
-    monkeypatch.setattr(compressed_files, "PIECE", 3000)
+    monkeypatch.setattr(compressed_files, "FED", 3000)
     monkeypatch.setattr(compressed_files, "FRAME", 10_000)
     monkeypatch.setattr(line_file, "POINTS_APART", 20_000)
     written = random_lines(300)

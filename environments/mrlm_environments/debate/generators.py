@@ -184,10 +184,10 @@ def _served(
 
     engine = RemoteEngine(address, token_file, Identity(authority=tls_authority))
     if model is None:
-        policies = engine.policies()
+        policies = engine.described()
         if policy not in policies:
             raise EngineError(f"there is no policy {policy!r} there; there are {', '.join(sorted(policies))}")
-        model = policies[policy]
+        model = policies[policy].model
     from mrlm_pl.policy import Policy  # imported here: it brings torch
 
     return engine, Policy(model=model).chat

@@ -8,7 +8,7 @@ import select
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal
 
 from mrlm_pl.errors import SandboxError
@@ -33,7 +33,7 @@ class CellEndedError(Exception):
         self.ending: Ending = ending
 
 
-class Cell:
+class Cell(AbstractContextManager["Cell"]):
     """A child that answers requests until it is closed. Use it in one thread at a time, as a context manager.
 
     Args:
@@ -79,9 +79,6 @@ class Cell:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Cell:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -75,15 +75,12 @@ class ServerProcess:
         )
         far_end.close()
         self._link.settimeout(STARTUP_SECONDS)
-        try:
-            first = self._receive()
-        except TimeoutError:
-            first = None
-        if first is None or "ready" not in first:
+        first = self._receive()
+        if "ready" not in first:
             self.close()
             raise SandboxError(
                 f"sandbox level {level.title!r} cannot be set up here: "
-                f"{(first or {}).get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
+                f"{first.get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
             )
         self._link.settimeout(None)
         self._folder = str(first["folder"])
@@ -164,20 +161,17 @@ class ServerProcess:
             with suppress(OSError):  # a cell that is closed at the same time removes its part
                 remove_tree(self._folder)  # which a server that was killed could not
 
-    def forget(self) -> None:
-        """Let go of the server in a forked process: it ends with its owner, not with the last copy of the link."""
-        self._link.close()
-
-    def _receive(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message; an empty one when the server has ended, or does not answer in time."""
         try:
             text = self._link.recv(MAX_MESSAGE)
-        except ConnectionResetError:
-            return None
-        return json.loads(text) if text else None
+        except (ConnectionResetError, TimeoutError):
+            return {}
+        return json.loads(text) if text else {}
 
     def _listen(self) -> None:
         try:
-            while (message := self._receive()) is not None:
+            while message := self._receive():
                 with self._lock:
                     ended = self._ended.pop(message.get("ended", -1), None)
                 if ended is not None:
@@ -192,9 +186,7 @@ class ServerProcess:
                 ended.set()
 
 
-_Kind = tuple[Isolation, tuple[str, ...]]
-_servers: dict[tuple[int, _Kind], ServerProcess] = {}
-_refused: dict[_Kind, str] = {}
+_servers: dict[tuple[Isolation, tuple[str, ...]], ServerProcess] = {}
 _lock = threading.Lock()
 
 
@@ -205,19 +197,11 @@ def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
         SandboxError: the machine does not offer the level, or a package cannot be loaded.
     """
     with _lock:
-        kind = (level, packages)
-        if kind in _refused:
-            raise SandboxError(_refused[kind])
-        key = (os.getpid(), kind)
-        found = _servers.get(key)
+        found = _servers.get((level, packages))
         if found is None or not found.alive:
             if found is not None:
                 found.close()
-            try:
-                found = _servers[key] = ServerProcess(level, packages)
-            except SandboxError as error:
-                _refused[kind] = str(error)
-                raise
+            found = _servers[level, packages] = ServerProcess(level, packages)
         return found
 
 
@@ -262,7 +246,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     for found in _servers.values():
-        found.forget()
+        found._link.close()  # the servers end with their owner, not with the last copy of the link
     _servers.clear()
 
 

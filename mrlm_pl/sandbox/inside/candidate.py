@@ -22,7 +22,7 @@ from mrlm_pl.sandbox.inside.files import pack, unpack
 from mrlm_pl.sandbox.inside.grader import grade
 from mrlm_pl.sandbox.inside.objects import Objects
 from mrlm_pl.sandbox.inside.unit_tests import grade_unit_tests
-from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
+from mrlm_pl.sandbox.inside.values import decode, encode
 from mrlm_pl.sandbox.wall import landlock
 from mrlm_pl.sandbox.wall.confinement import SHELL_OPEN_FILES
 
@@ -45,7 +45,7 @@ def serve(requests: int, replies: int) -> None:
         "run": child.run,
         "shell": child.shell,
         "stop": lambda request: _stop_others(),
-        "use": child.use,
+        "use": lambda request: child.objects.use(request),
         "pack": lambda request: pack(request["roots"]),
         "unpack": lambda request: unpack(request["roots"], request["text"]),
         "grade": partial(grade, channel),
@@ -67,14 +67,14 @@ class _Child:
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
         self.session: dict[str, Any] = {"__name__": "__main__"}
-        self.kept: list[Any] = []
-        self.objects: Objects | None = None
+        self.objects = Objects(self.namespace)
 
     def load(self, request: dict[str, Any]) -> None:
         """Execute a program as a module, after the given code; it must define the required names."""
         module = types.ModuleType(MODULE)
         sys.modules[MODULE] = module
         self.namespace = module.__dict__
+        self.objects = Objects(self.namespace)
         exec(compile(request["given"], "<given>", "exec"), self.namespace)
         for name in request["required"]:
             self.namespace.pop(name, None)
@@ -85,14 +85,9 @@ class _Child:
 
     def call(self, request: dict[str, Any]) -> Any:
         """Call a function of the program with copies of the arguments."""
-        arguments = decode(request["arguments"], lambda mention: self.kept[mention.number])
-        named = decode(request.get("named", {"dict": []}), lambda mention: self.kept[mention.number])
-        return encode(self.namespace[request["name"]](*arguments, **named), self._keep)
-
-    def use(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out an action of the tests on the program's objects."""
-        self.objects = self.objects or Objects(self.namespace)
-        return self.objects.use(request)
+        arguments = decode(request["arguments"], self.objects.recall)
+        named = decode(request.get("named", {"dict": []}), self.objects.recall)
+        return encode(self.namespace[request["name"]](*arguments, **named), self.objects.keep)
 
     def run(self, request: dict[str, Any]) -> None:
         """Execute lines in a lasting session, and print the value of a last expression."""
@@ -133,10 +128,6 @@ class _Child:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
-
-    def _keep(self, value: Any) -> Opaque:
-        self.kept.append(value)
-        return Opaque(len(self.kept) - 1, type(value).__name__)
 
 
 def _stop_others() -> None:

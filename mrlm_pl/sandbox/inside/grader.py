@@ -29,7 +29,7 @@ class CandidateError(Exception):
 
 
 def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of tests that passed and that were run, and whether an error ended them early.
+    """Return the number of tests that passed and that were run, and the first fault.
 
     Args:
         channel: on which calls of the candidate are asked for and answered.
@@ -38,13 +38,12 @@ def grade(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             of the function that a ``check`` function receives, or None).
     """
     discard_output()
-    tally: dict[str, Any] = {"passed": 0, "run": 0, "gone": False, "fault": ""}
+    tally: dict[str, Any] = {"passed": 0, "run": 0, "fault": ""}
     for part in request["tests"]:
         reached = tally["run"]
         try:
             _run(channel, request, part, tally)
         except CandidateGone:
-            tally["gone"] = True
             tally["run"] += 1
             break
         except Exception as error:
@@ -123,12 +122,12 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
         tally["fault"] = tally["fault"] or in_words(error)
 
     namespace.update({_RECORD: record, _CONSTANT: record_constant, _FAILED: failed})
-    exec(compile(counted(part), "<tests>", "exec"), namespace)
+    exec(compile(_counted(part), "<tests>", "exec"), namespace)
     if request["entry"] and "check" in namespace:
         namespace["check"](namespace[request["entry"]])
 
 
-def counted(tests: str) -> ast.Module:
+def _counted(tests: str) -> ast.Module:
     """Return the tests with each ``assert`` counted, held or not, instead of an end at the first failure.
 
     One whose condition names nothing but built-in functions, such as ``assert True``, counts only after a call of the

@@ -160,8 +160,7 @@ class _Server:
                 os.write(REPLIES, json.dumps({"process": os.getpid()}).encode() + b"\n")
                 folder = f"{self.folder}/{cell.number}"
                 os.mkdir(folder, 0o700)
-                lock = confinement.confine_by_landlock if self.level == "landlock" else confinement.confine_by_limits
-                lock(cell, folder)
+                confinement.confine_in_folder(cell, folder, landlocked=self.level == "landlock")
                 if os.getppid() != self.process:  # it died before it could be waited for
                     os._exit(SETUP_FAILED)
             confinement.forget_former_places()
@@ -175,10 +174,9 @@ class _Server:
 
     def _reap(self) -> None:
         while True:
-            try:
+            found = None
+            with suppress(ChildProcessError):
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
             if found is None:
                 return
             if found.si_pid in self.cells and self.level != "namespaces":

@@ -291,8 +291,13 @@ def _show_own_processes() -> bool:
     return True
 
 
-def confine_by_landlock(cell: CellSettings, folder: str) -> None:
-    """Lock this child down without namespaces: a private folder, Landlock, seccomp, signals to itself only.
+def confine_in_folder(cell: CellSettings, folder: str, *, landlocked: bool) -> None:
+    """Lock this child down without namespaces: a private folder and limits.
+
+    Args:
+        cell: its settings.
+        folder: the private folder.
+        landlocked: also Landlock, seccomp, and signals to itself only; else it can reach what its user can.
 
     Raises:
         OSError: a step failed; the child must end.
@@ -300,12 +305,13 @@ def confine_by_landlock(cell: CellSettings, folder: str) -> None:
     os.setsid()
     own_user = _become_cell_user(cell, folder)
     os.chdir(folder)
-    if os.getuid() == 0:
+    if landlocked and os.getuid() == 0:
         syscalls.drop_capabilities()
     _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
-    _close_file_system(cell, [folder])
     _end_with_parent(cell)
-    seccomp.install(_filter_by_landlock(cell.shell, own_user))
+    if landlocked:
+        _close_file_system(cell, [folder])
+        seccomp.install(_filter_by_landlock(cell.shell, own_user))
 
 
 def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
@@ -318,15 +324,6 @@ def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
         truncate=landlock.version() >= 3,
         only_itself=not shell,
     )
-
-
-def confine_by_limits(cell: CellSettings, folder: str) -> None:
-    """Bound what this child uses; it can read and reach what its user can."""
-    os.setsid()
-    own_user = _become_cell_user(cell, folder)
-    os.chdir(folder)
-    _end_with_parent(cell)
-    _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
 
 
 def _end_with_parent(cell: CellSettings) -> None:

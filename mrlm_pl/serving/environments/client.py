@@ -7,10 +7,12 @@ import math
 import os
 import secrets
 import weakref
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
 import grpc
 
@@ -27,14 +29,12 @@ from mrlm_pl.serving.transport.connection import (
     Address,
     Connection,
     StatusError,
-    client_name,
     connection,
     submit,
 )
 from mrlm_pl.serving.transport.security import Identity
 from mrlm_pl.settings import positive
 
-T = TypeVar("T")
 ASK_SECONDS = 30.0
 TASKS_AT_ONCE = 64
 REACH_SECONDS = 3.0
@@ -85,13 +85,12 @@ class RemoteEnvironment(Environment, proxy=True):
         self.addresses = addresses_of(address, token_file, identity, message_mb)
         self.name, self.settings, self._who = name, dict(settings or {}), f"environment {name!r}"
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
-        self._described: tuple[str, ...] | None = None
         self._place: Address | None = None
         self._session, self._turn = "", 0
         self._tools: dict[str, tuple[ToolSchema, ...]] = {}
         self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
 
-    @property
+    @cached_property
     def agents(self) -> tuple[str, ...]:  # type: ignore[override] # requested at the first read
         """The agents, as the first server that answers has them.
 
@@ -99,11 +98,8 @@ class RemoteEnvironment(Environment, proxy=True):
             RemoteError: no server answers.
             ConfigurationError: there is no such environment, or its settings are wrong.
         """
-        if self._described is None:
-            request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
-            reply = self._ask("Describe", request)
-            self._described = tuple(reply.environments[0].agents)
-        return self._described
+        request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
+        return tuple(self._ask("Describe", request).environments[0].agents)
 
     def tasks(self, split: str) -> TaskSource:
         """Return the server's tasks, read in parts; see :meth:`Environment.tasks`."""
@@ -111,16 +107,17 @@ class RemoteEnvironment(Environment, proxy=True):
 
     def identity(self, task: Task) -> str | None:
         """Return the identity by the environment on the server; empty if an earlier version serves it."""
+        reply = self.read_tasks(task.split, task.index, 1, identities=True)
+        return from_json(reply.identities, list[str | None])[0] if reply.identities else ""
+
+    def read_tasks(self, split: str, start: int, count: int, *, identities: bool = False) -> pb.TasksReply:
+        """Return the server's tasks of a split from an index on, as many as are asked for or left."""
+        settings = to_json(self.settings)
         request = pb.TasksRequest(
-            environment=self.name,
-            settings=to_json(self.settings),
-            split=task.split,
-            start=task.index,
-            count=1,
-            identities=True,
+            environment=self.name, settings=settings, split=split, start=start, count=count, identities=identities
         )
         reply: pb.TasksReply = self._ask("GetTasks", request)
-        return from_json(reply.identities, list[str | None])[0] if reply.identities else ""
+        return reply
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the tools of the current episode."""
@@ -154,17 +151,7 @@ class RemoteEnvironment(Environment, proxy=True):
         if self._place is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
         request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_json(actions))
-        reply = await _on_loop(self._step(self._place, request))
-        try:
-            if (reply.session, reply.turn) != (request.session, request.turn):
-                raise RemoteError(
-                    f"{self._place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
-                    f"{request.turn} of {request.session!r}"
-                )
-            step = step_from(reply.step)
-        except RemoteError:
-            await _on_loop(_pass_over(self._place))
-            raise
+        step = await asyncio.wrap_future(submit(self._step(self._place, request)))
         self._turn += 1
         return step
 
@@ -188,19 +175,17 @@ class RemoteEnvironment(Environment, proxy=True):
             environment=self.name,
             settings=to_json(self.settings),
             task=to_json(task),
-            client=client_name(),
+            client=f"{os.uname().nodename}:{os.getpid()}",  # servers divide their time fairly between names
             key=secrets.token_urlsafe(16),
         )
 
-        def ask(server: Connection) -> Awaitable[pb.OpenReply]:
+        def ask(server: Connection, left: float) -> Awaitable[pb.OpenReply]:
             return server.call("Open", request, self.step_seconds)
 
-        try:
-            reply, address = await first_answer(
-                self.addresses, ask, Backoff(self.open_seconds), self._who, _ELSEWHERE, self._refusal
-            )
-        except StatusError as error:
-            raise _told(error, f"no server opened a session within {self.open_seconds:g} s") from error
+        late = f"{self._who}: no server opened a session within {self.open_seconds:g} s"
+        reply, address = await first_answer(
+            self.addresses, ask, self.open_seconds, self._who, _ELSEWHERE, self._refusal, late
+        )
         server = await connection(address)
         if reply.direct:
             server.patience = CONTROLLER_SECONDS
@@ -210,12 +195,21 @@ class RemoteEnvironment(Environment, proxy=True):
         server.hold(reply.session, reply.lease_seconds)
         return reply, address
 
-    async def _step(self, place: Address, request: pb.StepRequest) -> pb.StepReply:
+    async def _step(self, place: Address, request: pb.StepRequest) -> Step:
         server = await connection(place)
         backoff = Backoff(self.step_seconds)
         while True:
             try:
-                return await server.call("Step", request, self.step_seconds)
+                reply = await server.call("Step", request, self.step_seconds)
+                if (reply.session, reply.turn) != (request.session, request.turn):
+                    raise RemoteError(
+                        f"{place.target} answered turn {reply.turn} of session {reply.session!r}, not turn "
+                        f"{request.turn} of {request.session!r}"
+                    )
+                return step_from(reply.step)
+            except RemoteError:
+                note_gone(place)
+                raise
             except StatusError as error:
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
                 if not overloaded and (error.transient or error.code in _GONE):
@@ -226,25 +220,18 @@ class RemoteEnvironment(Environment, proxy=True):
 
     def _ask(self, method: str, request: Any) -> Any:
         """Return the reply of the first server that gives one."""
-        return submit(self._asked(method, request)).result()
-
-    async def _asked(self, method: str, request: Any) -> Any:
         again = (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-        def ask(server: Connection) -> Awaitable[Any]:
+        def ask(server: Connection, left: float) -> Awaitable[Any]:
             return server.call(method, request, ASK_SECONDS, patience=0)
 
-        try:
-            reply, _ = await first_answer(
-                self.addresses, ask, Backoff(ASK_SECONDS), self._who, again, self._refusal, rotate=False
-            )
-        except StatusError as error:
-            targets = ", ".join(address.target for address in self.addresses)
-            raise RemoteError(
-                f"environment {self.name!r}: no server answers at {targets} within {ASK_SECONDS:g} s; start one "
-                f"with `mrlm serve`, or check the address and whether both sides use TLS ({error.text})"
-            ) from error
-        return reply
+        late = (
+            f"{self._who}: no server answers at {', '.join(address.target for address in self.addresses)} within "
+            f"{ASK_SECONDS:g} s; start one with `mrlm serve`, or check the address and whether both sides use TLS"
+        )
+        return submit(
+            first_answer(self.addresses, ask, ASK_SECONDS, self._who, again, self._refusal, late, rotate=False)
+        ).result()[0]
 
     def _refusal(self, error: StatusError, address: Address) -> Exception:
         return _told(error, self._who)
@@ -275,26 +262,12 @@ class RemoteTasks(TaskSource):
         return self._parts[part][place]
 
     def _read(self, part: int) -> pb.TasksReply:
-        name, settings = self._environment.name, to_json(self._environment.settings)
-        start = part * TASKS_AT_ONCE
-        request = pb.TasksRequest(
-            environment=name, settings=settings, split=self.split, start=start, count=TASKS_AT_ONCE
-        )
-        reply: pb.TasksReply = self._environment._ask("GetTasks", request)
+        reply = self._environment.read_tasks(self.split, part * TASKS_AT_ONCE, TASKS_AT_ONCE)
         self._parts[part] = from_json(reply.tasks, list[Task])
         return reply
 
 
 _reached: dict[Address, tuple[bool, float]] = {}
-
-
-async def _on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine that runs on the connections' loop; return its result."""
-    return await asyncio.wrap_future(submit(coroutine))
-
-
-async def _pass_over(place: Address) -> None:
-    note_gone(place)
 
 
 async def _reaches(worker: Address, session: str) -> bool:
@@ -303,11 +276,9 @@ async def _reaches(worker: Address, session: str) -> bool:
     now = asyncio.get_running_loop().time()
     if not known and now - asked > ASK_AGAIN_SECONDS:
         server = await connection(worker)
-        try:
+        with suppress(StatusError):
             reply = await server.call("KeepAlive", pb.KeepAliveRequest(sessions=[session]), REACH_SECONDS)
             known = not reply.unknown
-        except StatusError:
-            known = False
         _reached[worker] = known, now
     return known
 
@@ -326,11 +297,9 @@ def _close_unwanted(opening: Future[tuple[pb.OpenReply, Address]]) -> None:
 
 async def _close(place: Address, session: str) -> None:
     server = await connection(place)
-    server.release(session)
-    try:
+    server.leases.pop(session, None)
+    with suppress(StatusError):  # the session is gone with its server, or its lease will end it
         await server.call("Close", pb.CloseRequest(session=session), ASK_SECONDS)
-    except StatusError:
-        return  # the session is gone with its server, or its lease will end it
 
 
 def _told(error: StatusError, what: str) -> Exception:

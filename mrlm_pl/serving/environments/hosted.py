@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.environment.hosts import EnvironmentHosts
+from mrlm_pl.environment.trial import close
 from mrlm_pl.serving.environments.sessions import RefusalError
 
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[Mapping[str, Any]], Environment]
 """Makes an environment with a client's settings, which override the server's."""
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """An environment with the settings of clients, and its tasks by split."""
+
+    environment: Environment
+    sources: dict[str, TaskSource] = field(default_factory=dict)
 
 
 class Offer:
@@ -37,9 +47,7 @@ class Offer:
         self.factories = dict(factories)
         self._hosts = EnvironmentHosts(processes, step_seconds) if processes else None
         self._lock = threading.Lock()
-        self._making: dict[tuple[str, str], threading.Lock] = {}
-        self._templates: dict[tuple[str, str], Environment] = {}
-        self._sources: dict[tuple[str, str, str], TaskSource] = {}
+        self._variants: dict[tuple[str, str], Future[_Variant]] = {}
 
     def template(self, name: str, settings: Mapping[str, Any]) -> Environment:
         """Return the environment of a name with a client's settings, made once; blocks while it is made.
@@ -47,25 +55,7 @@ class Offer:
         Raises:
             RefusalError: there is none of that name.
         """
-        if name not in self.factories:
-            there = ", ".join(sorted(self.factories))
-            raise RefusalError(
-                grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {there}"
-            )
-        key = (name, repr(sorted(settings.items())))
-        with self._lock:
-            making = self._making.setdefault(key, threading.Lock())
-        with making:  # others may be made meanwhile
-            found = self._templates.get(key)
-            if found is None:
-                try:
-                    found = self._make(name, settings)
-                except BaseException:
-                    with self._lock:
-                        self._making.pop(key, None)  # clients may try any number of settings
-                    raise
-                self._keep(key, found)
-            return found
+        return self._variant(name, settings).environment
 
     def source(self, name: str, settings: Mapping[str, Any], split: str) -> TaskSource:
         """Return the tasks of a split; blocks while data is read.
@@ -73,14 +63,42 @@ class Offer:
         Raises:
             RefusalError: there is no environment of that name.
         """
-        template = self.template(name, settings)
-        key = (name, repr(sorted(settings.items())), split)
-        source = self._sources.get(key)
-        if source is None:
-            source = template.tasks(split)
-            with self._lock:
-                self._sources[key] = source
-        return source
+        variant = self._variant(name, settings)
+        if split not in variant.sources:
+            variant.sources[split] = variant.environment.tasks(split)
+        return variant.sources[split]
+
+    def close(self) -> None:
+        """Close all environments and end the host processes; may be called twice."""
+        with self._lock:
+            variants, self._variants = list(self._variants.values()), {}
+        for making in variants:
+            if making.done():
+                _close(making.result().environment)
+        if self._hosts is not None:
+            self._hosts.close()
+
+    def _variant(self, name: str, settings: Mapping[str, Any]) -> _Variant:
+        if name not in self.factories:
+            there = ", ".join(sorted(self.factories))
+            raise RefusalError(
+                grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {there}"
+            )
+        key = (name, repr(sorted(settings.items())))
+        with self._lock:
+            first = key not in self._variants
+            making = self._variants.setdefault(key, Future())
+        if first:
+            try:
+                variant = _Variant(self._make(name, settings))
+            except BaseException as error:
+                with self._lock:
+                    self._variants.pop(key, None)  # clients may try any number of settings
+                making.set_exception(error)
+            else:
+                making.set_result(variant)
+                self._make_room()
+        return making.result()
 
     def _make(self, name: str, settings: Mapping[str, Any]) -> Environment:
         environment = self.factories[name](settings)
@@ -88,35 +106,17 @@ class Offer:
             return self._hosts.host(environment)
         return environment
 
-    def _keep(self, key: tuple[str, str], environment: Environment) -> None:
-        dropped: Environment | None = None
+    def _make_room(self) -> None:
         with self._lock:
-            if len(self._templates) >= self.MAX_VARIANTS:
-                oldest = next(iter(self._templates))
-                dropped = self._templates.pop(oldest)
-                self._making.pop(oldest, None)
-                self._sources = {key: source for key, source in self._sources.items() if key[:2] != oldest}
-            self._templates[key] = environment
+            made = [key for key, making in self._variants.items() if making.done()]
+            dropped = self._variants.pop(made[0]) if len(made) > self.MAX_VARIANTS else None
         if dropped is not None:
-            _close(dropped)
-
-    def close(self) -> None:
-        """Close all environments and end the host processes; may be called twice."""
-        with self._lock:
-            templates, self._templates = list(self._templates.values()), {}
-            self._making.clear()
-            self._sources.clear()
-        for template in templates:
-            _close(template)
-        if self._hosts is not None:
-            self._hosts.close()
+            _close(dropped.result().environment)
 
 
 def _close(environment: Environment) -> None:
     """Close an environment of which only copies have played."""
     try:
-        closing = environment.close()  # type: ignore[func-returns-value]  # a coroutine where it is async
-        if inspect.iscoroutine(closing):
-            asyncio.run(closing)
+        close(environment)
     except Exception as error:  # an environment may raise anything
         logger.warning("closing the environment %s: %s", environment.name, error)

@@ -22,7 +22,7 @@ from mrlm_pl.serving.environments.sessions import RefusalError, Session, Session
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import from_json, to_json
-from mrlm_pl.serving.transport.connection import refuse
+from mrlm_pl.serving.transport.connection import StatusError, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                     raise self._failed(session, as_error(raised)) from raised
             # A task of its own: if the caller disconnects, the turn is executed all the same, for its repetition.
             session.busy = asyncio.ensure_future(self._make_step(session, actions))
-            session.busy.add_done_callback(_retrieved)
+            session.busy.add_done_callback(lambda done: done.cancelled() or done.exception())  # read: the caller may go
         return await asyncio.shield(session.busy)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
@@ -307,11 +307,15 @@ def settings_of(request: Any) -> dict[str, Any]:
 
 
 def refusal_of(error: BaseException) -> RefusalError:
-    """Return an error's status, and its class and text as the reason."""
+    """Return an error's status, and its class and text as the reason; a worker's status as the controller's."""
     text = f"{type(error).__name__}: {error}"
     match error:
         case RefusalError():
             return error
+        case StatusError(too_large=True):  # clients repeat RESOURCE_EXHAUSTED, the status of a full server
+            return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
+        case StatusError():
+            return RefusalError(error.code, error.text)
         case RemoteError() | ConfigurationError() | IndexError():
             return RefusalError(Code.INVALID_ARGUMENT, text)
         case EnvironmentContractError():
@@ -323,9 +327,3 @@ def refusal_of(error: BaseException) -> RefusalError:
         case asyncio.CancelledError():
             return RefusalError(Code.ABORTED, "the session was ended during its turn")
     return RefusalError(Code.ABORTED, text)
-
-
-def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Mark the error of a turn as read, since its caller may be gone."""
-    if not done.cancelled():
-        done.exception()

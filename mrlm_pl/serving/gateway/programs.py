@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -116,7 +116,7 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
     return output.text
 
 
-class _Pipe:
+class _Pipe(AbstractContextManager["_Pipe"]):
     """A pipe that a program prints into, and the end of its text.
 
     Args:
@@ -131,9 +131,6 @@ class _Pipe:
         self._source, end = os.pipe()
         os.set_blocking(self._source, False)
         self.end = os.fdopen(end, "wb", 0)
-
-    def __enter__(self) -> _Pipe:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         asyncio.get_running_loop().remove_reader(self._source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mrlm_pl.environment.contract import ToolSchema
@@ -102,7 +102,7 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
         ProtocolError: it is malformed, or has a parameter that cannot be served.
     """
     if not isinstance(body, Mapping):
-        raise _fault(f"the body is a {type(body).__name__}; send a JSON object")
+        raise ProtocolError(400, "invalid_request", f"the body is a {type(body).__name__}; send a JSON object")
     for name, value in body.items():
         free = name in _SERVED[form] or name in _NO_EFFECT or name in ignore or value is None
         if not free and (name not in _DEFAULTS or value != _DEFAULTS[name]):
@@ -114,16 +114,16 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
                 name,
             )
     limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
-    limit = min((_whole("max_tokens", value, 1) for value in limits if value is not None), default=None)
+    limit = min((_whole("max_tokens", value) for value in limits if value is not None), default=None)
     ends = "stop_sequences" if form == "messages" else "stop"
     stop = body.get(ends) or []
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
-        raise _fault(f"{ends} is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts", ends)
+        raise _fault(ends, f"is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts")
     messages = _response_messages(body) if form == "responses" else _chat_messages(body.get("messages"))
-    count = _whole("n", body.get("n") or 1, 1)
+    count = _whole("n", body.get("n") or 1)
     if count > MOST_REPLIES:
-        raise _fault(f"n is {count}; it must be at most {MOST_REPLIES}", "n")
+        raise _fault("n", f"is {count}; it must be at most {MOST_REPLIES}")
     options = body.get("stream_options") or {}
     return Call(
         str(body.get("model", "")),
@@ -282,19 +282,19 @@ def _usage(call: Call) -> dict[str, int]:
 
 def _chat_messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
-        raise _fault("messages must be a list with at least one message", "messages")
+        raise _fault("messages", "must be a list with at least one message")
     return tuple(_message(item, f"messages[{place}]") for place, item in enumerate(given))
 
 
 def _message(item: Any, place: str) -> Message:
     if not isinstance(item, Mapping):
-        raise _fault(f"{place} is {item!r:.60}; give an object with role and content", place)
+        raise _fault(place, f"is {item!r:.60}; give an object with role and content")
     role = _ROLES.get(str(item.get("role")), item.get("role"))
     if role not in ROLES:
-        raise _fault(f"{place}.role is {role!r}; it must be one of {', '.join(ROLES)}, developer", f"{place}.role")
+        raise _fault(f"{place}.role", f"is {role!r}; it must be one of {', '.join(ROLES)}, developer")
     made = item.get("tool_calls") or []
     if not isinstance(made, list) or not all(isinstance(call, Mapping) for call in made):
-        raise _fault(f"{place}.tool_calls is {made!r:.60}; give a list of objects", f"{place}.tool_calls")
+        raise _fault(f"{place}.tool_calls", f"is {made!r:.60}; give a list of objects")
     calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in made)
     return Message(role, _text(item.get("content"), place), calls, _id(item.get("tool_call_id"), place))
 
@@ -302,7 +302,7 @@ def _message(item: Any, place: str) -> Message:
 def _id(value: Any, place: str) -> str | None:
     """Return the id of the call that a message answers; records hold texts."""
     if value is not None and not isinstance(value, str):
-        raise _fault(f"{place} answers the call {value!r:.60}; the id of a call is a text", place)
+        raise _fault(place, f"answers the call {value!r:.60}; the id of a call is a text")
     return value
 
 
@@ -310,25 +310,23 @@ def _response_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not items:
-        raise _fault("input must be a text or a list with at least one item", "input")
+        raise _fault("input", "must be a text or a list with at least one item")
     messages = [Message("system", str(body["instructions"]))] if body.get("instructions") else []
     for number, item in enumerate(items):
         place = f"input[{number}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "function_call":
             call = _tool_call(item.get("call_id"), item, place)
-            if messages and messages[-1].role == "assistant":  # the text and the calls of one reply
-                last = messages.pop()
-                messages.append(Message("assistant", last.content, (*last.tool_calls, call)))
-            else:
-                messages.append(Message("assistant", "", (call,)))
+            begun = messages and messages[-1].role == "assistant"  # the text and the calls of one reply
+            reply = messages.pop() if begun else Message("assistant", "")
+            messages.append(replace(reply, tool_calls=(*reply.tool_calls, call)))
         elif kind == "function_call_output":
             answered = _id(item.get("call_id"), place)
             messages.append(Message("tool", _text(item.get("output"), place), tool_call_id=answered))
         elif kind == "message":
             messages.append(_message(item, place))
         else:
-            raise _fault(f"{place}.type is {kind!r}; send messages, function calls and their outputs", place)
+            raise _fault(f"{place}.type", f"is {kind!r}; send messages, function calls and their outputs")
     return tuple(messages)
 
 
@@ -340,9 +338,8 @@ def _tool_call(id: Any, function: Any, place: str) -> ToolCall:
         json.dumps(arguments, allow_nan=False)  # as records demand
         return ToolCall(str(id), str(function["name"]), arguments)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _fault(
-            f"{place} holds a call without a name or with arguments that are no JSON object: {error}"
-        ) from None
+        text = f"holds a call without a name or with arguments that are no JSON object: {error}"
+        raise _fault(place, text) from None
 
 
 def _text(content: Any, place: str) -> str:
@@ -351,7 +348,7 @@ def _text(content: Any, place: str) -> str:
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         if not isinstance(part, Mapping) or part.get("type") not in _TEXT:
-            raise _fault(f"{place}.content holds {part!r:.60}; only text can be served", f"{place}.content")
+            raise _fault(f"{place}.content", f"holds {part!r:.60}; only text can be served")
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
@@ -360,20 +357,19 @@ def _tools(given: Any) -> tuple[ToolSchema, ...]:
     for place, tool in enumerate(given if isinstance(given, (list, tuple)) else [given]):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
         if not isinstance(function, Mapping) or tool.get("type") != "function" or not function.get("name"):
-            text = f"tools[{place}] is {tool!r:.80}; only functions with a name can be served"
-            raise _fault(text, f"tools[{place}]")
+            raise _fault(f"tools[{place}]", f"is {tool!r:.80}; only functions with a name can be served")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(parameters, Mapping):
-            raise _fault(f"tools[{place}].parameters is {parameters!r:.60}; give a JSON schema", f"tools[{place}]")
+            raise _fault(f"tools[{place}].parameters", f"is {parameters!r:.60}; give a JSON schema")
         found.append(ToolSchema(str(function["name"]), str(function.get("description") or ""), parameters))
     return tuple(found)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _fault(f"{name} is {value!r:.60}; it must be a whole number of {least} or above", name)
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _fault(name, f"is {value!r:.60}; it must be a whole number of 1 or above")
     return value
 
 
-def _fault(message: str, param: str | None = None) -> ProtocolError:
-    return ProtocolError(400, "invalid_request", message, param)
+def _fault(param: str, text: str) -> ProtocolError:
+    return ProtocolError(400, "invalid_request", f"{param} {text}", param)

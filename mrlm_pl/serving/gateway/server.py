@@ -74,7 +74,7 @@ class Gateway:
         self._loop: EventLoopThread | None = None
         self._runner: web.AppRunner | None = None
         self._address = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gateway:
         return self
@@ -89,7 +89,17 @@ class Gateway:
             RemoteError: the address cannot be used.
         """
         with self._lock:
-            return self._start()
+            if self._loop is None:
+                self._loop = EventLoopThread()
+                try:
+                    self._loop.submit(self._listen()).result()
+                except (OSError, OverflowError) as error:
+                    self._loop.close()
+                    self._loop = None
+                    raise RemoteError(
+                        f"the gateway cannot listen at {self.host}:{self.port}: {error}; choose another port"
+                    ) from error
+            return self._address
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the gateway's event loop; the gateway must have started."""
@@ -107,7 +117,7 @@ class Gateway:
             return make()
 
         with self._lock:
-            self._start()
+            self.start()
             session = self.submit(made()).result()
             self._sessions[session.id] = session
         return session
@@ -169,29 +179,16 @@ class Gateway:
             ) from None
         asked.set_result(session)
 
-    def _start(self) -> str:
-        if self._loop is None:
-            self._loop = EventLoopThread()
-            try:
-                self._loop.submit(self._listen()).result()
-            except (OSError, OverflowError) as error:
-                self._loop.close()
-                self._loop = None
-                raise RemoteError(
-                    f"the gateway cannot listen at {self.host}:{self.port}: {error}; choose another port"
-                ) from error
-        return self._address
-
     async def _listen(self) -> None:
         self._asked = asyncio.Queue()  # of this loop
-        app = web.Application(client_max_size=BODY_MB << 20)
+        app = web.Application(client_max_size=BODY_MB << 20, middlewares=[self._answered])
         app.add_routes(
             [
-                *(web.post(path, self._answering(self._call)) for path in _FORMS),
-                web.get("/v1/models", self._answering(self._models)),
-                web.post("/episodes", self._answering(self._open)),
-                web.post("/episodes/{id}/reward", self._answering(self._reward)),
-                web.post("/episodes/{id}/end", self._answering(self._end)),
+                *(web.post(path, self._call) for path in _FORMS),
+                web.get("/v1/models", self._models),
+                web.post("/episodes", self._open),
+                web.post("/episodes/{id}/reward", self._reward),
+                web.post("/episodes/{id}/end", self._end),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -200,28 +197,25 @@ class Gateway:
         await site.start()
         self._address = f"http://{self.host}:{self._runner.addresses[0][1]}"
 
-    def _answering(self, handler: _Handler) -> _Handler:
-        """Return a handler whose refusals are counted and have the protocol's form."""
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            try:
-                return await handler(request)
-            except ProtocolError as error:
-                session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
-                if session is not None:
-                    session.counts["refused"] += 1
-                else:
-                    self.counts[error.code] += 1
-                    if self.counts[error.code] == 1 and error.code != LEFT:
-                        logger.warning("the gateway refused a call that belongs to no episode: %s", error)
-                return _refusal(request, error)
-            except (ConnectionResetError, web.HTTPException):
-                raise
-            except Exception as error:
-                logger.exception("a call failed in the gateway")
-                return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))
-
-        return answer
+    @web.middleware
+    async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Answer a request; refusals are counted and have the protocol's form."""
+        try:
+            return await handler(request)
+        except ProtocolError as error:
+            session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
+            if session is not None:
+                session.counts["refused"] += 1
+            else:
+                self.counts[error.code] += 1
+                if self.counts[error.code] == 1 and error.code != LEFT:
+                    logger.warning("the gateway refused a call that belongs to no episode: %s", error)
+            return _refusal(request, error)
+        except (ConnectionResetError, web.HTTPException):
+            raise
+        except Exception as error:
+            logger.exception("a call failed in the gateway")
+            return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))
 
     def _session(self, key: str) -> Session:
         id = key.partition(".")[0].removeprefix(KEY)

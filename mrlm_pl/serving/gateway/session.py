@@ -99,13 +99,10 @@ class Session:
         if self._ended:
             raise ended()
         if used + call.count > limits.calls or (limits.tokens is not None and self._tokens >= limits.tokens):
-            of = f"{used} of {limits.calls} calls and {self._tokens} tokens" + (
-                f" of {limits.tokens}" if limits.tokens is not None else ""
-            )
+            bound = "" if limits.tokens is None else f" of {limits.tokens}"
+            text = f"the episode has used {used} of {limits.calls} calls and {self._tokens} tokens{bound}"
             # Not 429, which clients repeat.
-            raise ProtocolError(
-                403, "budget_exhausted", f"the episode has used {of}; end the program or raise the bound"
-            )
+            raise ProtocolError(403, "budget_exhausted", f"{text}; end the program or raise the bound")
         self.counts["calls"] += call.count
         call.prompt = self._restored(agent, call.prompt)
         waiting = _Waiting(call, asyncio.get_running_loop().create_future())

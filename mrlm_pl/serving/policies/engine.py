@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
-from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.errors import EngineError, RemoteError
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
@@ -68,14 +68,6 @@ class RemoteEngine(Engine):
         """Return ``unknown``, since servers do not report it; see :meth:`Engine.precision`."""
         return "unknown"
 
-    def policies(self) -> dict[str, str]:
-        """Return the name of the model behind each policy of the server.
-
-        Raises:
-            RemoteError: the server cannot be reached.
-        """
-        return {name: item.model for name, item in self.described().items()}
-
     def described(self) -> dict[str, pb.PolicyDescription]:
         """Return the server's description of each of its policies.
 
@@ -90,32 +82,27 @@ class RemoteEngine(Engine):
         submit(self._release(session_prefix))
 
     async def _release(self, session_prefix: str) -> None:
-        server = await connection(self.address)
-        try:
-            request = pb.ReleaseRequest(session_prefix=session_prefix)
+        server, request = await connection(self.address), pb.ReleaseRequest(session_prefix=session_prefix)
+        with suppress(StatusError):  # caches are bounded; a server that is gone has none
             await server.call("Release", request, self.seconds, _STUB, patience=0)
-        except StatusError:
-            return  # caches are bounded; a server that is gone has none
 
     async def _ask(self, method: str, request: Any) -> Any:
         """Return the reply; requests have seeds, so that a restarted server gives the same one."""
-        backoff = Backoff(self.seconds)
 
-        def ask(server: Connection) -> Awaitable[Any]:
-            return server.call(method, request, max(backoff.left, 0.001), _STUB, patience=0)
+        def ask(server: Connection, left: float) -> Awaitable[Any]:
+            return server.call(method, request, max(left, 0.001), _STUB, patience=0)
 
         def refusal(error: StatusError, address: Address) -> Exception:
             wrong = error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
             return EngineError(error.text) if wrong else RemoteError(str(error))
 
+        late = (
+            f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their server again "
+            "with `mrlm serve --policies ...`"
+        )
         again = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-        try:
-            reply, _ = await first_answer([self.address], ask, backoff, "the server of policies", again, refusal)
-        except StatusError as error:
-            raise RemoteError(
-                f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their "
-                f"server again with `mrlm serve --policies ...` ({error.text})"
-            ) from error
+        servers = "the server of policies"
+        reply, _ = await first_answer([self.address], ask, self.seconds, servers, again, refusal, late)
         return reply
 
 

@@ -11,11 +11,13 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff
+from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection
 from mrlm_pl.serving.transport.security import Identity, read_token
@@ -63,12 +65,14 @@ def in_turn(addresses: Sequence[Address]) -> list[Address]:
 
 async def first_answer(
     addresses: Sequence[Address],
-    ask: Callable[[Connection], Awaitable[T]],
-    backoff: Backoff,
+    ask: Callable[[Connection, float], Awaitable[T]],
+    seconds: float,
     who: str,
     again: Collection[grpc.StatusCode],
     refusal: Callable[[StatusError, Address], Exception],
+    late: str,
     rotate: bool = True,
+    longest_pause: float = 2.0,
 ) -> tuple[T, Address]:
     """Ask servers in turn until one answers; return its answer and its address.
 
@@ -76,22 +80,25 @@ async def first_answer(
 
     Args:
         addresses: of servers that can stand in for each other.
-        ask: sends one request.
-        backoff: pauses between rounds over all servers.
+        ask: sends one request to a server; receives the seconds left.
+        seconds: after which no other round over all servers begins.
         who: name of the servers, for messages.
         again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
         refusal: the exception for any other error.
+        late: the message when the time is over, with the remedy; the last problem is added.
         rotate: begin with another server than the last call, rather than with the first one.
+        longest_pause: between rounds.
 
     Raises:
-        StatusError: the last problem, when the time is over.
+        RemoteError: the time is over.
         Exception: what ``refusal`` returned.
     """
     servers = f"{who} at {', '.join(address.target for address in addresses)}"
+    backoff = Backoff(seconds, longest=longest_pause)
     while True:
         for address in in_turn(addresses) if rotate else sorted(addresses, key=is_gone):
             try:
-                answer = await ask(await connection(address))
+                answer = await ask(await connection(address), backoff.left)
             except StatusError as error:
                 problem = error
                 if not (error.transient or (error.refused and error.code in again)):
@@ -106,9 +113,9 @@ async def first_answer(
             return answer, address
         if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED and servers not in _silent:
             _silent.add(servers)
-            logger.warning("%s does not answer (%s); retrying for %g s", servers, problem, backoff.seconds)
+            logger.warning("%s does not answer (%s); retrying for %g s", servers, problem, seconds)
         if not await backoff.pause():
-            raise problem
+            raise RemoteError(f"{late} ({problem})") from problem
 
 
 def is_gone(address: Address) -> bool:
@@ -134,12 +141,10 @@ async def _until_back(address: Address) -> None:
     """Probe the server in the background, at growing intervals, until it answers."""
     backoff = Backoff(first=FIRST_REST, longest=LONGEST_REST)
     while await backoff.pause():
-        try:
+        with suppress(StatusError):
             server = await connection(address)
             await server.call("KeepAlive", pb.KeepAliveRequest(), PROBE_SECONDS)
             return
-        except StatusError:
-            continue
 
 
 os.register_at_fork(after_in_child=_silent.clear)

@@ -71,10 +71,6 @@ class StatusError(Exception):
         return not self.refused and self.code not in FINAL and not self.too_large
 
 
-class SilenceError(StatusError):
-    """No answer came in time, unlike a server's report of an environment that takes too long."""
-
-
 async def refuse(context: Any, code: grpc.StatusCode, text: str) -> Any:
     """End a call with a status of the service, which clients tell from one of the network.
 
@@ -107,11 +103,6 @@ class Address:
         check_address(self.target)
         between(1, LARGEST_MESSAGE_MB, "", message_mb=self.message_mb)
 
-    @property
-    def message_bytes(self) -> int:
-        """Size of the largest message, in bytes."""
-        return self.message_mb << 20
-
 
 class Connection:
     """A connection; all methods run on its event loop.
@@ -128,8 +119,8 @@ class Connection:
         self._keeper: asyncio.Task[None] | None = None
         self._closed = ""
         options = [
-            ("grpc.max_receive_message_length", address.message_bytes),
-            ("grpc.max_send_message_length", address.message_bytes),
+            ("grpc.max_receive_message_length", address.message_mb << 20),
+            ("grpc.max_send_message_length", address.message_mb << 20),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 15_000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -182,7 +173,7 @@ class Connection:
                 return await call(request, timeout=max(deadline - started, 0.001), metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 problem = self._problem(error, timeout)
-                if not problem.transient or isinstance(problem, SilenceError):
+                if not problem.transient or problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise problem from error
             except DecodeError as error:
                 text = f"{self.address.target} answers with messages of another protocol: {error}"
@@ -205,7 +196,7 @@ class Connection:
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             text += "; make the message smaller, or raise message_mb on both sides"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return SilenceError(code, f"{self.address.target} did not answer within {timeout:g} s")
+            return StatusError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)
 
     def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
@@ -217,10 +208,6 @@ class Connection:
         self.leases[session] = lease_seconds
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.ensure_future(self._keep())
-
-    def release(self, session: str) -> None:
-        """Stop renewing a session's lease."""
-        self.leases.pop(session, None)
 
     async def close(self, reason: str = "the connection was closed") -> None:
         """End the connection; unanswered calls fail as UNAVAILABLE for this reason."""
@@ -259,20 +246,19 @@ class _Process:
 
 _lock = threading.Lock()
 _process: _Process | None = None
-_parents: list[_Process] = []
-"""State of the parent of a forked process; freeing it here would end this process."""
+"""In a forked process that of its parent: freeing it would end this process."""
 
 
 def _shared() -> _Process:
     global _process
     with _lock:
-        if _parents:  # gRPC would wait for a thread that only the parent has
+        if _process is None:
+            _process = _Process()
+        if _process.id != os.getpid():  # gRPC would wait for a thread that only the parent has
             raise RemoteError(
                 "this process was forked after its parent had called a server, and gRPC cannot work in it; fork before "
                 "the first call, or start it with `spawn`"
             )
-        if _process is None:
-            _process = _Process()
         return _process
 
 
@@ -319,16 +305,10 @@ async def _close_all(process: _Process) -> None:
         await server.close()
 
 
-def client_name() -> str:
-    """Return a name for this process; servers divide their time fairly between names."""
-    return f"{os.uname().nodename}:{os.getpid()}"
+def _renew_lock() -> None:
+    """Replace the lock in a forked process; a thread that it does not have may have held it."""
+    global _lock
+    _lock = threading.Lock()
 
 
-def _forget_after_fork() -> None:
-    global _process, _lock
-    if _process is not None:
-        _parents.append(_process)
-    _process, _lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_renew_lock)

@@ -49,7 +49,7 @@ class Identity:
         if not (self.certificate and self.key):
             raise ConfigurationError("tls: a server needs both tls_certificate and tls_key")
         pair = (_pem(self.key, "tls_key"), _pem(self.certificate, "tls_certificate"))
-        authority = _pem(self.authority, "tls_authority") if self.authority else None
+        authority = _pem(self.authority, "tls_authority")
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
     def for_client(self) -> grpc.ChannelCredentials | None:
@@ -62,15 +62,9 @@ class Identity:
             return None
         if bool(self.certificate) != bool(self.key):
             raise ConfigurationError("tls: give both tls_certificate and tls_key, or neither")
-        read = [
-            _pem(path, name) if path else None
-            for path, name in (
-                (self.authority, "tls_authority"),
-                (self.key, "tls_key"),
-                (self.certificate, "tls_certificate"),
-            )
-        ]
-        return grpc.ssl_channel_credentials(*read)
+        return grpc.ssl_channel_credentials(
+            _pem(self.authority, "tls_authority"), _pem(self.key, "tls_key"), _pem(self.certificate, "tls_certificate")
+        )
 
 
 PLAIN = Identity()
@@ -151,8 +145,10 @@ def _file(path: str, name: str) -> bytes:
         raise ConfigurationError(f"{name}: {path!r} cannot be read: {error.strerror}") from error
 
 
-def _pem(path: str, name: str) -> bytes:
+def _pem(path: str | None, name: str) -> bytes | None:
     """Return the content of a file with a key or certificates; gRPC would only fail later, at the connection."""
+    if not path:
+        return None
     content = _file(path, name)
     wanted = "PRIVATE KEY" if name == "tls_key" else "CERTIFICATE"
     if f"{wanted}-----".encode() not in content:

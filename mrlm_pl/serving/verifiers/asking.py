@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
@@ -53,11 +52,6 @@ class Terms:
     timeout_seconds: float
     patience_seconds: float
     batch_size: int
-
-    @property
-    def targets(self) -> str:
-        """The addresses, for messages."""
-        return ", ".join(address.target for address in self.addresses)
 
 
 async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:
@@ -102,11 +96,11 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     request = pb.ScoreRequest(
         conversations=[pb.Conversation(id=next(_ids), messages=to_json(messages)) for messages in conversations]
     )
-    backoff, allowed = Backoff(terms.patience_seconds, longest=LONGEST_PAUSE), terms.timeout_seconds
+    allowed = terms.timeout_seconds
 
-    async def ask(server: Connection) -> pb.ScoreReply:
+    async def ask(server: Connection, left: float) -> pb.ScoreReply:
         nonlocal allowed
-        seconds = min(allowed, max(backoff.left, 0.05))
+        seconds = min(allowed, max(left, 0.05))
         try:
             return await server.call("Score", request, seconds, verifier_pb2_grpc.VerifierServiceStub, patience=0)
         except StatusError as error:
@@ -117,13 +111,14 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     def refusal(error: StatusError, address: Address) -> Exception:
         return RemoteError(f"the verifier at {address.target} refuses: {error}")
 
-    try:
-        reply, address = await first_answer(terms.addresses, ask, backoff, "the verifier", _AGAIN, refusal)
-    except StatusError as error:
-        raise RemoteError(
-            f"no verifier at {terms.targets} gave scores within {terms.patience_seconds:g} s; start it again with "
-            f"`mrlm serve --verifier ...`, or check the address and whether both sides use TLS ({error})"
-        ) from error
+    late = (
+        f"no verifier at {', '.join(address.target for address in terms.addresses)} gave scores within "
+        f"{terms.patience_seconds:g} s; start it again with `mrlm serve --verifier ...`, or check the address and "
+        "whether both sides use TLS"
+    )
+    reply, address = await first_answer(
+        terms.addresses, ask, terms.patience_seconds, "the verifier", _AGAIN, refusal, late, longest_pause=LONGEST_PAUSE
+    )
     return _checked(reply, request, address.target)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 
-from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.grouping import grouped
@@ -106,6 +105,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             conversations = _conversations(request)
         except RemoteError as error:
             return await self._refuse(context, Code.INVALID_ARGUMENT, str(error))
+        if not conversations:
+            return pb.ScoreReply()
         if self.draining:
             return await self._refuse(context, Code.UNAVAILABLE, "the verifier is going down; ask another")
         waiting = self.waiting
@@ -115,7 +116,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         seconds = context.time_remaining()
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         asked = _Request(conversations, deadline)
-        self._put(asked)
+        self._requests.append(asked)
+        if not self.busy:
+            self._runner = asyncio.ensure_future(self._run())
         try:
             await asked.done
         except asyncio.CancelledError:
@@ -132,11 +135,6 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             asked.scores[number].id = item.id
         return pb.ScoreReply(scores=[asked.scores[number] for number in range(len(conversations))])
 
-    async def drain(self, deadline: float) -> None:
-        """Refuse new requests and wait for the current ones, until ``deadline`` of the event loop's clock."""
-        self.draining = True
-        await until(lambda: not self.busy, deadline - asyncio.get_running_loop().time())
-
     def close(self) -> None:
         """Stop scoring and cancel waiting requests; may be called twice."""
         self.draining = True
@@ -150,21 +148,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.refused_total += 1
         await refuse(context, code, text)
 
-    def _put(self, request: _Request) -> None:
-        if not request.conversations:
-            request.done.set_result(None)
-            return
-        self._requests.append(request)
-        if not self.busy:
-            self._runner = asyncio.ensure_future(self._run())
-
     async def _run(self) -> None:
         """Score until no request waits."""
         while batch := self._next_batch():
-            try:
-                await self._score(batch)
-            except Exception as error:
-                await self._score_apart(batch, error)
+            await self._settle(batch)
 
     def _next_batch(self) -> list[_Item]:
         """Return conversations of the current requests, one of each in turn."""
@@ -195,21 +182,18 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             if len(request.scores) == len(request.conversations) and not request.done.done():
                 request.done.set_result(None)
 
-    async def _score_apart(self, batch: Sequence[_Item], error: Exception) -> None:
-        """Score the conversations of a failed batch request by request, so that one does not fail the others."""
-        shares = grouped((item[0], item) for item in batch)
-        for request, share in shares.items():
-            if request.done.done():
-                continue
-            fault: Exception | None = error
-            if len(shares) > 1:
-                try:
-                    await self._score(share)
-                    fault = None
-                except Exception as again:
-                    fault = again
-            if fault is not None and not request.done.done():
-                request.done.set_exception(fault)
+    async def _settle(self, batch: Sequence[_Item]) -> None:
+        """Score a batch; if that fails, request by request, so that one does not fail the others."""
+        try:
+            await self._score(batch)
+        except Exception as error:
+            shares = grouped((item[0], item) for item in batch)
+            for request, share in shares.items():
+                if not request.done.done():
+                    if len(shares) > 1:
+                        await self._settle(share)
+                    else:
+                        request.done.set_exception(error)
 
     def _scores(self, conversations: Sequence[Conversation]) -> list[pb.Score]:
         """Return the scores; runs on the thread of the model."""

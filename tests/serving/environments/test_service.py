@@ -397,9 +397,9 @@ def test_keys_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
 def test_settings_that_are_wrong_leave_nothing_behind(served: Served) -> None:
     for number in range(20):
         refusal(served.open, settings={f"nonsense{number}": "x" * 1000})
-    assert not served.server.offer._making
+    assert not served.server.offer._variants
     served.open()
-    assert len(served.server.offer._making) == 1
+    assert len(served.server.offer._variants) == 1
 
 
 def test_environments_that_make_room_are_closed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
