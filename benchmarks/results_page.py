@@ -174,8 +174,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "limit": Section(
             "Limit of the machine",
-            "Seconds of a GRPO step, of its matrix products measured alone in their shapes, and their share, on one "
-            "thread; the last column is for a step of products alone.",
+            "Seconds of a GRPO step on one thread / of its matrix products alone / of its attention alone / of its "
+            "operators if each were the smallest one. The rest are element-wise operations, the optimizer and Python. "
+            "The last column is for a step of these three parts alone.",
         ),
         "start_up": Section(
             "Start-up",

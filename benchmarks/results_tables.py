@@ -435,19 +435,18 @@ def rounds(found: Any) -> str:
 
 
 def limit(found: Any) -> str:
-    """Return the seconds of a GRPO step by phase, those of its products alone, and their ratios to TRL's step."""
+    """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
+    units = ("seconds", "products_seconds", "attention_seconds", "operators_seconds")
     trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step")["rows"]}
     cells = []
     for size, precisions in found["sizes"].items():
         for precision, phases in precisions.items():
-            seconds, products = (sum(row[unit] for row in phases.values()) for unit in ("seconds", "products_seconds"))
-            both = {"seconds": seconds, "products_seconds": products, "share_of_products": products / seconds}
-            for phase, row in {**phases, "both": both}.items():
-                text = "{seconds:.3f}, {products_seconds:.3f}, {share_of_products:.2f}".format_map(row)
-                cells.append((f"{size}, {precision}", phase, text))
+            name, both = f"{size}, {precision}", [sum(row[unit] for row in phases.values()) for unit in units]
+            for phase, row in {**phases, "both": dict(zip(units, both, strict=True))}.items():
+                cells.append((name, phase, " / ".join(f"{row[unit]:.3f}" for unit in units)))
             if peer := trl.get((size, precision, precision)):
-                ratios = {"step": peer["cpu_ratio"], "products": peer["cpu_ratio"] * products / seconds}
-                cells += [(f"{size}, {precision}", f"{part} / TRL's step", f"{ratios[part]:.2f}") for part in ratios]
+                ratios = {"step": peer["cpu_ratio"], "parts": peer["cpu_ratio"] * sum(both[1:]) / both[0]}
+                cells += [(name, f"{part} / TRL's step", f"{ratios[part]:.2f}") for part in ratios]
     return pivot("size, precision", cells)
 
 

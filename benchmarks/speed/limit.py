@@ -9,9 +9,11 @@ recomputed. They are measured without anything else, in the dtype of the precisi
 weights for each layer, as the best of several rounds: a decode step reads all weights, and most lie outside of the
 nearest cache. Times of a phase are the least of all steps after the warm-up, because other processes only add to them.
 
-Small models spend their time elsewhere: each operator of PyTorch takes about a microsecond before it computes anything.
-So the operators of each phase are counted in a further step, and multiplied with the least time of the smallest one,
-an addition of two numbers. Products and operators together bound a step from below that runs operator by operator.
+Attention is measured alone too, by the library's own functions, in float32: that of a layer of the update with its
+backward pass, and that of a decode step of mean length. Small models spend their time elsewhere: each operator of
+PyTorch takes about a microsecond before it computes anything. So the operators of each phase are counted in a further
+step, and multiplied with the least time of the smallest one, an addition of two numbers. What is left are element-wise
+operations, the optimizer and Python.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ import torch
 from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, SIZES, WARMUP, make_model, run_ours
 from lightning import Callback
 from provenance import provenance
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrlm_pl.data.rollout.collection import CollectionObserver
+from mrlm_pl.engines.local.llama_rows import Seen, attention
+from mrlm_pl.policy.forward.attention import PackedLayout
+from mrlm_pl.policy.forward.packing import Segments
 
 ROWS = PROMPTS * GROUP
 ROUNDS, MOST_SECONDS = 20, 1.0
@@ -138,6 +144,35 @@ def pass_seconds(products: Sequence[Product], dtype: torch.dtype) -> float:
     return best_seconds(run)
 
 
+def attention_seconds(size: str) -> dict[str, float]:
+    """Return the least seconds of all layers' attention in each phase."""
+    heads, layers = SIZES[size]["num_attention_heads"], SIZES[size]["num_hidden_layers"]
+    kv_heads, width = heads // 2, SIZES[size]["hidden_size"] // heads
+    group = heads // kv_heads
+    # the last token of a row predicts none, so it is not fed
+    lengths = (PROMPT_TOKENS,) * PROMPTS, (NEW_TOKENS - 1,) * ROWS
+    ancestors = ((),) * PROMPTS, tuple((row // GROUP,) for row in range(ROWS))
+    layout = PackedLayout(Segments(lengths, ancestors), torch.device("cpu"))
+    tokens = sum(map(sum, lengths))
+    shapes = [(tokens, number, width) for number in (heads, kv_heads, kv_heads)]
+    states = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    gradient = torch.randn(shapes[0])
+    update = best_seconds(lambda: layout.attend(*states, None).backward(gradient))
+
+    def by_context(x: Tensor) -> Tensor:
+        return x.unflatten(0, (PROMPTS, GROUP)).transpose(1, 2).flatten(2, 3)
+
+    def by_row(x: Tensor) -> Tensor:
+        return x.unflatten(2, (GROUP, group)).transpose(1, 2).flatten(0, 1)
+
+    query = torch.randn(ROWS, kv_heads, group, width)
+    context = Seen(*torch.randn(2, PROMPTS, kv_heads, PROMPT_TOKENS, width), None)
+    own = Seen(*torch.randn(2, ROWS, kv_heads, NEW_TOKENS // 2, width), None)
+    with torch.inference_mode():
+        step = best_seconds(lambda: attention(query, context, own, by_context, by_row))
+    return {"rollout": layers * (NEW_TOKENS - 1) * step, "update": layers * update}
+
+
 def bandwidth() -> float:
     """Return the bytes per second that a copy of 256 MB reads and writes."""
     source = torch.ones(2**26)
@@ -200,6 +235,7 @@ def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[
         run_ours(folder, steps, precision, callbacks=[phases])
     one, other = torch.ones(()), torch.ones(())
     operator_seconds = best_seconds(lambda: torch.add(one, other))
+    attended = attention_seconds(size)
     for phase, needed in passes(size).items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)
@@ -213,6 +249,7 @@ def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[
                 "products_seconds": least,
                 "products_gflop_per_second": operations / 1e9 / least,
                 "share_of_products": least / seconds,
+                "attention_seconds": attended[phase],
                 "operators": phases.operators[phase],
                 "operators_seconds": phases.operators[phase] * operator_seconds,
             },

@@ -26,6 +26,7 @@ def test_phases_take_longer_than_their_products(tmp_path: Path) -> None:
     for figures in phases.values():
         assert 0 < figures["products_seconds"] < figures["seconds"]
         assert 0 < figures["operators_seconds"] < figures["seconds"]
+        assert 0 < figures["attention_seconds"] < figures["seconds"]
     # four products a layer and the head in each of 63 decode steps; seven and the head forward, each twice backward
     assert phases["rollout"]["operators"] > 63 * (2 * 4 + 1)
     assert phases["update"]["operators"] > 3 * (2 * 7 + 1)
