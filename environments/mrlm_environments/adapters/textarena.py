@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mrlm_environments.adapters.libraries import library
+from mrlm_environments.libraries import library
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least

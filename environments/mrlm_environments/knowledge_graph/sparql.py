@@ -15,8 +15,9 @@ from typing import Any
 
 from mrlm_environments.knowledge_graph.graph import UNTYPED, Graph
 from mrlm_environments.knowledge_graph.ontology import Ontology
+from mrlm_environments.libraries import library
 from mrlm_pl.environment.tools import ToolError
-from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
+from mrlm_pl.errors import DataError, RemoteError
 
 SECONDS = 60.0
 """Time limit of a query to an endpoint."""
@@ -157,13 +158,8 @@ def query_file(path: str) -> Callable[[str], Any]:
         ConfigurationError: pyoxigraph is not installed.
         DataError: the file cannot be read.
     """
-    try:
-        import pyoxigraph
-    except ImportError as error:
-        raise ConfigurationError(
-            "knowledge_graph: a graph's file needs pyoxigraph; pip install 'mrlm[graph]'"
-        ) from error
-    store: Any = pyoxigraph.Store()
+    pyoxigraph = library("pyoxigraph", "graph")
+    store = pyoxigraph.Store()
     try:
         store.bulk_load(path=str(Path(path).expanduser()), format=pyoxigraph.RdfFormat.N_TRIPLES)
     except (OSError, SyntaxError, ValueError) as error:

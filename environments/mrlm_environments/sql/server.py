@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mrlm_environments.libraries import library
 from mrlm_environments.sql.database import Table, answer, reading, state_rows
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import state_hash
@@ -36,10 +37,7 @@ class ServerDatabase:
     collation: str | None = None
 
     def __init__(self, url: str, tables: Sequence[Table], seconds: float) -> None:
-        try:
-            import sqlalchemy
-        except ImportError as error:
-            raise ConfigurationError("sql: database_url needs SQLAlchemy; pip install 'mrlm[sql]'") from error
+        sqlalchemy = library("sqlalchemy", "sql")
         try:
             parsed = sqlalchemy.make_url(url)
             if parsed.get_backend_name() not in BACKENDS:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from mrlm_environments.libraries import library
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.schemas import schema_fault
@@ -77,10 +78,7 @@ class McpTools(ToolSet):
         if bool(command) == bool(url):
             raise ConfigurationError(f"McpTools: command is {command!r} and url is {url!r}; give one of them")
         positive("McpTools: ", timeout=timeout, start_timeout=start_timeout)
-        try:
-            import mcp  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError(f"McpTools needs the package mcp ({error}); pip install 'mrlm[mcp]'") from error
+        library("mcp", "mcp")
         self.command, self.args, self.env, self.url = command, list(args), env, url
         self.timeout, self.start_timeout, self.shared, self.only = timeout, start_timeout, shared, only
         self._schemas: tuple[ToolSchema, ...] | None = None

@@ -387,7 +387,7 @@ def test_an_agent_of_the_team_that_did_not_act_is_not_penalized() -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
-    with pytest.raises(ConfigurationError, match=r"webshop needs rapidfuzz; pip install 'mrlm\[webshop\]'"):
+    with pytest.raises(ConfigurationError, match=r"rapidfuzz is not installed; pip install 'mrlm\[webshop\]'"):
         Catalog([CUP], plain_nouns)
 
 
