@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +43,11 @@ class Round:
 
     answers: Mapping[str, Answer]
     leader: Answer | None = None
+
+    @property
+    def spoken(self) -> dict[str, Answer]:
+        """All answers, the leader's last."""
+        return {**self.answers, **({LEADER: self.leader} if self.leader else {})}
 
     @property
     def given(self) -> list[str | None]:
@@ -87,7 +92,7 @@ class Record:
         for number in range(1, len(self.rounds)):
             for name, value in self._changes(number).items():
                 found[name] = found.get(name, 0.0) + value
-        spoken = [answer for played in self.rounds for answer in _spoken(played)]
+        spoken = [answer for played in self.rounds for answer in played.spoken.values()]
         found |= {name: float(sum(name in answer.faults for answer in spoken)) for name in FAULTS}
         return found | {
             "majority_accuracy": float(self.majority_is_right(-1)),
@@ -99,12 +104,9 @@ class Record:
 
     def _turn(self, number: int, turn: int) -> dict[str, float]:
         played = self.rounds[number]
-        solvers = played.answers
-        found = {f"{name}_turn_{turn}_accuracy": float(answer.right) for name, answer in solvers.items()}
-        if played.leader is not None:
-            found[f"{LEADER}_turn_{turn}_accuracy"] = float(played.leader.right)
-        return found | {
-            f"turn_{turn}_accuracy": sum(answer.right for answer in solvers.values()) / len(solvers),
+        return {
+            **{f"{name}_turn_{turn}_accuracy": float(answer.right) for name, answer in played.spoken.items()},
+            f"turn_{turn}_accuracy": sum(answer.right for answer in played.answers.values()) / len(played.answers),
             f"turn_{turn}_majority_accuracy": float(self.majority_is_right(number)),
         }
 
@@ -152,7 +154,3 @@ def clipped(text: str) -> str:
     ('x7', 4003)
     """
     return text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
-
-
-def _spoken(played: Round) -> Sequence[Answer]:
-    return [*played.answers.values(), *([played.leader] if played.leader else [])]
