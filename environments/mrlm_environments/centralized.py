@@ -70,7 +70,6 @@ class Centralized(Environment):
             return None
         waiting = {agent: list(replies) for agent, replies in found.items()}
         played, replies, done = self.copy(), list[str](), False
-        assert isinstance(played, Centralized)
         played.reset(task)
         while not done:
             due = {
@@ -149,7 +148,7 @@ class Centralized(Environment):
         """Close the environment."""
         self.environment.close()
 
-    def copy(self) -> Environment:
+    def copy(self) -> Centralized:
         """Return an independent instance; see :meth:`Environment.copy`."""
         made = copy.copy(self)
         made.environment = self.environment.copy()

@@ -111,12 +111,10 @@ class DebateEnvironment(Environment):
         """Pass an argument on to the other side, or have the debate judged; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
         self._arguments.append(Argument(SIDE_OF[agent], self._read(message.content)))
-        if len(self._arguments) == 2 * self.max_turns:
-            debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))
-            step = self._judged(self.judge.judge(debate))
-        else:
-            step = Step(self._observations(OPPONENT[SIDE_OF[agent]]))
-        return step
+        if len(self._arguments) < 2 * self.max_turns:
+            return Step(self._observations(OPPONENT[SIDE_OF[agent]]))
+        debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))
+        return self._judged(self.judge.judge(debate))
 
     def close(self) -> None:
         """Free the judge's resources."""

@@ -14,7 +14,7 @@ from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment import Message, Observations, Step, Task
 from mrlm_pl.environment.prompts import Prompt
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, ProgramError
+from mrlm_pl.errors import ConfigurationError, ProgramError
 from mrlm_pl.serving.gateway.programs import run_command, run_function
 from mrlm_pl.serving.gateway.session import COUNTS, Limits, Session
 from mrlm_pl.settings import at_least, positive
@@ -128,8 +128,7 @@ class HarnessEnvironment(QuestionEnvironment):
             ProgramError: the program fails, hangs, or ends without a reward.
         """
         session = self._session
-        if session is None:
-            raise EnvironmentContractError("harness: step was called without an episode; call reset first")
+        assert session is not None, "the base class keeps the order of calls"
         prompts, posted = await self.gateway.run(self._after, session, actions)
         if prompts:
             sums = {agent: math.fsum(parts.values()) for agent, parts in posted.items()}

@@ -166,8 +166,15 @@ class QuestionEnvironment(Environment):
         return posed
 
     def _task_data(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row as JSON, after a check that it can be posed."""
-        plain = _plain_row(row)
+        """Return the row as JSON, since it is part of the records, after a check that it can be posed.
+
+        Raises:
+            DataError: it is not JSON.
+        """
+        try:
+            plain = json.loads(json.dumps(row, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{error}; rows hold texts, finite numbers, lists and objects") from error
         self._posed(plain)
         return plain
 
@@ -281,15 +288,3 @@ def _fields(owner: str, templates: Iterable[str]) -> list[str]:
     except ValueError as error:
         raise ConfigurationError(f"{owner}: a prompt is malformed: {error}; write {{{{ for a brace") from error
     return sorted({name.partition(".")[0].partition("[")[0] for name in parts if name is not None})
-
-
-def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row as JSON; it is part of the records.
-
-    Raises:
-        DataError: it is not JSON.
-    """
-    try:
-        return json.loads(json.dumps(row, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{error}; rows hold texts, finite numbers, lists and objects") from error
