@@ -12,16 +12,7 @@ from mrlm_environments.alfworld.game import KINDS, NOTHING, Game, Kind
 from mrlm_environments.alfworld.generated import generated, generated_game, identity
 from mrlm_environments.alfworld.house import ROOMS
 from mrlm_environments.alfworld.similarity import most_similar
-from mrlm_pl.environment import (
-    Environment,
-    Message,
-    Observations,
-    SeededTasks,
-    Step,
-    Task,
-    TaskSource,
-    ToolSchema,
-)
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import (
     MalformedCall,
     ToolError,

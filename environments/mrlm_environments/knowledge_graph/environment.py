@@ -206,7 +206,7 @@ class KnowledgeGraphEnvironment(Environment):
             told = [Message("user", self._observed(agent, call))]
         self._faults += answers and not told
         if self._turns == self.max_turns:
-            return self._ended({}, "max_turns")
+            return self._ended("max_turns")
         metrics = {"failed_calls": float(self._faults)}
         if not answers and (not told or self._own == self._limit):
             self._acting, self._own = self._acting + 1, 0
@@ -237,13 +237,14 @@ class KnowledgeGraphEnvironment(Environment):
             given = self._exploration.answer(number)
         except ToolError:
             self._faults += 1
-            return self._ended({}, "invalid_variable")
+            return self._ended("invalid_variable")
         scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
-        return self._ended({self.reward: scores[self.reward]}, "answered", scores)
+        return self._ended("answered", scores)
 
-    def _ended(self, components: Mapping[str, float], stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
-        answered = stop_reason == "answered"
-        parts = components if answered else {self.reward: 0.0, "incomplete": -self.incomplete_penalty}
+    def _ended(self, stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
+        parts = {self.reward: scores[self.reward]}
+        if stop_reason != "answered":
+            parts["incomplete"] = -self.incomplete_penalty
         return Step(
             rewards=dict.fromkeys(self.agents, math.fsum(parts.values())),
             components={agent: dict(parts) for agent in self.agents},

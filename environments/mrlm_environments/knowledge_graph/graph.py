@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import date
 from typing import Any, TypeAlias
 
@@ -64,53 +64,44 @@ class TripleStore(Graph):
 
     Args:
         types: the type of the entities to which each relation leads; :data:`UNTYPED` for others.
+
+    Attributes:
+        objects: targets by subject and relation.
+        values: numbers or dates by entity and attribute.
     """
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
-        self._objects: dict[str, dict[str, set[str]]] = {}
-        self._values: dict[str, dict[str, Value]] = {}
+        self.objects: dict[str, dict[str, set[str]]] = {}
+        self.values: dict[str, dict[str, Value]] = {}
 
     def add(self, subject: str, relation: str, target: str, inverse: str | None = None) -> None:
         """Add a triple, and the one in the other direction where the relation has an inverse."""
-        self._objects.setdefault(subject, {}).setdefault(relation, set()).add(target)
-        other = self._objects.setdefault(target, {})
+        self.objects.setdefault(subject, {}).setdefault(relation, set()).add(target)
+        other = self.objects.setdefault(target, {})
         if inverse is not None:
             other.setdefault(inverse, set()).add(subject)
 
     def add_value(self, entity: str, attribute: str, value: Value) -> None:
         """Add the value of an entity's attribute; an earlier one is replaced."""
-        self._objects.setdefault(entity, {})
-        self._values.setdefault(entity, {})[attribute] = value
-
-    def triples(self) -> Iterable[tuple[str, str, str]]:
-        """Yield all triples between entities."""
-        for subject, relations in self._objects.items():
-            for relation, targets in relations.items():
-                for target in targets:
-                    yield subject, relation, target
-
-    def values(self) -> Iterable[tuple[str, str, Value]]:
-        """Yield entity, attribute and value."""
-        for entity, attributes in self._values.items():
-            for attribute, value in attributes.items():
-                yield entity, attribute, value
+        self.objects.setdefault(entity, {})
+        self.values.setdefault(entity, {})[attribute] = value
 
     def entity(self, name: str) -> frozenset[str] | None:
         """See :meth:`Graph.entity`."""
-        return frozenset((name,)) if name in self._objects else None
+        return frozenset((name,)) if name in self.objects else None
 
     def relations(self, nodes: frozenset[str]) -> list[str]:
         """See :meth:`Graph.relations`."""
-        return sorted({relation for node in nodes for relation in self._objects.get(node, ())})
+        return sorted({relation for node in nodes for relation in self.objects.get(node, ())})
 
     def attributes(self, nodes: frozenset[str]) -> list[str]:
         """See :meth:`Graph.attributes`."""
-        return sorted({attribute for node in nodes for attribute in self._values.get(node, ())})
+        return sorted({attribute for node in nodes for attribute in self.values.get(node, ())})
 
     def neighbors(self, nodes: frozenset[str], relation: str) -> frozenset[str]:
         """See :meth:`Graph.neighbors`."""
-        return frozenset().union(*(self._objects.get(node, {}).get(relation, ()) for node in nodes))
+        return frozenset().union(*(self.objects.get(node, {}).get(relation, ()) for node in nodes))
 
     def intersection(self, first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
         """See :meth:`Graph.intersection`."""
@@ -118,7 +109,7 @@ class TripleStore(Graph):
 
     def best(self, nodes: frozenset[str], attribute: str, largest: bool) -> frozenset[str]:
         """See :meth:`Graph.best`."""
-        found = {node: self._values[node][attribute] for node in nodes if attribute in self._values.get(node, ())}
+        found = {node: self.values[node][attribute] for node in nodes if attribute in self.values.get(node, ())}
         extreme = (max if largest else min)(found.values(), default=None)
         return frozenset(node for node, value in found.items() if value == extreme)
 

@@ -254,6 +254,7 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
+    "number_text": (1, number_text),
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
     "text_left": (2, lambda value, count: text(value)[: max(0, int(count))]),
@@ -288,19 +289,14 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "strftime": (2, lambda form, value: _of_moment(datetime.strftime)(value, text(form))),
     "julianday": (1, _of_moment(datetime.toordinal)),
 }
-_OWN: dict[str, tuple[int, Callable[..., Any]]] = {
-    "number_text": (1, number_text),
-    "concat_ws": (-1, _joined),
-}
-ALLOWED = BUILT_IN | _STRICT.keys() | _OWN.keys() | {"like"}
+ALLOWED = BUILT_IN | _STRICT.keys() | {"concat_ws", "like"}
 """Names of all functions that a statement may call."""
 
 
 def install(connection: sqlite3.Connection) -> None:
     """Give a connection the functions and the collation."""
     functions = [(name, count, _strict(function)) for name, (count, function) in _STRICT.items()]
-    functions += [(name, count, function) for name, (count, function) in _OWN.items()]
-    functions += [("like", count, like) for count in (2, 3)]
+    functions += [("concat_ws", -1, _joined), ("like", 2, like), ("like", 3, like)]
     for name, count, function in functions:
         connection.create_function(name, count, function, deterministic=True)
 

@@ -15,7 +15,7 @@ TOLERANCE = 1e-2
 """Numbers of answers that differ by this or less are equal."""
 
 NOTHING = frozenset(("", "none", "null"))
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?%?")
+_NUMBER = re.compile(r"[+-]?(?=\.?\d)(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?%?")
 
 
 def state_hash(tables: Iterable[Iterable[Sequence[Any]]]) -> str:
@@ -73,10 +73,7 @@ def _sorted_out(values: Sequence[Any]) -> tuple[list[float], Counter[str]]:
 
 
 def _number(value: str) -> float | None:
-    if len(value) > 400 or not _NUMBER.fullmatch(value) or not any(sign.isdigit() for sign in value):
+    if len(value) > 400 or not _NUMBER.fullmatch(value):
         return None
-    try:
-        number = float(value.replace(",", "").rstrip("%"))
-    except ValueError:  # an exponent without digits before it
-        return None
+    number = float(value.replace(",", "").rstrip("%"))
     return number if math.isfinite(number) else None

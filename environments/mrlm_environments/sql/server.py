@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mrlm_environments.libraries import library
-from mrlm_environments.sql.database import Table, answer, reading, state_rows
+from mrlm_environments.sql.database import Table, answer, guarded, reading, state_rows
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import state_hash
 from mrlm_pl.errors import ConfigurationError, MRLMError
@@ -106,15 +106,12 @@ class ServerDatabase:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
-            yield
-        except MemoryError:
-            raise SqlError("the statement needs too much memory") from None
+            with guarded():
+                yield
         except self._sqlalchemy.exc.SQLAlchemyError as error:
             if getattr(error, "connection_invalidated", False):
                 raise MRLMError(f"sql: the server closed the connection ({error}); check that it runs") from error
             raise SqlError(str(getattr(error, "orig", None) or error)) from None
-        except (ValueError, OverflowError) as error:
-            raise SqlError(str(error)) from None
 
     def close(self) -> None:
         """See :meth:`MemoryDatabase.close`."""

@@ -106,7 +106,6 @@ class WebShopEnvironment(Environment):
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.page_size, self.list_actions, self.instruction = page_size, list_actions, instruction
         self.catalog = _catalog(data, products, noun_model, bad_rows)
-        self._session: Session | None = None
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated goals without end, or those of the file; see :meth:`Environment.tasks`.
@@ -151,7 +150,6 @@ class WebShopEnvironment(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Answer the calls of a reply in order; see :meth:`Environment.step`."""
-        assert self._session is not None
         ((agent, message),) = actions.items()
         self._turns += 1
         self._acted |= {agent}
@@ -181,7 +179,6 @@ class WebShopEnvironment(Environment):
     def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
         """Return the page after a call, or the error."""
         session = self._session
-        assert session is not None
         try:
             asked = checked_call(call, self.tools(agent), HOW_TO_CALL)
             acting = self._acting(session.page)
@@ -200,7 +197,6 @@ class WebShopEnvironment(Environment):
 
     def _ended(self, reason: str) -> Step:
         session = self._session
-        assert session is not None
         metrics = {"failed_calls": float(self._faults)}
         if not session.bought:
             components, success = {"incomplete": -self.incomplete_penalty}, False

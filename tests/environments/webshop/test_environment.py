@@ -330,8 +330,6 @@ def test_forks_on_a_page_of_a_product_share_it() -> None:
     environment.step({"agent": Message("assistant", search(environment.catalog.products[number].title))})
     environment.step({"agent": Message("assistant", click(number))})
     branch = environment.copy()
-    assert environment._session is not None
-    assert branch._session is not None
     assert branch._session.product is environment._session.product is environment.catalog.products[number]
 
 
