@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_pl.environment.tools import ToolError, clipped
 
-Page = Literal["search", "results", "item", "description", "features", "reviews"]
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
-SUB_PAGES: tuple[Page, ...] = ("description", "features", "reviews")
+SUB_PAGES = ("description", "features", "reviews")
 SEPARATOR = " [SEP] "
 Target = tuple[str, ...]
 """The effect of a click: a kind and its arguments."""
@@ -33,7 +32,7 @@ class Session:
         self._leave()
 
     def _leave(self) -> None:
-        self.page: Page = "search"
+        self.page = "search"  # or results, item or one of SUB_PAGES
         self.results: tuple[str, ...] = ()
         self.number = 1
         self.product: Product | None = None
@@ -73,7 +72,7 @@ class Session:
         elif kind == "item":
             self.page, self.product = "item", self.catalog.products[arguments[0]]
         elif kind == "sub":
-            self.page = next(page for page in SUB_PAGES if page == arguments[0])
+            self.page = arguments[0]
         elif kind == "option":
             self.options[arguments[0]] = arguments[1]
         else:
