@@ -182,7 +182,9 @@ class CollaborativeReasoningEnvironment(Environment):
         Raises:
             EnvironmentContractError: the scorer gave something that is no score.
         """
-        texts = {person_of(agent): _well_formed(message.content) for agent, message in actions.items()}
+        # Halves of characters cannot be given to models.
+        said = {agent: message.content.encode("utf-8", "replace").decode() for agent, message in actions.items()}
+        texts = {person_of(agent): text for agent, text in said.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))
         if SUMMARIZER in texts:
@@ -329,8 +331,3 @@ class CollaborativeReasoningEnvironment(Environment):
             success=record.team_is_right() if stop_reason else None,
             metrics=metrics,
         )
-
-
-def _well_formed(text: str) -> str:
-    """Return the text without halves of characters, which models cannot be given."""
-    return text.encode("utf-8", "replace").decode()

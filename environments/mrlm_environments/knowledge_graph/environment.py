@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_environments.knowledge_graph.exploration import PARAMETERS, Exploration, read_action
+from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, read_action
 from mrlm_environments.knowledge_graph.graph import Graph
 from mrlm_environments.knowledge_graph.ontology import Ontology
 from mrlm_environments.knowledge_graph.questions import KINDS, Kind, WorldTasks
@@ -19,15 +19,7 @@ from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    ToolError,
-    checked_call,
-    clipped,
-    requested_calls,
-    tool_message,
-    tool_schema,
-)
+from mrlm_pl.environment.tools import MalformedCall, ToolError, checked_call, clipped, requested_calls, tool_message
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
@@ -35,19 +27,6 @@ from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 Scoring = Literal["exact", "f1"]
 RECONSTRUCTED, FREEBASE = "reconstructed", "http://rdf.freebase.com/ns/"
 
-_TEXT = {"type": "string"}
-TOOLS = tuple(
-    tool_schema(name, description, dict.fromkeys(PARAMETERS[name], _TEXT), closed=True)
-    for name, description in {
-        "get_relations": "List the relations of an entity or of a variable's entities.",
-        "get_neighbors": "Make a variable of the entities to which a relation leads.",
-        "intersection": "Make a variable of the entities that are in both variables.",
-        "get_attributes": "List the attributes of a variable's entities that hold numbers or dates.",
-        "argmax": "Make a variable of the entity with the largest value of an attribute.",
-        "argmin": "Make a variable of the entity with the smallest value of an attribute.",
-        "count": "Make a variable of the number of a variable's entities.",
-    }.items()
-)
 INSTRUCTION = (
     "Answer the question by exploring a graph with the tools. A tool takes the name of an entity, or a variable (#0, "
     "#1, ...), which stands for a set of entities. Without tool calls, write one line such as: Action: "

@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from string import Formatter
@@ -255,26 +256,17 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
                 f"{owner}: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
                 "give each a function, a finite weight and a name of its own, as in {call: PATH, weight: 0.1, name: N}"
             )
-        if (form := _other_signature(reward.call)) is not None:
-            raise ConfigurationError(
-                f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
-                "several agents the first is a mapping from agents to texts"
-            )
+        with suppress(ValueError):  # functions in C may have no signature
+            form = inspect.signature(reward.call)
+            try:
+                form.bind("", {})
+            except TypeError:
+                raise ConfigurationError(
+                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
+                    "several agents the first is a mapping from agents to texts"
+                ) from None
         found[name] = reward
     return found
-
-
-def _other_signature(call: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function that does not take a reply and a row; None of one that may."""
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):  # functions in C may have none
-        return None
-    try:
-        signature.bind("", {})
-    except TypeError:
-        return signature
-    return None
 
 
 def _fields(owner: str, templates: Iterable[str]) -> list[str]:

@@ -233,17 +233,9 @@ def _number(value: Any) -> float:
     return float(found.group()) if found else 0.0
 
 
-def _root(value: Any) -> float | None:
-    return math.sqrt(_number(value)) if _number(value) >= 0 else None
-
-
 def _truncated(value: Any, digits: Any) -> float:
     scale = 10.0 ** max(-300, min(300, int(digits)))
     return math.trunc(_number(value) * scale) / scale
-
-
-def _sign(value: Any) -> int:
-    return (_number(value) > 0) - (_number(value) < 0)
 
 
 def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,9 +264,9 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "md5": (1, lambda value: hashlib.md5(text(value).encode(), usedforsecurity=False).hexdigest()),
     "floor": (1, lambda value: math.floor(_number(value))),
     "ceil": (1, lambda value: math.ceil(_number(value))),
-    "sqrt": (1, _root),
+    "sqrt": (1, lambda value: math.sqrt(_number(value)) if _number(value) >= 0 else None),
     "power": (2, lambda base, exponent: math.pow(_number(base), _number(exponent))),
-    "sign": (1, _sign),
+    "sign": (1, lambda value: (_number(value) > 0) - (_number(value) < 0)),
     "truncate": (2, _truncated),
     "number_to_str": (2, lambda value, digits: f"{_number(value):,.{min(30, max(0, int(digits)))}f}"),
     "octet_length": (1, lambda value: len(text(value).encode())),

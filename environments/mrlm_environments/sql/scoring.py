@@ -27,11 +27,8 @@ def state_hash(tables: Iterable[Iterable[Sequence[Any]]]) -> str:
     >>> state_hash([[("a", "1"), ("b", None)]]) == state_hash([[("b", None), ("a", "1")]])
     True
     """
-    return "_".join(sorted(_table_hash(rows) for rows in tables))
-
-
-def _table_hash(rows: Iterable[Sequence[Any]]) -> str:
-    return _md5(",".join(sorted(_md5(",".join(text(value) for value in row if value is not None))[:5] for row in rows)))
+    joined = ((",".join(text(value) for value in row if value is not None) for row in rows) for rows in tables)
+    return "_".join(sorted(_md5(",".join(sorted(_md5(row)[:5] for row in rows))) for rows in joined))
 
 
 def _md5(content: str) -> str:
