@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, read_action
-from mrlm_environments.knowledge_graph.graph import Graph
+from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, Graph, read_action
 from mrlm_environments.knowledge_graph.ontology import Ontology
 from mrlm_environments.knowledge_graph.questions import KINDS, Kind, WorldTasks
 from mrlm_environments.knowledge_graph.reconstruction import reconstructed

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from mrlm_environments.knowledge_graph.graph import Graph, Nodes
+from mrlm_environments.knowledge_graph.graph import Nodes, TripleStore
+from mrlm_environments.knowledge_graph.sparql import SparqlGraph
 from mrlm_pl.environment.tools import ToolError, tool_schema
 
 TOOLS = tuple(
@@ -24,6 +26,7 @@ TOOLS = tuple(
 PARAMETERS: dict[str, list[str]] = {tool.name: tool.parameters["required"] for tool in TOOLS}
 """Tools, and the names of their arguments in order."""
 
+Graph: TypeAlias = TripleStore | SparqlGraph
 _NUMBERED = re.compile(r"(?:[Vv]ariable )?#(\d{1,6})")
 _TOOL = re.compile(r"\b(\w+)\(")
 
