@@ -113,7 +113,9 @@ class HarnessEnvironment(QuestionEnvironment):
         Raises:
             ProgramError: it cannot be started, fails, hangs, or ends without a call.
         """
-        await self._leave()
+        left, self._session = self._session, None
+        if left is not None:  # the episode before was not played to its end
+            await self.gateway.run(self.gateway.remove, left)
         self._row = task.data
         session = self._session = self.gateway.add(lambda: Session(self.agents, self.limits, task.data, self.ignore))
         await self.gateway.run(self._started, session)
@@ -171,12 +173,6 @@ class HarnessEnvironment(QuestionEnvironment):
         if not prompts:
             await self.gateway.remove(session)  # accepts no further rewards
         return prompts, session.take_rewards()
-
-    async def _leave(self) -> None:
-        """End the episode that was not played to its end."""
-        session, self._session = self._session, None
-        if session is not None:
-            await self.gateway.run(self.gateway.remove, session)
 
     async def _scored(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
         """Return the last step, from the reward functions and the rewards posted since the step before."""

@@ -126,9 +126,8 @@ class WritingEnvironment(Environment):
         self._turn += 1
         parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
         found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
-        return self._paid(found) if self._turn == self.turns else self._shown(parts, found)
-
-    def _paid(self, found: Score) -> Step:
+        if self._turn < self.turns:
+            return self._shown(parts, found)
         reward = math.fsum(found.components.values())
         return Step(
             rewards=dict.fromkeys(self.agents, reward),
