@@ -25,26 +25,12 @@ Family = Literal["tldr", "arxiv"]
 FIELDS: dict[str, tuple[str, ...]] = {"tldr": ("prompt",), "arxiv": ("abstract_text", "abstract")}
 """Names of the field with a row's text; the first that the row has."""
 
-AGENTS = {"tldr": ("brief", "detailed"), "arxiv": ("background", "method")}
-_ORDERS = {
-    "brief": "Summarize this post in one to three sentences. Your partner writes a longer summary of it.",
-    "detailed": (
-        "Summarize this post in detail, with more and other words than your partner, who writes a short summary of it. "
-        "Link your sentences with transition words."
-    ),
-    "background": (
-        "Write the first part of an introduction to the paper with this abstract: background and motivation, 130 to "
-        "250 words. Your partner writes the second part, on method and implications. Use transition words."
-    ),
-    "method": (
-        "Write the second part of an introduction to the paper with this abstract: method and implications, 130 to "
-        "250 words, somewhat longer than the first part, which your partner writes on background and motivation. Use "
-        "transition words."
-    ),
-}
 SHOWN_CHARACTERS = 3_000
 MADE_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
-"""By family: a text with slots, the choices for them, and the two parts that earn the highest score on it."""
+"""By family: the orders of the agents, a text with slots, the choices for them, and the two parts that earn the highest
+score on it."""
+
+AGENTS = {family: tuple(made["orders"]) for family, made in MADE_TEXTS.items()}
 
 
 class WritingEnvironment(Environment):
@@ -119,7 +105,8 @@ class WritingEnvironment(Environment):
     def reset(self, task: Task) -> Observations:
         """Give both agents the text and their orders; see :meth:`Environment.reset`."""
         self._source, self._turn = task.data["text"], 0
-        return {agent: (Message("user", f"{_ORDERS[agent]}\n\n{self._source}"),) for agent in self.agents}
+        orders = MADE_TEXTS[self.family]["orders"]
+        return {agent: (Message("user", f"{order}\n\n{self._source}"),) for agent, order in orders.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
