@@ -36,11 +36,6 @@ def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
     return next((fields for fields in FORMS if all(name in row for name in fields)), None)
 
 
-def inference_question(premise: str, hypothesis: str) -> str:
-    """Return the text that poses an inference."""
-    return f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
-
-
 def inference_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a task's data, or None of a row without an agreed label (``-1`` or ``-``, as in SNLI).
 
@@ -84,7 +79,7 @@ def generate_inference(rng: Random) -> dict[str, Any]:
 
 
 def _data(premise: str, hypothesis: str, label: str) -> dict[str, Any]:
-    question = inference_question(premise, hypothesis)
+    question = f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
     return {"format": "nli", "question": question, "answer": label, "solution": label, "key": premise}
 
 

@@ -96,8 +96,7 @@ class LengthRatioGame(Environment):
 
     def _lengths(self) -> tuple[int, int] | None:
         low, high = self.target
-        shortest = max(self.minimum, math.ceil(self.minimum / high))
-        for first in range(shortest, MAX_CHARACTERS + 1):
+        for first in range(self.minimum, MAX_CHARACTERS + 1):
             second = max(self.minimum, math.ceil(low * first))
             if second <= MAX_CHARACTERS and second <= high * first:
                 return first, second
