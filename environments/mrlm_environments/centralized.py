@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -101,7 +100,6 @@ class Centralized(Environment):
                 sums[name] = sums.get(name, 0.0) + value / len(agents)
         return Step(
             observations={} if step.done else self._observed(step.observations),
-            rewards={"team": math.fsum(sums.values())},
             components={"team": sums},
             done=step.done,
             stop_reason=step.stop_reason,

@@ -224,7 +224,6 @@ class AlfWorldEnvironment(Environment):
         won = reason == "won"
         components = {"won": 1.0} if won else {"incomplete": -self.incomplete_penalty}
         return Step(
-            rewards=dict.fromkeys(self.agents, sum(components.values())),
             components={agent: dict(components) for agent in self.agents},
             done=True,
             stop_reason=reason,

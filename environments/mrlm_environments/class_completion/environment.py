@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random
@@ -120,7 +119,6 @@ class ClassCompletionEnvironment(Environment):
         success = found is not None and found.solved and len(written) == total
         isolation = self.sandbox.isolation if found is None else Isolation.of(found.isolation)
         return Step(
-            rewards=dict.fromkeys(acting, math.fsum(components.values())),
             components={agent: dict(components) for agent in acting},
             done=True,
             stop_reason="answered" if merged else "invalid_program",

@@ -155,7 +155,6 @@ class CollaborativeCodingEnvironment(Environment):
         isolation = self.sandbox.isolation if judged.found is None else Isolation.of(judged.found.isolation)
         return Step(
             observations=observations,
-            rewards=dict.fromkeys(self.agents, math.fsum(change.values())),
             components={agent: dict(change) for agent in self.agents},
             done=done,
             stop_reason="answered" if done else "",

@@ -198,9 +198,8 @@ class CollaborativeReasoningEnvironment(Environment):
         if STUDENT in texts:
             alone = self._judged({STUDENT: texts[STUDENT]})
             parts = {**step.components, **self._pay(alone, 1)}
-            rewards = {agent: math.fsum(of.values()) for agent, of in parts.items()}
             metrics = {**step.metrics, "student_accuracy": float(alone[STUDENT].right)}
-            step = replace(step, rewards=rewards, components=parts, metrics=metrics)
+            step = replace(step, rewards={}, components=parts, metrics=metrics)
         return step
 
     def close(self) -> None:
@@ -324,7 +323,6 @@ class CollaborativeReasoningEnvironment(Environment):
                 metrics[VERIFIER_SCORE] = list(scores.values())[-1]
         return Step(
             observations=asked,
-            rewards={agent: math.fsum(parts.values()) for agent, parts in pay.items()},
             components=pay,
             done=bool(stop_reason),
             stop_reason=stop_reason,

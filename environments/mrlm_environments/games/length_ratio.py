@@ -86,7 +86,6 @@ class LengthRatioGame(Environment):
         shown = Message("user", f"The first text had {first} characters, the second {second}. Write again.")
         return Step(
             observations={} if done else dict.fromkeys(self.agents, (shown,)),
-            rewards=dict.fromkeys(self.agents, pay),
             components={agent: {"ratio": pay} for agent in self.agents},
             done=done,
             stop_reason="rounds" if done else "",

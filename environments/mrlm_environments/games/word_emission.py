@@ -65,7 +65,6 @@ class WordEmission(Environment):
         shares = {agent: word_share(message.content, self._word) for agent, message in actions.items()}
         reward = sum(shares.values()) / len(shares)
         return Step(
-            rewards=dict.fromkeys(self.agents, reward),
             components={agent: {"word": reward} for agent in self.agents},
             done=True,
             stop_reason="answered",

@@ -133,8 +133,7 @@ class HarnessEnvironment(QuestionEnvironment):
         assert session is not None, "the base class keeps the order of calls"
         prompts, posted = await self.gateway.run(self._after, session, actions)
         if prompts:
-            sums = {agent: math.fsum(parts.values()) for agent, parts in posted.items()}
-            return Step(prompts, sums, posted)
+            return Step(prompts, components=posted)
         self._session = None
         return await self._scored(session, posted)
 
@@ -193,7 +192,6 @@ class HarnessEnvironment(QuestionEnvironment):
             for name, value in parts.items():
                 components[agent][name] = components[agent].get(name, 0.0) + value
         return Step(
-            rewards={agent: math.fsum(parts.values()) for agent, parts in components.items()},
             components=components,
             done=True,
             stop_reason="ended",

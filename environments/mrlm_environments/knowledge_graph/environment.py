@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -224,7 +223,6 @@ class KnowledgeGraphEnvironment(Environment):
         if stop_reason != "answered":
             parts["incomplete"] = -self.incomplete_penalty
         return Step(
-            rewards=dict.fromkeys(self.agents, math.fsum(parts.values())),
             components={agent: dict(parts) for agent in self.agents},
             done=True,
             stop_reason=stop_reason,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -208,7 +207,6 @@ class WebShopEnvironment(Environment):
             metrics["type"] = found.type
         earning = [agent for agent in self.agents if agent in self._acted]
         return Step(
-            rewards=dict.fromkeys(earning, math.fsum(components.values())),
             components={agent: dict(components) for agent in earning},
             done=True,
             stop_reason=reason,

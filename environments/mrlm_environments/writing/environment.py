@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -115,9 +114,7 @@ class WritingEnvironment(Environment):
         found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
         if self._turn < self.turns:
             return self._shown(parts, found)
-        reward = math.fsum(found.components.values())
         return Step(
-            rewards=dict.fromkeys(self.agents, reward),
             components={agent: dict(found.components) for agent in self.agents},
             done=True,
             stop_reason="answered",
