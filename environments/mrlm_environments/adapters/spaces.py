@@ -171,7 +171,6 @@ class SpacesEnvironment(Environment):
         mean = sum(self._returns.values()) / len(self.agents)
         return Step(
             observations=self._observations(),
-            rewards=rewards,
             components={agent: {"penalty" if lost else "reward": reward} for agent, reward in rewards.items()},
             done=done,
             stop_reason=reason if done else "",

@@ -100,9 +100,8 @@ class ClassCompletionEnvironment(Environment):
         texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
         replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
         readable = [reply for reply in replies if reply is not None]
-        merged = None
-        if len(readable) == len(replies):
-            merged = merge(data["skeleton"], data["class"], data["methods"], readable)
+        all_read = len(readable) == len(replies)
+        merged = merge(data["skeleton"], data["class"], data["methods"], readable) if all_read else None
         # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
         return self._judged(list(actions), merged, found)

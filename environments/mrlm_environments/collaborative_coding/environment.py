@@ -168,21 +168,19 @@ class CollaborativeCodingEnvironment(Environment):
         helper = without(program_of(helper_reply, "", AUX), entry)
         main = without(program_of(main_reply, data["given"], entry), AUX)
         program = f"{helper.rstrip()}\n\n\n{main}"
-        parts = dict.fromkeys(
-            ("helper_defined", "main_defined", "parses", "tests", "calls_aux", "not_thin", "ignores_aux"), 0.0
-        )
-        parts["helper_defined"] = HELPER_DEFINED * defines(helper, AUX)
-        parts["main_defined"] = MAIN_DEFINED * defines(main, entry)
-        use = aux_use(main, entry)
-        found = None
-        if parts["main_defined"] and compiles(program):
-            parts["parses"] = PARSES
-            found = grade(self.sandbox, program, tests_of(data))
-            parts["tests"] = found.counted
-            if parts["tests"] and use.calls:
-                parts["calls_aux"] = CALLS_AUX
-                parts["not_thin"] = 0.0 if use.thin else NOT_THIN
-                parts["ignores_aux"] = IGNORES_AUX if use.ignores else 0.0
+        use, main_defined = aux_use(main, entry), defines(main, entry)
+        found = grade(self.sandbox, program, tests_of(data)) if main_defined and compiles(program) else None
+        tests = found.counted if found is not None else 0.0
+        uses = tests > 0 and use.calls
+        parts = {
+            "helper_defined": HELPER_DEFINED * defines(helper, AUX),
+            "main_defined": MAIN_DEFINED * main_defined,
+            "parses": PARSES * (found is not None),
+            "tests": tests,
+            "calls_aux": CALLS_AUX * uses,
+            "not_thin": NOT_THIN * (uses and not use.thin),
+            "ignores_aux": IGNORES_AUX if uses and use.ignores else 0.0,
+        }
         return _Judgement(parts, use, found, program)
 
     def _told(self, agent: str, judged: _Judgement) -> str:

@@ -89,13 +89,8 @@ def _aggregate(word: str, function: str, of: Callable[[list[int]], int]) -> Call
         answer = of([int(row[column]) for row in rows if int(row[other]) <= bound])
         # MAX without "+ 0" would compare texts, in MySQL too.
         value = f"{function}({_q(columns[column])} + 0)"
-        statement = f"SELECT {value} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound}"
-        return (
-            f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?",
-            (answer,),
-            None,
-            statement,
-        )
+        question = f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?"
+        return question, (answer,), None, f"SELECT {value} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound}"
 
     return draw
 
