@@ -91,15 +91,12 @@ def aux_use(code: str, name: str) -> AuxUse:
         if function is None or AUX in _bound_inside(function):
             return AuxUse(False, False, False)
         body = _live(function.body)
-        used = [node for stmt in body for node in ast.walk(stmt) if isinstance(node, ast.Name) and node.id == AUX]
-        parents = {id(child): node for stmt in body for node in ast.walk(stmt) for child in ast.iter_child_nodes(node)}
-        calls = [parent for node in used if isinstance(parent := parents.get(id(node)), (ast.Call, ast.keyword))]
-        read = {
-            node.id
-            for stmt in body
-            for node in ast.walk(stmt)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
+        nodes = [node for stmt in body for node in ast.walk(stmt)]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        parents = {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
+        used = [parents.get(id(node)) for node in names if node.id == AUX]
+        calls = [parent for parent in used if isinstance(parent, (ast.Call, ast.keyword))]
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
         direct = [call for call in calls if isinstance(call, ast.Call) and _is_aux(call.func)]
         ignores = any(_dropped(call, parents, read) for call in direct)
         thin = (len(body) == 1 and isinstance(body[0], ast.Return)) or all(map(_plain_statement, body))

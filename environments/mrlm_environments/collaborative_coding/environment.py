@@ -207,13 +207,11 @@ class CollaborativeCodingEnvironment(Environment):
         lines = [f"- {level}: {'yes' if passed else 'no'}" for level, passed in levels.items()]
         if details and found is not None:
             lines.append(in_words(found))
-            lines += [f"Failed: {clipped(test, 500)}" for test in self._revealed if not self._holds(judged, test)]
+            for test in self._revealed:
+                alone = tests_of({**self._data, "tests": [test], "names": [self._entry]})
+                if not grade(self.sandbox, judged.program, alone).solved:
+                    lines.append(f"Failed: {clipped(test, 500)}")
         return lines
-
-    def _holds(self, judged: _Judgement, test: str) -> bool:
-        return grade(
-            self.sandbox, judged.program, tests_of({**self._data, "tests": [test], "names": [self._entry]})
-        ).solved
 
 
 def _shared_task(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:

@@ -219,7 +219,7 @@ class KnowledgeGraphEnvironment(Environment):
         return self._ended("answered", scores)
 
     def _ended(self, stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
-        parts = {self.reward: scores[self.reward]}
+        parts: dict[str, float] = {self.reward: scores[self.reward]}
         if stop_reason != "answered":
             parts["incomplete"] = -self.incomplete_penalty
         return Step(
