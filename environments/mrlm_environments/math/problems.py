@@ -194,14 +194,11 @@ def _inequality(rng: Random, difficulty: int) -> Problem:
         return _problem(f"Smallest integer x with {relation}?", x, [step, f"{x - 1}+1={x}"], relation)
     a, bound = rng.randint(2, 3 * difficulty), rng.randint(10, 30 * difficulty)
     if difficulty == 3:
-        relation = f"{a}x + {b} > {bound}"
-        x = (bound - b) // a + 1
-        steps = [f"{bound}-{b}={bound - b}", f"{a}*{x}={a * x}", f"x={x}"]
-        return _problem(f"Smallest integer x with {relation}?", x, steps, relation)
-    relation = f"{bound} - {a}x > {b}"
-    x = -((b - bound) // a) - 1
+        extreme, relation, x = "Smallest", f"{a}x + {b} > {bound}", (bound - b) // a + 1
+    else:
+        extreme, relation, x = "Largest", f"{bound} - {a}x > {b}", -((b - bound) // a) - 1
     steps = [f"{bound}-{b}={bound - b}", f"{a}*{x}={a * x}", f"x={x}"]
-    return _problem(f"Largest integer x with {relation}?", x, steps, relation)
+    return _problem(f"{extreme} integer x with {relation}?", x, steps, relation)
 
 
 def _word(rng: Random, difficulty: int) -> Problem:
