@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -19,24 +19,14 @@ LIMITS = tuple(10.0 * step for step in range(1, 100))
 NO_LIMIT = 1_000_000.0
 MAX_PRODUCTS = 10_000
 
-
-class Category(NamedTuple):
-    """Words of a category: names of its products, parts, uses, attributes, and the values of two options."""
-
-    path: str
-    names: Sequence[str]
-    parts: Sequence[str]
-    uses: Sequence[str]
-    attributes: Sequence[str]
-    options: Mapping[str, Sequence[str]]
-
-
 _WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-CATEGORIES = tuple(Category(**words) for words in _WORDS["categories"])
+CATEGORIES: Sequence[Mapping[str, Any]] = _WORDS["categories"]
+"""Words of each category: names of its products, parts, uses, attributes, and the values of two options."""
+
 _REQUESTS = ("i need", "i am looking for", "find me", "i want to buy", "show me", "can you get me")
 _ASIN = string.digits + string.ascii_uppercase
 _WORD = re.compile("[a-z]+")
-_NAMES = [name for own in CATEGORIES for name in (*own.names, *own.parts, *own.uses)]
+_NAMES = [name for own in CATEGORIES for name in (*own["names"], *own["parts"], *own["uses"])]
 _NOUNS = frozenset(_WORD.findall(" ".join([*_WORDS["brands"], *_NAMES]).lower()))
 
 
@@ -87,19 +77,19 @@ def goal_data(
 def _product(number: int) -> Product:
     rng = keyed_random("webshop product", number)
     category = CATEGORIES[number % len(CATEGORIES)]
-    name, part, use = map(rng.choice, (category.names, category.parts, category.uses))
-    brand, attributes = rng.choice(_WORDS["brands"]), rng.sample(category.attributes, 4)
+    name, part, use = (rng.choice(category[words]) for words in ("names", "parts", "uses"))
+    brand, attributes = rng.choice(_WORDS["brands"]), rng.sample(category["attributes"], 4)
     price = round(rng.randint(5, 180) + 0.99, 2)
     options = {
         option: tuple(value for value in values if rng.random() < 0.75) or (values[0],)
-        for option, values in category.options.items()
+        for option, values in category["options"].items()
     }
     stars = rng.randint(2, 5)
     return Product(
         asin=f"B0{''.join(rng.choices(_ASIN, k=4))}{number:04d}",
         title=f"{brand} {name} with {part} for {use}, {attributes[0]}".title(),
         query=name,
-        categories=tuple(part.strip() for part in f"{category.path} › {name}".split("›")),
+        categories=tuple(part.strip() for part in f"{category['path']} › {name}".split("›")),
         price=price,
         price_text=f"${price}",
         attributes=tuple(attributes),
