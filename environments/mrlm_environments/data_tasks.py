@@ -40,8 +40,8 @@ class DataTasks:
         generate: Callable[[Random], Mapping[str, Any]],
         key: str,
         fields: Sequence[str],
-        identity: Callable[[Mapping[str, Any]], str],
         task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
+        identity: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> TaskSource:
         """Return the tasks of a split; the rows of a data set are read once.
 
@@ -50,8 +50,8 @@ class DataTasks:
             generate: makes the data of a generated task.
             key: the field of generated data that is equal for equal problems.
             fields: names that every row of a data set must have.
-            identity: text of a row that is equal for equal problems.
             task_data: makes a task's data from a row; None for a row without a label.
+            identity: text of a row that is equal for equal problems; None is that of the first field.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
@@ -59,19 +59,20 @@ class DataTasks:
         """
         if self.data is None:
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
-        return self.rows(split, fields, identity, task_data)
+        return self.rows(split, fields, task_data, identity)
 
     def rows(
         self,
         split: str,
         fields: Sequence[str],
-        identity: Callable[[Mapping[str, Any]], str],
         task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
+        identity: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> TaskSource:
         """Return the rows of a split of the data set, with the arguments and errors of :meth:`source`."""
         assert self.data is not None
         if split not in self._sources:
-            rows = read_split(self.data, split, fields, identity, task_data, self.bad_rows, self.form)
+            named = identity or (lambda row: str(row[fields[0]]))
+            rows = read_split(self.data, split, fields, named, task_data, self.bad_rows, self.form)
             labeled = {number: data for number, data in rows if data is not None}
             if len(labeled) < len(rows):
                 logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(labeled), self.data)

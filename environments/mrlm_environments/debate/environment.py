@@ -92,7 +92,7 @@ class DebateEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         return self._tasks.source(
-            split, generate_topic, "proposal", ("topic",), lambda row: str(row["topic"]).strip(), row_topic
+            split, generate_topic, "proposal", ("topic",), row_topic, lambda row: str(row["topic"]).strip()
         )
 
     def bounds(self, task: Task) -> tuple[float, float] | None:

@@ -120,9 +120,7 @@ class ToolEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(data_problem, tools=self._named_tools())
-        return self._tasks.source(
-            split, self._generate, "question", ("question", "answer"), lambda row: str(row["question"]), read
-        )
+        return self._tasks.source(split, self._generate, "question", ("question", "answer"), read)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""
@@ -148,15 +146,14 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def reply(self, message: Message) -> Outcome:
         """Make the calls of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
-        before = self._turn
         self._turn += 1
         answer = stated_answer(_CALLS.sub(" ", message.content))
         if answer is not None:
-            return self._ended(self._is_right(answer), before, self._share(), "answered")
+            return self._ended(self._is_right(answer), self._share(), "answered")
         earned = self._share()
         answers = [tool_message(call, self._answer(call)) for call in requested_calls(message)]
         if self._turn == self.max_turns:
-            return self._ended(False, before, earned, "max_turns")
+            return self._ended(False, earned, "max_turns")
         paid = {"shaping": self.shaping * (self._share() - earned)}
         return Outcome(paid, observation=answers or NUDGE, metrics=self._metrics())
 
@@ -170,7 +167,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         files: Mapping[str, str] = self._task.data.get("expected_files") or {}
         return same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
 
-    def _ended(self, correct: bool, turns: int, earned: float, reason: str) -> Outcome:
+    def _ended(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
         share = self._share() if self._required else float(correct)
         self._finish_tools()
@@ -178,7 +175,7 @@ class ToolEnvironment(SingleAgentEnvironment):
             {
                 "correct": CORRECT * correct,
                 "tools": TOOLS * share,
-                "speed": SPEED * (1 - turns / self.max_turns) * correct,
+                "speed": SPEED * (1 - (self._turn - 1) / self.max_turns) * correct,
                 "shaping": -self.shaping * earned,
             },
             stop_reason=reason,
