@@ -82,16 +82,13 @@ class Record:
 
     def metrics(self, *, done: bool) -> dict[str, float]:
         """Return metrics of the turns; in a finished episode the last answers stand for turns that were not played."""
-        found: dict[str, float] = {}
-        for number in range(len(self.rounds)):
-            found |= self._turn(number, number + 1)
-            if number:
-                found |= {f"turn_{number + 1}_{name}": value for name, value in self._changes(number).items()}
-        for turn in range(len(self.rounds) + 1, self.planned + 1 if done else 0):
-            found |= self._turn(-1, turn)
-        for number in range(1, len(self.rounds)):
-            for name, value in self._changes(number).items():
-                found[name] = found.get(name, 0.0) + value
+        found, totals, last = dict[str, float](), dict[str, float](), len(self.rounds)
+        for turn in range(1, (self.planned if done else last) + 1):
+            found |= self._turn(min(turn, last) - 1, turn)
+            for name, value in self._changes(turn - 1).items() if 1 < turn <= last else ():
+                found[f"turn_{turn}_{name}"] = value
+                totals[name] = totals.get(name, 0.0) + value
+        found |= totals
         spoken = [answer for played in self.rounds for answer in played.spoken.values()]
         found |= {name: float(sum(name in answer.faults for answer in spoken)) for name in FAULTS}
         return found | {
