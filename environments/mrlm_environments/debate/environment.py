@@ -147,8 +147,7 @@ class DebateEnvironment(Environment):
             stop_reason="judged",
             metrics={
                 **{f"{AGENT_OF[side]}_score": verdict.score(side) for side in SIDES},
-                "pro_wins": float(winner == "PRO"),
-                "con_wins": float(winner == "CON"),
+                **{f"{AGENT_OF[side]}_wins": float(winner == side) for side in SIDES},
                 "tie": float(winner == TIE),
                 "pro_opens": float(self._opener == SIDES[0]),
                 "clipped_arguments": float(self._clipped),
