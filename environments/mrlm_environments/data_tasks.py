@@ -37,39 +37,29 @@ class DataTasks:
     def source(
         self,
         split: str,
-        generate: Callable[[Random], Mapping[str, Any]],
-        key: str,
         fields: Sequence[str],
         task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
         identity: Callable[[Mapping[str, Any]], str] | None = None,
+        generate: Callable[[Random], Mapping[str, Any]] | None = None,
+        key: str = "",
     ) -> TaskSource:
         """Return the tasks of a split; the rows of a data set are read once.
 
         Args:
             split: its name.
-            generate: makes the data of a generated task.
-            key: the field of generated data that is equal for equal problems.
             fields: names that every row of a data set must have.
             task_data: makes a task's data from a row; None for a row without a label.
             identity: text of a row that is equal for equal problems; None is that of the first field.
+            generate: makes the data of a generated task; None for an environment that always has data.
+            key: the field of generated data that is equal for equal problems.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
             ConfigurationError: the split or ``bad_rows`` is unknown, or the split is empty.
         """
         if self.data is None:
+            assert generate is not None, "it has data"
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
-        return self.rows(split, fields, task_data, identity)
-
-    def rows(
-        self,
-        split: str,
-        fields: Sequence[str],
-        task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
-        identity: Callable[[Mapping[str, Any]], str] | None = None,
-    ) -> TaskSource:
-        """Return the rows of a split of the data set, with the arguments and errors of :meth:`source`."""
-        assert self.data is not None
         if split not in self._sources:
             named = identity or (lambda row: str(row[fields[0]]))
             rows = read_split(self.data, split, fields, named, task_data, self.bad_rows, self.form)

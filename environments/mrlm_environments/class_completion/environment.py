@@ -70,7 +70,7 @@ class ClassCompletionEnvironment(Environment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(class_task, packages=self.sandbox.packages)
-        return self._tasks.source(split, self._generate, "skeleton", FIELDS, read)
+        return self._tasks.source(split, FIELDS, read, generate=self._generate, key="skeleton")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided as the methods are."""

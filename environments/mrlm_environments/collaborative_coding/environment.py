@@ -111,7 +111,7 @@ class CollaborativeCodingEnvironment(Environment):
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(_shared_task, packages=self.sandbox.packages)
         generate = partial(generate_data, kinds=self.kinds, difficulty=self.difficulty)
-        return self._tasks.source(split, generate, "prompt", (), read, identity)
+        return self._tasks.source(split, (), read, identity, generate, "prompt")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided between the two; see ``split_solution``."""

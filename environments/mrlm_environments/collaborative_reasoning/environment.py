@@ -141,7 +141,7 @@ class CollaborativeReasoningEnvironment(Environment):
         """
         generate = generate_inference if self.format == "nli" else partial(generate_math, difficulty=self.difficulty)
         fields = MATH_FIELDS if self.format == "math" else ()
-        return self._tasks.source(split, generate, "key", fields, partial(task_data, form=self.format), identity)
+        return self._tasks.source(split, fields, partial(task_data, form=self.format), identity, generate, "key")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution of everybody; None where a model scores, or the masks would not let it pass."""

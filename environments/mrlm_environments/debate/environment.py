@@ -92,7 +92,7 @@ class DebateEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         return self._tasks.source(
-            split, generate_topic, "proposal", ("topic",), row_topic, lambda row: str(row["topic"]).strip()
+            split, ("topic",), row_topic, lambda row: str(row["topic"]).strip(), generate_topic, "proposal"
         )
 
     def bounds(self, task: Task) -> tuple[float, float] | None:

@@ -136,7 +136,7 @@ class KnowledgeGraphEnvironment(Environment):
         """
         if self._tasks.data is None:
             return WorldTasks(self.name, split, self.kinds, self.hops, self.entities)
-        return self._tasks.rows(split, ("question", "entities", "answer"), self._row_task, _identity)
+        return self._tasks.source(split, ("question", "entities", "answer"), self._row_task, _identity)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls of the program and the final answer; None if they do not fit in the turns."""

@@ -72,7 +72,7 @@ class MathEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
             ConfigurationError: the split is unknown or empty.
         """
-        return self._tasks.source(split, self._generate, "key", ("question", "answer"), worked_problem)
+        return self._tasks.source(split, ("question", "answer"), worked_problem, generate=self._generate, key="key")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution, which ends in the right answer; None where it would miss the bonus for steps."""

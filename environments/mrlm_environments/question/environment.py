@@ -113,7 +113,7 @@ class QuestionEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         fields = sorted({*self._asked, *_fields(self.name, [self.best])})
-        return self._tasks.rows(split, fields, self._task_data, self._identity)
+        return self._tasks.source(split, fields, self._task_data, self._identity)
 
     def identity(self, task: Task) -> str:
         """Return the row's fields in the prompts as text; see :meth:`Environment.identity`."""

@@ -119,7 +119,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
         return self._tasks.source(
-            split, generate_data, "description", ("description", "evaluation"), self._task_data, json.dumps
+            split, ("description", "evaluation"), self._task_data, json.dumps, generate_data, "description"
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:

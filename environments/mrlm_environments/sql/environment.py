@@ -101,7 +101,7 @@ class SqlEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         generate = partial(generated_task, kinds=self.kinds, rows=self.rows)
-        return self._tasks.source(split, generate, "key", ("description", "table", "type"), dbbench_task, _identity)
+        return self._tasks.source(split, ("description", "table", "type"), dbbench_task, _identity, generate, "key")
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the two tools; see :meth:`Environment.tools`."""

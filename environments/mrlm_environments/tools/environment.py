@@ -120,7 +120,7 @@ class ToolEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(data_problem, tools=self._named_tools())
-        return self._tasks.source(split, self._generate, "question", ("question", "answer"), read)
+        return self._tasks.source(split, ("question", "answer"), read, generate=self._generate, key="question")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""

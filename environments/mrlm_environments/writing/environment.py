@@ -85,7 +85,7 @@ class WritingEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(_task_data, family=self.family)
-        return self._tasks.source(split, self._make, "text", (), read, lambda row: str(_text(row, self.family)))
+        return self._tasks.source(split, (), read, lambda row: str(_text(row, self.family)), self._make, "text")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the demonstration of a made text; None for data, and where faithfulness is rewarded."""
