@@ -138,14 +138,13 @@ class WritingEnvironment(Environment):
         rules, (first, second) = RULES[self.family], self.agents
         if found.gates == 0:
             return "A part is too short or too long."
-        ratio = found.measures["length_ratio"]
-        if not rules.length.low <= ratio <= rules.length.high:
-            wanted = "longer" if ratio < rules.length.low else "shorter"
-            return f"The {second} part should be {wanted} beside the {first} one."
-        ratio = found.measures["vocabulary_ratio"]
-        if not rules.vocabulary.low <= ratio <= rules.vocabulary.high:
-            wanted = "more" if ratio < rules.vocabulary.low else "fewer"
-            return f"The {second} part should have {wanted} different words beside the {first} one."
+        for measure, band, below, above in (
+            ("length_ratio", rules.length, "be longer", "be shorter"),
+            ("vocabulary_ratio", rules.vocabulary, "have more different words", "have fewer different words"),
+        ):
+            ratio = found.measures[measure]
+            if not band.low <= ratio <= band.high:
+                return f"The {second} part should {below if ratio < band.low else above} beside the {first} one."
         if found.measures["common_words"] < rules.overlap:
             return "The parts should have more words in common."
         return "Use more kinds of transition words."
