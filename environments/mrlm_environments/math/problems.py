@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from random import Random
 from typing import Literal, get_args
@@ -60,16 +61,8 @@ def decimal_text(value: Fraction) -> str:
     >>> decimal_text(Fraction(6, 2)), decimal_text(Fraction(-7, 4)), decimal_text(Fraction(7, 3))
     ('3', '-1.75', '7/3')
     """
-    if value.denominator == 1:
-        return str(value.numerator)
-    places = 0
-    while places < 12 and (value * 10**places).denominator != 1:
-        places += 1
-    scaled = value * 10**places
-    if scaled.denominator != 1:
-        return f"{value.numerator}/{value.denominator}"
-    digits = str(abs(scaled.numerator)).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+    places = next((places for places in range(13) if (value * 10**places).denominator == 1), 0)
+    return f"{Decimal(f'{value * 10**places}e-{places}'):f}" if places else str(value)
 
 
 def _problem(question: str, answer: int | Fraction, steps: Sequence[str], key: str) -> Problem:
@@ -147,8 +140,7 @@ def _algebra(rng: Random, difficulty: int) -> Problem:
 
 def _shifted_unknown(rng: Random) -> Problem:
     x, a = rng.randint(1, 20), rng.randint(1, 10)
-    operator = rng.choice("+-")
-    if operator == "+":
+    if rng.choice("+-") == "+":
         equation, step = f"x + {a} = {x + a}", f"{x + a}-{a}={x}"
     else:
         x = max(x, a)
