@@ -91,14 +91,10 @@ def check_modules(code: Iterable[str], packages: Iterable[str], name: str) -> No
     Raises:
         ValueError: a module is missing.
     """
-    found: set[str] = set()
-    for text in code:
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    missing = sorted(found - sys.stdlib_module_names - set(packages))
+    nodes = [node for text in code for node in ast.walk(ast.parse(text))]
+    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    imported += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    missing = sorted({module.partition(".")[0] for module in imported} - sys.stdlib_module_names - set(packages))
     if missing:
         raise ValueError(
             f"{name} needs {', '.join(missing)}, which the sandbox does not have; let it in: sandbox.packages: "

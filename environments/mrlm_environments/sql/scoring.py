@@ -44,29 +44,19 @@ def equal_answers(given: Sequence[Any], expected: Sequence[Any]) -> bool:
     >>> equal_answers(["1,234", 7.001], ["7", "1234.0"]), equal_answers(["a", "a"], ["a"]), equal_answers([], ["none"])
     (True, False, True)
     """
-    mine, wanted = _sorted_out(given), _sorted_out(expected)
-    return (
-        mine[1] == wanted[1]
-        and len(mine[0]) == len(wanted[0])
-        # Sorted lists match in order if they match at all.
-        and all(
-            math.isclose(one, other, rel_tol=0.0, abs_tol=TOLERANCE)
-            for one, other in zip(sorted(mine[0]), sorted(wanted[0]), strict=True)
-        )
-    )
+    (numbers, texts), (wanted_numbers, wanted_texts) = _sorted_out(given), _sorted_out(expected)
+    if texts != wanted_texts or len(numbers) != len(wanted_numbers):
+        return False
+    pairs = zip(numbers, wanted_numbers, strict=True)  # sorted lists match in order if they match at all
+    return all(math.isclose(one, other, rel_tol=0.0, abs_tol=TOLERANCE) for one, other in pairs)
 
 
 def _sorted_out(values: Sequence[Any]) -> tuple[list[float], Counter[str]]:
-    numbers: list[float] = []
-    texts: Counter[str] = Counter()
+    """Return the numbers of some answers, sorted, and the other texts."""
     shown = ["" if value is None else str(value).strip() for value in values] or [""]
-    for value in shown:
-        number = _number(value)
-        if number is not None:
-            numbers.append(number)
-        else:
-            texts["" if value.lower() in NOTHING else value] += 1
-    return numbers, texts
+    read = [(_number(text), text) for text in shown]
+    texts = Counter("" if text.lower() in NOTHING else text for number, text in read if number is None)
+    return sorted(number for number, _ in read if number is not None), texts
 
 
 def _number(value: str) -> float | None:
