@@ -54,8 +54,8 @@ def equal_answers(given: Sequence[Any], expected: Sequence[Any]) -> bool:
 def _sorted_out(values: Sequence[Any]) -> tuple[list[float], Counter[str]]:
     """Return the numbers of some answers, sorted, and the other texts."""
     shown = ["" if value is None else str(value).strip() for value in values] or [""]
-    read = [(_number(text), text) for text in shown]
-    texts = Counter("" if text.lower() in NOTHING else text for number, text in read if number is None)
+    read = [(_number(answer), answer) for answer in shown]
+    texts = Counter("" if answer.lower() in NOTHING else answer for number, answer in read if number is None)
     return sorted(number for number, _ in read if number is not None), texts
 
 
