@@ -75,10 +75,8 @@ class Centralized(Environment):
                 tag: waiting[agent].pop(0) if len(waiting[agent]) > 1 else waiting[agent][0]
                 for agent, tag in played._due.items()
             }
-            if self.separator is None:
-                replies.append("\n".join(f"<{tag}>{text}</{tag}>" for tag, text in due.items()))
-            else:
-                replies.append(self.separator.join(due.values()))
+            tagged = "\n".join(f"<{tag}>{text}</{tag}>" for tag, text in due.items())
+            replies.append(tagged if self.separator is None else self.separator.join(due.values()))
             done = played.step({"team": Message("assistant", replies[-1])}).done
         played.close()
         return {"team": replies}
@@ -136,10 +134,8 @@ class Centralized(Environment):
             f"<{tag}>\n" + "\n".join(message.content for message in observations[agent]) + f"\n</{tag}>"
             for agent, tag in self._due.items()
         ]
-        if self.separator is None:
-            form = " ".join(f"<{tag}>...</{tag}>" for tag in self._due.values())
-        else:
-            form = self.separator.join("..." for _ in self._due)
+        tagged = " ".join(f"<{tag}>...</{tag}>" for tag in self._due.values())
+        form = tagged if self.separator is None else self.separator.join("..." for _ in self._due)
         return {"team": (Message("user", "\n".join([*shown, f"Write all replies: {form}"])),)}
 
     def close(self) -> None:

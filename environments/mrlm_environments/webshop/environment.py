@@ -128,10 +128,8 @@ class WebShopEnvironment(Environment):
         inputs = gold_purchase(self.catalog, task.data, self.page_size, self.max_turns)
         replies: dict[str, list[str]] = {agent: [] for agent in self.agents}
         for page, text in inputs:
-            call = (
-                written_call(SEARCH.name, keywords=text) if page == "search" else written_call(CLICK.name, value=text)
-            )
-            replies[self._acting(page)].append(call)
+            tool, argument = (SEARCH, "keywords") if page == "search" else (CLICK, "value")
+            replies[self._acting(page)].append(written_call(tool.name, **{argument: text}))
         return replies if inputs else None
 
     def bounds(self, task: Task) -> tuple[float, float]:
