@@ -64,9 +64,7 @@ class TicTacToe(Environment):
         self._moves += 1
         if any(all(self._board[int(cell) - 1] == mark for cell in line) for line in LINES):
             return self._end("three_in_a_row", winner=agent)
-        if self._moves == len(self._board):
-            return self._end("draw", winner=None)
-        return Step(self._ask())
+        return self._end("draw", winner=None) if self._moves == len(self._board) else Step(self._ask())
 
     def _in_order(self, task: Task) -> tuple[str, str]:
         """Return the agents, the one that begins first."""

@@ -310,9 +310,7 @@ def _fault(schema: ToolSchema) -> str | None:
 def _text(error: BaseException) -> str:
     """Return the error's name and text; of a group, those of its first error."""
     inner = getattr(error, "exceptions", None)
-    if inner:
-        return _text(inner[0])
-    return clipped(f"{type(error).__name__}: {error}", MAX_REASON)
+    return _text(inner[0]) if inner else clipped(f"{type(error).__name__}: {error}", MAX_REASON)
 
 
 def _shown(result: Any) -> str:

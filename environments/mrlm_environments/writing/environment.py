@@ -97,9 +97,7 @@ class WritingEnvironment(Environment):
 
     def bounds(self, task: Task) -> tuple[float, float] | None:
         """Return the returns of texts of the right length and of the best parts; see :meth:`Environment.bounds`."""
-        if self.faithfulness:
-            return None
-        return len(self.agents) * STRUCTURE, len(self.agents) * MAXIMUM
+        return None if self.faithfulness else (len(self.agents) * STRUCTURE, len(self.agents) * MAXIMUM)
 
     def reset(self, task: Task) -> Observations:
         """Give both agents the text and their orders; see :meth:`Environment.reset`."""
