@@ -223,9 +223,8 @@ class SelfPlay(Callback, CollectionObserver):
         """
         latest = [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
         metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
-        for row in latest:
-            for key in ("score", "low", "high", "wins", "draws"):
-                metrics[f"self_play/{row['anchor']}/{key}"] = row[key]
+        keys = ("score", "low", "high", "wins", "draws")
+        metrics |= {f"self_play/{row['anchor']}/{key}": row[key] for row in latest for key in keys}
         for log in trainer.loggers:
             log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
 
