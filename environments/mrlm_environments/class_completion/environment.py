@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
-from mrlm_environments.class_completion.merge import Merged, merge, read_reply, shares
+from mrlm_environments.class_completion.merge import merge, read_reply, shares
 from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task, solution_parts, tests_of
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.sandbox import Isolation, Sandbox, grade
 from mrlm_pl.settings import at_least, whole_range
 
 METHODS, TESTS = 2.0, 4.0
@@ -104,10 +104,7 @@ class ClassCompletionEnvironment(Environment):
         merged = merge(data["skeleton"], data["class"], data["methods"], readable) if all_read else None
         # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
-        return self._judged(list(actions), merged, found)
-
-    def _judged(self, acting: list[str], merged: Merged | None, found: Grade | None) -> Step:
-        total = len(self._task.data["methods"])
+        total = len(data["methods"])
         written = merged.written if merged else frozenset()
         counted = found.counted if found is not None else 0.0
         components = {
@@ -118,7 +115,7 @@ class ClassCompletionEnvironment(Environment):
         success = found is not None and found.solved and len(written) == total
         isolation = self.sandbox.isolation if found is None else Isolation.of(found.isolation)
         return Step(
-            components={agent: dict(components) for agent in acting},
+            components={agent: dict(components) for agent in actions},
             done=True,
             stop_reason="answered" if merged else "invalid_program",
             success=success,

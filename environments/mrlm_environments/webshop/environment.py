@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from random import Random
-from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog
 from mrlm_environments.webshop.expert import gold_purchase
@@ -116,7 +114,9 @@ class WebShopEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         if not self.catalog.goals:
-            return SeededTasks(self.name, split, self._generate, lambda data: str(data["asin"]))
+            return SeededTasks(
+                self.name, split, lambda rng: generated_goal(rng, self.catalog), lambda data: str(data["asin"])
+            )
         return DatasetTasks(self.name, split, split_goals(self.catalog.goals, split))
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
@@ -211,9 +211,6 @@ class WebShopEnvironment(Environment):
             success=success,
             metrics=metrics,
         )
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generated_goal(rng, self.catalog)
 
 
 def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str | None, bad_rows: BadRows) -> Catalog:
