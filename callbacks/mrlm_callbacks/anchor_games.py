@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from mrlm_pl.evaluation.report import evaluation_specs
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least
+
+Sides: TypeAlias = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+"""Agents of the learner and of the opponent, by environment."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +64,30 @@ class AnchorGames:
             check_fit(opponent, weights[name], f"the anchor {name!r}")
         return weights
 
-    def play(
-        self, trainer: Any, data: RolloutDataModule, environments: Sequence[str], score: Callable[[Episode], float]
-    ) -> dict[str, float]:
+    def play(self, trainer: Any, data: RolloutDataModule, sides: Sides) -> dict[str, float]:
         """Return the learner's results against the policy in the opponent's seat; every rank must call it.
 
+        Args:
+            trainer: of the run.
+            data: has the environments.
+            sides: agents of the learner and of the opponent, by environment.
+
         Returns:
-            ``score`` with its 95 % Wilson interval ``low`` to ``high``; shares ``wins`` and ``draws``; ``games``
-            without those that failed.
+            The mean :func:`game_score` as ``score`` with its 95 % Wilson interval ``low`` to ``high``; shares ``wins``
+            and ``draws``; ``games`` without those that failed.
 
         Raises:
             RolloutError: every game failed.
         """
         found: list[float] = []
-        for name in environments:
+        for name in sides:
             specs = evaluation_specs(data.environments[name], self.games, self.split, data.seed, name=name)
             rank, ranks = data_parallel_rank(trainer)
             own = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
-            scores = [score(episode) for episode in own if not episode.failed]
+            scores = [game_score(episode, sides) for episode in own if not episode.failed]
             found += [value for share in each_share(trainer, scores) for value in share]
         if not found:
-            raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {environments[0]}`")
+            raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {next(iter(sides))}`")
         low, high = share_interval([(value, 1) for value in found])
         return {
             "score": sum(found) / len(found),
@@ -151,7 +157,7 @@ def check_language(policy: Policy, other: Policy, whose: str) -> None:
         )
 
 
-def game_score(episode: Episode, sides: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> float:
+def game_score(episode: Episode, sides: Sides) -> float:
     """Return 1, .5 or 0: the learner's agents earned more than the opponent's, as much or less, in the mean.
 
     Args:

@@ -18,7 +18,7 @@ from mrlm_pl.data.rollout.collection import CollectionObserver
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.elo import GameTable, Rating, elo_ratings
+from mrlm_pl.evaluation.elo import GameTable, elo_ratings
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy.lora import merged_state
@@ -76,7 +76,7 @@ class SelfPlay(Callback, CollectionObserver):
         self.pool = SnapshotPool(pool_size, draw)
         self.table = GameTable()
         self.history: list[dict[str, Any]] = []
-        self._drawn: tuple[int, int] | None = None  # iteration, snapshot
+        self._drawn = (-1, INITIAL)  # iteration, snapshot
         self._score = float("nan")
         self._anchor_weights: dict[str, dict[str, Tensor]] = {}
         self._sides: dict[str, tuple[list[str], list[str]]] = {}
@@ -127,11 +127,10 @@ class SelfPlay(Callback, CollectionObserver):
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
         """Book the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
-        own = [self._game_score(item) for item in episodes if self._counts(item)]
+        own = [game_score(item, self._sides) for item in episodes if self._counts(item)]
         scores = [score for share in each_share(trainer, own) for score in share]
         if not scores:  # the tasks of a run with several environments may all have been of the others
             return
-        assert self._drawn is not None
         _, number = self._drawn
         self.table.add(self._player(self._data(trainer).stream.iteration), str(number), sum(scores), len(scores))
         self._score = sum(scores) / len(scores)
@@ -143,7 +142,6 @@ class SelfPlay(Callback, CollectionObserver):
         data = self._data(trainer)
         if data.stream.position != 0:
             return
-        assert self._drawn is not None
         _, opponent = self._drawn
         logged = {"score": self._score, "opponent": float(opponent), "pool": float(len(self.pool.snapshots))}
         last = trainer.max_epochs is not None and data.stream.iteration == trainer.max_epochs * data.stream.iterations
@@ -162,7 +160,8 @@ class SelfPlay(Callback, CollectionObserver):
         self._score = float("nan")
         self._seat_opponent(trainer)
         if trainer.is_global_zero and measured:
-            self._write(trainer, ratings)
+            report = {"ratings": {name: vars(rating) for name, rating in ratings.items()}, "anchors": self.history}
+            write_json(Path(trainer.default_root_dir) / "self_play.json", report)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -174,11 +173,6 @@ class SelfPlay(Callback, CollectionObserver):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if wrong := [pair for pair in state_dict["table"] if not isinstance(pair, tuple)]:
-            raise ConfigurationError(
-                f"the checkpoint's table of SelfPlay games has the entry {wrong[0]!r}, which is no pair of players: an "
-                "earlier version wrote it; continue with that version, or start a new run"
-            )
         self.pool.load_state_dict(state_dict["pool"])
         self.table = GameTable(state_dict["table"])
         self.history = list(state_dict["history"])
@@ -189,7 +183,8 @@ class SelfPlay(Callback, CollectionObserver):
     def _seat_opponent(self, trainer: Trainer) -> None:
         """Put the weights of this iteration's snapshot into the opponent."""
         data = self._data(trainer)
-        if self._drawn is None or self._drawn[0] != data.stream.iteration or self._drawn[1] not in self.pool.snapshots:
+        drawn_at, number = self._drawn
+        if drawn_at != data.stream.iteration or number not in self.pool.snapshots:
             self._drawn = (data.stream.iteration, self.pool.drawn(data.seed, data.stream.iteration))
         self._put(trainer, self.pool.snapshots[self._drawn[1]])
 
@@ -204,7 +199,7 @@ class SelfPlay(Callback, CollectionObserver):
         results = {}
         for name, weights in {"initial": self.pool.snapshots[INITIAL], **self._anchor_weights}.items():
             self._put(trainer, weights)
-            results[name] = self.anchors.play(trainer, self._data(trainer), list(self._sides), self._game_score)
+            results[name] = self.anchors.play(trainer, self._data(trainer), self._sides)
         return results
 
     def _measure(self, trainer: Trainer) -> None:
@@ -228,9 +223,8 @@ class SelfPlay(Callback, CollectionObserver):
         """
         latest = [row for row in self.history if row["iteration"] == self.history[-1]["iteration"]]
         metrics = {"self_play/alarm": float(any(row["alarm"] is not None for row in latest))}
-        for row in latest:
-            for key in ("score", "low", "high", "wins", "draws"):
-                metrics[f"self_play/{row['anchor']}/{key}"] = row[key]
+        keys = ("score", "low", "high", "wins", "draws")
+        metrics |= {f"self_play/{row['anchor']}/{key}": row[key] for row in latest for key in keys}
         for log in trainer.loggers:
             log.log_metrics(metrics, step=max(trainer.global_step - 1, 0))
 
@@ -250,13 +244,6 @@ class SelfPlay(Callback, CollectionObserver):
     def _counts(self, episode: Episode) -> bool:
         """Return whether the current learner played all of an episode: no stale snapshot sampled a turn."""
         return not episode.failed and episode.task.environment in self._sides and not stale_turns(episode)
-
-    def _game_score(self, episode: Episode) -> float:
-        return game_score(episode, self._sides)
-
-    def _write(self, trainer: Trainer, ratings: Mapping[str, Rating]) -> None:
-        table = {name: {"elo": item.elo, "low": item.low, "high": item.high} for name, item in ratings.items()}
-        write_json(Path(trainer.default_root_dir) / "self_play.json", {"ratings": table, "anchors": self.history})
 
     # The trainer's objects.
 

@@ -62,9 +62,7 @@ class SnapshotPool:
 
     def weight(self, number: int) -> float:
         """Return the weight of a snapshot in the draw."""
-        if self.draw == "uniform":
-            return 1.0
-        return max(1.0 - self.scores.get(number, 0.5), _LEAST) ** 2
+        return 1.0 if self.draw == "uniform" else max(1.0 - self.scores.get(number, 0.5), _LEAST) ** 2
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pool with all its weights."""

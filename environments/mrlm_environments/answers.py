@@ -82,14 +82,9 @@ def vote(answers: Sequence[str | None], form: Format) -> str | None:
     >>> vote(["neutral", "entailment", "entailment", "neutral"], "nli")
     'neutral'
     """
-    votes: Counter[Hashable] = Counter()
-    first: dict[Hashable, str] = {}
-    for answer in answers:
-        if answer is not None:
-            key = _same(answer, form)
-            votes[key] += 1
-            first.setdefault(key, answer)
-    return first[votes.most_common(1)[0][0]] if votes else None
+    given = [answer for answer in answers if answer is not None]
+    votes = Counter(_same(answer, form) for answer in given)
+    return max(given, key=lambda answer: votes[_same(answer, form)], default=None)
 
 
 def agree(answers: Sequence[str | None], form: Format) -> bool:

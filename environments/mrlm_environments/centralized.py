@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -70,17 +69,14 @@ class Centralized(Environment):
             return None
         waiting = {agent: list(replies) for agent, replies in found.items()}
         played, replies, done = self.copy(), list[str](), False
-        assert isinstance(played, Centralized)
         played.reset(task)
         while not done:
             due = {
                 tag: waiting[agent].pop(0) if len(waiting[agent]) > 1 else waiting[agent][0]
                 for agent, tag in played._due.items()
             }
-            if self.separator is None:
-                replies.append("\n".join(f"<{tag}>{text}</{tag}>" for tag, text in due.items()))
-            else:
-                replies.append(self.separator.join(due.values()))
+            tagged = "\n".join(f"<{tag}>{text}</{tag}>" for tag, text in due.items())
+            replies.append(tagged if self.separator is None else self.separator.join(due.values()))
             done = played.step({"team": Message("assistant", replies[-1])}).done
         played.close()
         return {"team": replies}
@@ -102,7 +98,6 @@ class Centralized(Environment):
                 sums[name] = sums.get(name, 0.0) + value / len(agents)
         return Step(
             observations={} if step.done else self._observed(step.observations),
-            rewards={"team": math.fsum(sums.values())},
             components={"team": sums},
             done=step.done,
             stop_reason=step.stop_reason,
@@ -139,17 +134,15 @@ class Centralized(Environment):
             f"<{tag}>\n" + "\n".join(message.content for message in observations[agent]) + f"\n</{tag}>"
             for agent, tag in self._due.items()
         ]
-        if self.separator is None:
-            form = " ".join(f"<{tag}>...</{tag}>" for tag in self._due.values())
-        else:
-            form = self.separator.join("..." for _ in self._due)
+        tagged = " ".join(f"<{tag}>...</{tag}>" for tag in self._due.values())
+        form = tagged if self.separator is None else self.separator.join("..." for _ in self._due)
         return {"team": (Message("user", "\n".join([*shown, f"Write all replies: {form}"])),)}
 
     def close(self) -> None:
         """Close the environment."""
         self.environment.close()
 
-    def copy(self) -> Environment:
+    def copy(self) -> Centralized:
         """Return an independent instance; see :meth:`Environment.copy`."""
         made = copy.copy(self)
         made.environment = self.environment.copy()

@@ -37,41 +37,32 @@ class DataTasks:
     def source(
         self,
         split: str,
-        generate: Callable[[Random], Mapping[str, Any]],
-        key: str,
         fields: Sequence[str],
-        identity: Callable[[Mapping[str, Any]], str],
         task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
+        identity: Callable[[Mapping[str, Any]], str] | None = None,
+        generate: Callable[[Random], Mapping[str, Any]] | None = None,
+        key: str = "",
     ) -> TaskSource:
         """Return the tasks of a split; the rows of a data set are read once.
 
         Args:
             split: its name.
-            generate: makes the data of a generated task.
-            key: the field of generated data that is equal for equal problems.
             fields: names that every row of a data set must have.
-            identity: text of a row that is equal for equal problems.
             task_data: makes a task's data from a row; None for a row without a label.
+            identity: text of a row that is equal for equal problems; None is that of the first field.
+            generate: makes the data of a generated task; None for an environment that always has data.
+            key: the field of generated data that is equal for equal problems.
 
         Raises:
             DataError: the data cannot be read, or a row cannot be used and ``bad_rows`` is ``stop``, or no row can.
             ConfigurationError: the split or ``bad_rows`` is unknown, or the split is empty.
         """
         if self.data is None:
+            assert generate is not None, "it has data"
             return SeededTasks(self.environment, split, generate, lambda data: str(data[key]))
-        return self.rows(split, fields, identity, task_data)
-
-    def rows(
-        self,
-        split: str,
-        fields: Sequence[str],
-        identity: Callable[[Mapping[str, Any]], str],
-        task_data: Callable[[Mapping[str, Any]], dict[str, Any] | None],
-    ) -> TaskSource:
-        """Return the rows of a split of the data set, with the arguments and errors of :meth:`source`."""
-        assert self.data is not None
         if split not in self._sources:
-            rows = read_split(self.data, split, fields, identity, task_data, self.bad_rows, self.form)
+            named = identity or (lambda row: str(row[fields[0]]))
+            rows = read_split(self.data, split, fields, named, task_data, self.bad_rows, self.form)
             labeled = {number: data for number, data in rows if data is not None}
             if len(labeled) < len(rows):
                 logger.warning("%s: %d rows of %r have no label", split, len(rows) - len(labeled), self.data)
@@ -100,14 +91,10 @@ def check_modules(code: Iterable[str], packages: Iterable[str], name: str) -> No
     Raises:
         ValueError: a module is missing.
     """
-    found: set[str] = set()
-    for text in code:
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    missing = sorted(found - sys.stdlib_module_names - set(packages))
+    nodes = [node for text in code for node in ast.walk(ast.parse(text))]
+    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    imported += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    missing = sorted({module.partition(".")[0] for module in imported} - sys.stdlib_module_names - set(packages))
     if missing:
         raise ValueError(
             f"{name} needs {', '.join(missing)}, which the sandbox does not have; let it in: sandbox.packages: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
@@ -39,13 +40,11 @@ class ScoredEnvironment(Environment, proxy=True):
         self.environment, self.scorer = environment, scorer
         self.name, self.agents, self.forks = environment.name, environment.agents, environment.forks
         self.secrets = environment.secrets
-        self._messages: list[Message] = []
-        self._earned = 0.0
 
     def copy(self) -> Environment:
         """Return an independent instance with the same scorer; see :meth:`Environment.copy`."""
-        copied = ScoredEnvironment(self.environment.copy(), self.scorer)
-        copied._messages, copied._earned = list(self._messages), self._earned
+        copied = copy.copy(self)
+        copied.environment = self.environment.copy()
         return copied
 
     def tasks(self, split: str) -> TaskSource:
@@ -63,7 +62,8 @@ class ScoredEnvironment(Environment, proxy=True):
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
         shown = self.environment.reset(task)
-        self._messages, self._earned = [team_message("user", shown)], 0.0
+        self._messages: tuple[Message, ...] = (team_message("user", shown),)
+        self._earned = 0.0
         return shown
 
     def step(self, actions: Mapping[str, Message]) -> Step:
@@ -73,10 +73,10 @@ class ScoredEnvironment(Environment, proxy=True):
             NonFiniteError: the score is NaN or infinite.
         """
         found = self.environment.step(actions)
-        self._messages.append(team_message("assistant", {agent: [action] for agent, action in actions.items()}))
+        self._messages += (team_message("assistant", {agent: [action] for agent, action in actions.items()}),)
         self._earned += sum(found.rewards.values()) / len(self.agents)
         if not found.done:
-            self._messages.append(team_message("user", found.observations))
+            self._messages += (team_message("user", found.observations),)
             return dataclasses.replace(found, rewards={}, components={})
         (score,) = self.scorer.probabilities([self._messages])
         return dataclasses.replace(

@@ -26,7 +26,8 @@ class Step:
 
     Args:
         observations: new messages for each agent that acts next; empty when ``done``.
-        rewards: of each agent for its latest decision; 0 for agents that are left out.
+        rewards: of each agent for its latest decision; 0 for agents that are left out. Left out: the sums of the
+            components.
         components: named parts of each agent's reward; they sum to it. Left out: one part named ``reward``.
         done: the episode is over.
         stop_reason: why, when ``done``; a short word such as ``answered`` or ``max_turns``.
@@ -44,6 +45,16 @@ class Step:
     truncated: bool = False
     success: bool | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.components and not self.rewards:
+            numbers = {agent: parts for agent, parts in self.components.items() if are_numbers(parts)}
+            object.__setattr__(self, "rewards", {agent: math.fsum(parts.values()) for agent, parts in numbers.items()})
+
+
+def are_numbers(parts: Any) -> bool:
+    """Return whether the parts of a reward are numbers by name."""
+    return isinstance(parts, Mapping) and all(isinstance(part, SupportsFloat) for part in parts.values())
 
 
 class TurnOrder:
@@ -120,7 +131,7 @@ class TurnOrder:
                     f"agent {agent!r} has reward {reward!r} before its first decision", "reward it after it has acted"
                 )
         for agent, parts in step.components.items():
-            if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
+            if not are_numbers(parts):
                 raise self._error(f"the components of agent {agent!r} are {shown(parts)}", "give numbers by name")
             total, reward = math.fsum(parts.values()), step.rewards.get(agent, 0.0)
             if not abs(total - reward) <= COMPONENT_TOLERANCE * max(1.0, abs(reward)):

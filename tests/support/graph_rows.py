@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
-from mrlm_environments.knowledge_graph.graph import TripleStore
+from mrlm_environments.knowledge_graph.graph import TripleStore, Value
 
 NAMESPACE = "http://rdf.freebase.com/ns/"
 XSD = "http://www.w3.org/2001/XMLSchema#"
@@ -39,12 +39,22 @@ def small_graph() -> TripleStore:
     return graph
 
 
+def triples(graph: TripleStore) -> list[tuple[str, str, str]]:
+    """Return all triples between entities."""
+    return [(s, r, o) for s, relations in graph.objects.items() for r, targets in relations.items() for o in targets]
+
+
+def values(graph: TripleStore) -> list[tuple[str, str, Value]]:
+    """Return entity, attribute and value of each value."""
+    return [(entity, name, value) for entity, own in graph.values.items() for name, value in own.items()]
+
+
 def written(graph: TripleStore, path: Path, types: dict[str, str] | None = None) -> str:
     """Write a graph as N-Triples, with the relations' types, and return the path."""
-    lines = [f"<{NAMESPACE}{s}> <{NAMESPACE}{r}> <{NAMESPACE}{o}> ." for s, r, o in graph.triples()]
+    lines = [f"<{NAMESPACE}{s}> <{NAMESPACE}{r}> <{NAMESPACE}{o}> ." for s, r, o in triples(graph)]
     # of another namespace, which is no relation to explore
     lines.append(f"<{NAMESPACE}m.s1> <http://www.w3.org/1999/02/22-rdf-syntax-ns#type> <{NAMESPACE}film.studio> .")
-    for entity, attribute, value in graph.values():
+    for entity, attribute, value in values(graph):
         kind = "date" if isinstance(value, date) else "integer"
         lines.append(f'<{NAMESPACE}{entity}> <{NAMESPACE}{attribute}> "{value}"^^<{XSD}{kind}> .')
     schema = "http://www.w3.org/2000/01/rdf-schema#range"

@@ -80,7 +80,7 @@ class OpenEnvEnvironment(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return the rows of the data, or seeds without end; see :meth:`Environment.tasks`."""
-        return self._tasks.source(split, lambda rng: {"seed": rng.randrange(1 << 31)}, "seed", (), _identity, dict)
+        return self._tasks.source(split, (), dict, _identity, lambda rng: {"seed": rng.randrange(1 << 31)}, "seed")
 
     def identity(self, task: Task) -> str:
         """Return the arguments of ``reset``; see :meth:`Environment.identity`."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrlm_environments.adapters.codec import TextCodec
-from mrlm_environments.adapters.libraries import library
 from mrlm_environments.adapters.spaces import Moment, SpacesEnvironment, View, view
+from mrlm_environments.libraries import library
 from mrlm_pl.errors import ConfigurationError
 
 

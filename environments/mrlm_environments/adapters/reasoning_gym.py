@@ -6,11 +6,12 @@ import dataclasses
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
 from mrlm_environments.data_tasks import opening
+from mrlm_environments.libraries import library
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, meant
 from mrlm_pl.settings import between, positive
@@ -20,19 +21,13 @@ POOL = 10_000
 """Problems of the few generators that make all of theirs at once; the others have one for each index."""
 
 EVALUATING = (
-    "binary_matrix",
-    "countdown",
-    "intermediate_integration",
-    "n_queens",
-    "polynomial_multiplication",
-    "puzzle24",
-    "simple_integration",
-    "spiral_matrix",
-    "string_insertion",
+    *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
+    *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
 )
 """Generators of 0.1.25 whose scorers pass the answer to ``eval``, themselves or in sympy's ``parse_expr``."""
 
 _generating = threading.Lock()
+_library = partial(library, "reasoning_gym", "reasoning_gym")
 
 
 class ReasoningGymEnvironment(SingleAgentEnvironment):
@@ -174,16 +169,3 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
 def _made_once(name: str, settings: str) -> Any:
     """Return a generator, which may read word lists while it is made; one for all environments of the process."""
     return _library().create_dataset(name, seed=0, size=POOL, **json.loads(settings))
-
-
-def _library() -> Any:
-    """Return reasoning-gym.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ConfigurationError('reasoning_gym: install the extra, `pip install "mrlm[reasoning_gym]"`') from error
-    return reasoning_gym

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from mrlm_environments.adapters.codec import IllegalActionError, TextCodec
@@ -49,16 +48,6 @@ class Moment:
     truncated: bool = False
 
 
-class Live:
-    """The library's environment that an instance plays; a copy or an unpickled instance makes its own."""
-
-    def __init__(self) -> None:
-        self.environment: Any = None
-
-    def __reduce__(self) -> tuple[type[Live], tuple[()]]:
-        return Live, ()
-
-
 class SpacesEnvironment(Environment):
     """Base class of the environments with Gymnasium's spaces.
 
@@ -96,7 +85,7 @@ class SpacesEnvironment(Environment):
         at_least(0, f"{self.name}: ", retries=retries)
         self.id, self.settings, self.codec, self.prompt = id, dict(settings or {}), codec or TextCodec(), prompt
         self.retries, self.penalty, self.success_at = retries, penalty, success_at
-        self._live = Live()
+        self._made: Any = None
         try:
             made = self.make()
             self.agents = self.agents_of(made)
@@ -134,24 +123,26 @@ class SpacesEnvironment(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return seeds without end; see :meth:`Environment.tasks`."""
-        return SeededTasks(self.name, split, _seed, lambda data: str(data["seed"]))
+        return SeededTasks(
+            self.name, split, lambda rng: {"seed": rng.randrange(1 << 31)}, lambda data: str(data["seed"])
+        )
 
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
-        if self._live.environment is None:
-            self._live.environment = self.make()
+        if self._made is None:
+            self._made = self.make()
         self._actions: dict[str, Any] = {}
         self._tries = dict.fromkeys(self.agents, 0)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._held: dict[str, float] = {}
         self._spoke: set[str] = set()
         self._counts = {"illegal": 0.0, "illegal_of": 0.0}
-        self._views = self.start(self._live.environment, task.data["seed"]).views
+        self._views = self.start(self._made, task.data["seed"]).views
         return self._observations()
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Read the replies and, once all are legal, act; see :meth:`Environment.step`."""
-        made, faults = self._live.environment, {}
+        made, faults = self._made, {}
         self._spoke.update(actions)
         for agent, message in actions.items():
             space, mask = self.action_space(made, agent), self._views[agent].mask
@@ -180,7 +171,6 @@ class SpacesEnvironment(Environment):
         mean = sum(self._returns.values()) / len(self.agents)
         return Step(
             observations=self._observations(),
-            rewards=rewards,
             components={agent: {"penalty" if lost else "reward": reward} for agent, reward in rewards.items()},
             done=done,
             stop_reason=reason if done else "",
@@ -191,12 +181,16 @@ class SpacesEnvironment(Environment):
 
     def close(self) -> None:
         """Close the library's environment; see :meth:`Environment.close`."""
-        made, self._live.environment = self._live.environment, None
-        if made is not None:
-            made.close()
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the library's environment; a copy makes its own."""
+        return {**self.__dict__, "_made": None}
 
     def _observations(self) -> Observations:
-        made, found = self._live.environment, {}
+        made, found = self._made, {}
         for agent, seen in self._views.items():
             parts = [] if agent in self._spoke else [self._opening(made, agent)]
             parts.append(self.codec.observation(seen.observation, agent))
@@ -216,7 +210,3 @@ class SpacesEnvironment(Environment):
         for agent, reward in earned.items():
             self._returns[agent] += reward
         return earned
-
-
-def _seed(rng: Random) -> dict[str, Any]:
-    return {"seed": rng.randrange(1 << 31)}

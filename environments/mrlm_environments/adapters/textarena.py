@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mrlm_environments.adapters.libraries import library
+from mrlm_environments.libraries import library
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least
@@ -112,7 +111,7 @@ class TextArenaEnvironment(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return seeds, each with the agent that is player 0, without end; see :meth:`Environment.tasks`."""
-        return SeededTasks(self.name, split, partial(_task, agents=self.agents), lambda data: str(data["seed"]))
+        return SeededTasks(self.name, split, self._task, lambda data: str(data["seed"]))
 
     def reset(self, task: Task) -> Observations:
         """Begin a game; see :meth:`Environment.reset`."""
@@ -146,6 +145,9 @@ class TextArenaEnvironment(Environment):
             stop_reason="illegal_move" if lost else "finished",
             metrics={**self._counts, **{f"{player}_won": float(reward > 0) for player, reward in rewards.items()}},
         )
+
+    def _task(self, rng: random.Random) -> dict[str, Any]:
+        return {"seed": rng.randrange(1 << 31), "first": rng.choice(self.agents)}
 
     def _observations(self) -> Observations:
         player, messages = self._game.get_observation()
@@ -191,7 +193,3 @@ def _drawing_from(generator: random.Random) -> Iterator[None]:
         yield
     finally:
         _EPISODE.reset(token)
-
-
-def _task(rng: random.Random, agents: Sequence[str]) -> dict[str, Any]:
-    return {"seed": rng.randrange(1 << 31), "first": rng.choice(agents)}

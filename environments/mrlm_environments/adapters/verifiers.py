@@ -52,7 +52,7 @@ class VerifiersEnvironment(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return the taskset's tasks, divided by their content; see :meth:`Environment.tasks`."""
-        return self._tasks.rows(split, (), lambda row: json.dumps(row["task"], sort_keys=True), dict)
+        return self._tasks.source(split, (), dict, lambda row: json.dumps(row["task"], sort_keys=True))
 
     def identity(self, task: Task) -> str:
         """Return the task's content; see :meth:`Environment.identity`."""

@@ -12,16 +12,7 @@ from mrlm_environments.alfworld.game import KINDS, NOTHING, Game, Kind
 from mrlm_environments.alfworld.generated import generated, generated_game, identity
 from mrlm_environments.alfworld.house import ROOMS
 from mrlm_environments.alfworld.similarity import most_similar
-from mrlm_pl.environment import (
-    Environment,
-    Message,
-    Observations,
-    SeededTasks,
-    Step,
-    Task,
-    TaskSource,
-    ToolSchema,
-)
+from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import (
     MalformedCall,
     ToolError,
@@ -233,7 +224,6 @@ class AlfWorldEnvironment(Environment):
         won = reason == "won"
         components = {"won": 1.0} if won else {"incomplete": -self.incomplete_penalty}
         return Step(
-            rewards=dict.fromkeys(self.agents, sum(components.values())),
             components={agent: dict(components) for agent in self.agents},
             done=True,
             stop_reason=reason,

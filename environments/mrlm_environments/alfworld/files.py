@@ -117,7 +117,10 @@ def _problem(text: str, file: str) -> dict[str, Any]:
         **_goal(goal, file),
         "house": {
             "receptacles": {name: [own[0], name in openable] for name, own in places.items()},
-            "holds": {_kind(own): list(map(_kind, kinds)) for own, kinds in grouped("cancontain").items()},
+            "holds": {
+                own.removesuffix("type"): [kind.removesuffix("type") for kind in kinds]
+                for own, kinds in grouped("cancontain").items()
+            },
             "traits": {trait: having(trait) for trait in TRAITS},
             "contents": contents,
         },
@@ -145,10 +148,6 @@ def file_game(data: Mapping[str, Any]) -> Game:
     state = State(**{**start, "opened": frozenset(start["opened"]), "facts": facts})
     fields = {name: data[name] for name in ("kind", "target", "destination", "instruction")}
     return Game(house=house, start=state, wording=Wording(**data["wording"]), **fields)
-
-
-def _kind(type_name: str) -> str:
-    return type_name.removesuffix("type")
 
 
 def _names(ids: Collection[str]) -> dict[str, str]:

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 
 FIRST_PLANS = {"kitchen": 1, "living_room": 201, "bedroom": 301, "bathroom": 401}
 OPENABLE = frozenset({"fridge", "cabinet", "microwave", "drawer", "safe"})
-ROOMS = {
-    "kitchen": range(1, 31),
-    "living_room": range(201, 231),
-    "bedroom": range(301, 331),
-    "bathroom": range(401, 431),
-}
+ROOMS = {room: range(first, first + 30) for room, first in FIRST_PLANS.items()}
 """Numbers of the floor plans."""
 
 HELD_OUT = 6

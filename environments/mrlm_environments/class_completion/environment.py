@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
 
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
-from mrlm_environments.class_completion.merge import Merged, merge, read_reply, shares
+from mrlm_environments.class_completion.merge import merge, read_reply, shares
 from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task, solution_parts, tests_of
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.sandbox import Isolation, Sandbox, grade
 from mrlm_pl.settings import at_least, whole_range
 
 METHODS, TESTS = 2.0, 4.0
@@ -71,7 +70,7 @@ class ClassCompletionEnvironment(Environment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(class_task, packages=self.sandbox.packages)
-        return self._tasks.source(split, self._generate, "skeleton", FIELDS, lambda row: str(row["skeleton"]), read)
+        return self._tasks.source(split, FIELDS, read, generate=self._generate, key="skeleton")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided as the methods are."""
@@ -101,15 +100,11 @@ class ClassCompletionEnvironment(Environment):
         texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
         replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
         readable = [reply for reply in replies if reply is not None]
-        merged = None
-        if len(readable) == len(replies):
-            merged = merge(data["skeleton"], data["class"], data["methods"], readable)
+        all_read = len(readable) == len(replies)
+        merged = merge(data["skeleton"], data["class"], data["methods"], readable) if all_read else None
         # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
-        return self._judged(list(actions), merged, found)
-
-    def _judged(self, acting: list[str], merged: Merged | None, found: Grade | None) -> Step:
-        total = len(self._task.data["methods"])
+        total = len(data["methods"])
         written = merged.written if merged else frozenset()
         counted = found.counted if found is not None else 0.0
         components = {
@@ -120,8 +115,7 @@ class ClassCompletionEnvironment(Environment):
         success = found is not None and found.solved and len(written) == total
         isolation = self.sandbox.isolation if found is None else Isolation.of(found.isolation)
         return Step(
-            rewards=dict.fromkeys(acting, math.fsum(components.values())),
-            components={agent: dict(components) for agent in acting},
+            components={agent: dict(components) for agent in actions},
             done=True,
             stop_reason="answered" if merged else "invalid_program",
             success=success,

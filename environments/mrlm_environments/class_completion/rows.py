@@ -30,10 +30,33 @@ def class_task(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str
         ValueError: the row needs a module that is not there; also :data:`~mrlm_pl.environment.rows.REFUSALS`: it is no
             task of this kind.
     """
-    made = _task(row)
-    code = (made["context"], made["tests"], made["skeleton"], made["solution"] or "")
-    check_modules(code, packages, f"the class {made['class']}")
-    return made
+    name, tests = str(row["class_name"]), str(row["test"])
+    skeleton = _skeleton(row, name)
+    tree = ast.parse(skeleton)
+    stubs = [node for node in class_of(tree, name).body if isinstance(node, METHOD)]
+    if row.get("methods_info"):
+        wanted = [str(info["method_name"]) for info in row["methods_info"]]
+    else:
+        wanted = [node.name for node in stubs if is_stub(node) and node.name != "__init__"]
+    methods = list(dict.fromkeys(node.name for node in stubs if node.name in wanted))
+    if not methods or set(wanted) - set(methods):
+        missing = ", ".join(sorted(set(wanted) - set(methods)))
+        raise ValueError(f"its skeleton has no method to write{f' of the name {missing}' if missing else ''}")
+    if not any(isinstance(node, METHOD) and node.name.startswith("test") for node in ast.walk(ast.parse(tests))):
+        raise ValueError("its tests have no test method")
+    given = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imports = row.get("import_statement") or []
+    imports = [imports] if isinstance(imports, str) else [str(line) for line in imports]
+    context = "\n".join(dict.fromkeys([*imports, *map(ast.unparse, given)]))
+    ast.parse(context)
+    solution = row.get("solution_code")
+    if solution is not None:
+        class_of(ast.parse(str(solution)), name)
+    check_modules((context, tests, skeleton, solution or ""), packages, f"the class {name}")
+    return {
+        "skeleton": skeleton, "class": name, "methods": methods, "tests": tests, "context": context,
+        "solution": solution,
+    }  # fmt: skip
 
 
 def tests_of(data: Mapping[str, Any]) -> UnitTests:
@@ -58,35 +81,6 @@ def solution_parts(data: Mapping[str, Any], parts: Sequence[Sequence[str]]) -> l
         tree.body = [node for node in tree.body if node is target or number == 0 or isinstance(node, imports)]
         sources.append(ast.unparse(tree))
     return sources
-
-
-def _task(row: Mapping[str, Any]) -> dict[str, Any]:
-    name, tests = str(row["class_name"]), str(row["test"])
-    skeleton = _skeleton(row, name)
-    tree = ast.parse(skeleton)
-    stubs = [node for node in class_of(tree, name).body if isinstance(node, METHOD)]
-    if row.get("methods_info"):
-        wanted = [str(info["method_name"]) for info in row["methods_info"]]
-    else:
-        wanted = [node.name for node in stubs if is_stub(node) and node.name != "__init__"]
-    methods = list(dict.fromkeys(node.name for node in stubs if node.name in wanted))
-    if not methods or set(wanted) - set(methods):
-        missing = ", ".join(sorted(set(wanted) - set(methods)))
-        raise ValueError(f"its skeleton has no method to write{f' of the name {missing}' if missing else ''}")
-    if not any(isinstance(node, METHOD) and node.name.startswith("test") for node in ast.walk(ast.parse(tests))):
-        raise ValueError("its tests have no test method")
-    given = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    imports = row.get("import_statement") or []
-    imports = [imports] if isinstance(imports, str) else [str(line) for line in imports]
-    context = "\n".join(dict.fromkeys([*imports, *map(ast.unparse, given)]))
-    ast.parse(context)
-    solution = row.get("solution_code")
-    if solution is not None:
-        class_of(ast.parse(str(solution)), name)
-    return {
-        "skeleton": skeleton, "class": name, "methods": methods, "tests": tests, "context": context,
-        "solution": solution,
-    }  # fmt: skip
 
 
 def _skeleton(row: Mapping[str, Any], name: str) -> str:

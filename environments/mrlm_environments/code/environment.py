@@ -76,7 +76,7 @@ class CodeEnvironment(SingleAgentEnvironment):
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(task_data, packages=self.sandbox.packages)
         generate = partial(generate_data, kinds=self.kinds, difficulty=self.difficulty)
-        return self._tasks.source(split, generate, "prompt", (), identity, read)
+        return self._tasks.source(split, (), read, identity, generate, "prompt")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one."""

@@ -70,8 +70,9 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("x sorted, without its first {a} items", "sorted(x)[{a}:]", 2, 5),
     ),
 }
-_NUMERIC_RESULTS = ("{b} times ({r})", "({r}) plus {b}", "({r}) minus {b}")
-_NUMERIC_CODE = ("{b}*({e})", "({e})+{b}", "({e})-{b}")
+_STEPS = (("{b} times ({x})", "{b}*({x})"), ("({x}) plus {b}", "({x})+{b}"), ("({x}) minus {b}", "({x})-{b}"))
+"""Second steps on a number ``{x}``: their descriptions and expressions."""
+
 KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
 
 
@@ -86,15 +87,14 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
     number = rng.randint(rule.low, min(rule.high, 9) if difficulty == 1 else rule.high)
     description, expression = rule.description.format(a=number), rule.expression.format(a=number)
     if difficulty == MAX_DIFFICULTY:
-        step = rng.randrange(len(_NUMERIC_CODE))
+        words, code = rng.choice(_STEPS)
         factor = rng.choice([value for value in range(2, 10) if value != number])  # (x+4)-4 would be no task
         example = _value(expression, _argument(Random(0), kind))
         if isinstance(example, bool):
             description = f"{factor} if {description.removeprefix('whether ')}, else 0"
             expression = f"{factor} if {expression} else 0"
         elif isinstance(example, int):
-            description = _NUMERIC_RESULTS[step].format(r=description, b=factor)
-            expression = _NUMERIC_CODE[step].format(e=expression, b=factor)
+            description, expression = words.format(x=description, b=factor), code.format(x=expression, b=factor)
         else:
             description, expression = f"the length of ({description})", f"len({expression})"
     return CodeTask(description, f"def {ENTRY}(x): return {expression}", _pairs(rng, kind, number, expression))

@@ -13,9 +13,6 @@ from typing import Any
 from mrlm_environments.data_tasks import check_modules
 from mrlm_pl.sandbox import Tests, UnitTests, bound_names, unbound_names
 
-FIELDS = ("prompt", "text")
-"""Names of the field with a row's text."""
-
 ROW_FORM = "{prompt, entry_point, test}, {text, test_list} or {prompt, entry_point, pairs}"
 
 COMPLETE = "Complete this function. Answer with the whole function in a fenced block.\n"
@@ -27,7 +24,7 @@ _PYTHON = ("", "python", "py", "python3")
 
 def identity(row: Mapping[str, Any]) -> str:
     """Return text that is equal for equal problems."""
-    return str(row.get(FIELDS[0]) or row.get(FIELDS[1]))
+    return str(row.get("prompt") or row.get("text"))
 
 
 def task_data(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -200,19 +197,19 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     defined = bound_names(str(row["code"])) if "code" in row else set(Tests(tuple(tests), None, known).required())
     if built - defined and "code" in row:
         raise ValueError(f"test_setup_code uses {', '.join(sorted(built - defined))}, which its code does not define")
-    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    calls = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in defined]
+    called = [(node.func.id, node) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [(name, node) for name, node in called if name in defined]
     if not calls:
         raise ValueError(f"the test {tests[0]!r} calls no function that a program could define")
     shown = (
         f"\nDefine {', '.join(sorted(built))} as well. This code comes first:\n```python\n{setup}\n```" if built else ""
     )
     return {
-        "prompt": f"{text}\nIt is called like this: {ast.unparse(calls[0])}{shown}",
+        "prompt": f"{text}\nIt is called like this: {ast.unparse(calls[0][1])}{shown}",
         "given": given,
         "setup": setup,
         "entry": None,
-        "names": sorted({call.func.id for call in calls if isinstance(call.func, ast.Name)} | built),
+        "names": sorted({name for name, _ in calls} | built),
         "tests": tests,
         "solution": row.get("code"),
     }

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mrlm_environments.code.syntax import BROKEN, METHOD
 from mrlm_pl.sandbox.inside.grader import bound_by
@@ -42,8 +43,8 @@ def defines(code: str, name: str) -> bool:
     except BROKEN:
         head = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}[ \t]*\(", code, re.MULTILINE)
         lines = code[head.start() :].splitlines()[1:] if head else []
-        body = [line for line in _until_margin(lines) if re.match(r"[ \t]+return[ \t]+\S", line)]
-        return bool(body)
+        body = takewhile(lambda line: not line.strip() or line[:1] in (" ", "\t", ")"), lines)
+        return any(re.match(r"[ \t]+return[ \t]+\S", line) for line in body)
     return found is not None and any(
         isinstance(node, ast.Return) and node.value is not None for node in _own_nodes(found.body)
     )
@@ -90,26 +91,18 @@ def aux_use(code: str, name: str) -> AuxUse:
         if function is None or AUX in _bound_inside(function):
             return AuxUse(False, False, False)
         body = _live(function.body)
-        used = [node for stmt in body for node in ast.walk(stmt) if isinstance(node, ast.Name) and node.id == AUX]
-        parents = {id(child): node for stmt in body for node in ast.walk(stmt) for child in ast.iter_child_nodes(node)}
-        calls = [parent for node in used if isinstance(parent := parents.get(id(node)), (ast.Call, ast.keyword))]
-        read = {
-            node.id
-            for stmt in body
-            for node in ast.walk(stmt)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
+        nodes = [node for stmt in body for node in ast.walk(stmt)]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        parents = {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
+        used = [parents.get(id(node)) for node in names if node.id == AUX]
+        calls = [parent for parent in used if isinstance(parent, (ast.Call, ast.keyword))]
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
         direct = [call for call in calls if isinstance(call, ast.Call) and _is_aux(call.func)]
         ignores = any(_dropped(call, parents, read) for call in direct)
-        return AuxUse(bool(calls), bool(calls) and _thin(body), ignores)
+        thin = (len(body) == 1 and isinstance(body[0], ast.Return)) or all(map(_plain_statement, body))
+        return AuxUse(bool(calls), bool(calls) and thin, ignores)
     except BROKEN:
         return AuxUse(False, False, False)
-
-
-def _thin(body: Sequence[ast.stmt]) -> bool:
-    if len(body) == 1 and isinstance(body[0], ast.Return):
-        return True
-    return all(_plain_statement(stmt) for stmt in body)
 
 
 def _plain_statement(stmt: ast.stmt) -> bool:
@@ -195,10 +188,3 @@ def _bound_names(stmt: ast.stmt) -> set[str]:
 
 def _is_aux(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == AUX
-
-
-def _until_margin(lines: Sequence[str]) -> Iterator[str]:
-    for line in lines:
-        if line.strip() and line[:1] not in (" ", "\t", ")"):
-            return
-        yield line

@@ -111,7 +111,7 @@ class CollaborativeCodingEnvironment(Environment):
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(_shared_task, packages=self.sandbox.packages)
         generate = partial(generate_data, kinds=self.kinds, difficulty=self.difficulty)
-        return self._tasks.source(split, generate, "prompt", (), identity, read)
+        return self._tasks.source(split, (), read, identity, generate, "prompt")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided between the two; see ``split_solution``."""
@@ -155,7 +155,6 @@ class CollaborativeCodingEnvironment(Environment):
         isolation = self.sandbox.isolation if judged.found is None else Isolation.of(judged.found.isolation)
         return Step(
             observations=observations,
-            rewards=dict.fromkeys(self.agents, math.fsum(change.values())),
             components={agent: dict(change) for agent in self.agents},
             done=done,
             stop_reason="answered" if done else "",
@@ -169,21 +168,19 @@ class CollaborativeCodingEnvironment(Environment):
         helper = without(program_of(helper_reply, "", AUX), entry)
         main = without(program_of(main_reply, data["given"], entry), AUX)
         program = f"{helper.rstrip()}\n\n\n{main}"
-        parts = dict.fromkeys(
-            ("helper_defined", "main_defined", "parses", "tests", "calls_aux", "not_thin", "ignores_aux"), 0.0
-        )
-        parts["helper_defined"] = HELPER_DEFINED * defines(helper, AUX)
-        parts["main_defined"] = MAIN_DEFINED * defines(main, entry)
-        use = aux_use(main, entry)
-        found = None
-        if parts["main_defined"] and compiles(program):
-            parts["parses"] = PARSES
-            found = grade(self.sandbox, program, tests_of(data))
-            parts["tests"] = found.counted
-            if parts["tests"] and use.calls:
-                parts["calls_aux"] = CALLS_AUX
-                parts["not_thin"] = 0.0 if use.thin else NOT_THIN
-                parts["ignores_aux"] = IGNORES_AUX if use.ignores else 0.0
+        use, main_defined = aux_use(main, entry), defines(main, entry)
+        found = grade(self.sandbox, program, tests_of(data)) if main_defined and compiles(program) else None
+        tests = found.counted if found is not None else 0.0
+        uses = tests > 0 and use.calls
+        parts = {
+            "helper_defined": HELPER_DEFINED * defines(helper, AUX),
+            "main_defined": MAIN_DEFINED * main_defined,
+            "parses": PARSES * (found is not None),
+            "tests": tests,
+            "calls_aux": CALLS_AUX * uses,
+            "not_thin": NOT_THIN * (uses and not use.thin),
+            "ignores_aux": IGNORES_AUX if uses and use.ignores else 0.0,
+        }
         return _Judgement(parts, use, found, program)
 
     def _told(self, agent: str, judged: _Judgement) -> str:
@@ -210,13 +207,11 @@ class CollaborativeCodingEnvironment(Environment):
         lines = [f"- {level}: {'yes' if passed else 'no'}" for level, passed in levels.items()]
         if details and found is not None:
             lines.append(in_words(found))
-            lines += [f"Failed: {clipped(test, 500)}" for test in self._revealed if not self._holds(judged, test)]
+            for test in self._revealed:
+                alone = tests_of({**self._data, "tests": [test], "names": [self._entry]})
+                if not grade(self.sandbox, judged.program, alone).solved:
+                    lines.append(f"Failed: {clipped(test, 500)}")
         return lines
-
-    def _holds(self, judged: _Judgement, test: str) -> bool:
-        return grade(
-            self.sandbox, judged.program, tests_of({**self._data, "tests": [test], "names": [self._entry]})
-        ).solved
 
 
 def _shared_task(row: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:

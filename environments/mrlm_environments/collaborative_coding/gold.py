@@ -68,7 +68,8 @@ def _divisions(function: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast
     nodes = list(ast.walk(function))
     body = {node for statement in function.body for node in ast.walk(statement)}
     body -= {node.func for node in nodes if isinstance(node, ast.Call)}
-    sizes = {place: _size(node) for place, node in enumerate(nodes) if node in body and isinstance(node, ast.expr)}
+    parts = [(place, node) for place, node in enumerate(nodes) if node in body and isinstance(node, ast.expr)]
+    sizes = {place: len(list(ast.walk(node))) for place, node in parts}
     for place in sorted(sizes, key=lambda place: -sizes[place]):
         if isinstance(nodes[place], _NO_PART) or not 1 < sizes[place] <= 0.6 * len(nodes):
             continue
@@ -78,10 +79,6 @@ def _divisions(function: ast.FunctionDef) -> Iterator[tuple[ast.FunctionDef, ast
             if aux is not None and aux_use(ast.unparse(main), main.name) == _BEST:
                 yield main, aux
     yield _redundant(function)
-
-
-def _size(node: ast.AST) -> int:
-    return sum(1 for _ in ast.walk(node))
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:

@@ -21,26 +21,20 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
     """
     entry, names = entry_of(data), set(tests_of(data).required())
     known = names | set(dir(builtins)) | bound_names(context_of(data))
-    trees = [ast.parse(test) for test in data["tests"]]
+    trees = {tree: _argument(tree) for tree in map(ast.parse, data["tests"])}
     calling: dict[ast.Assert, str] = {}
-    for tree in trees:
-        candidate = _argument(tree)
+    for tree, candidate in trees.items():
         asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         calling |= {node: _standalone(node, candidate, entry) for node in asserts if _read(node) & {*names, candidate}}
     revealed: dict[str, None] = {}
-    for tree in trees:
-        candidate = _argument(tree)
+    for tree, candidate in trees.items():
         around = bound_names(ast.unparse(tree)) - {candidate}  # names that a single assertion does not have
         for node in _own(tree):
             read = _read(node) - bound_names(ast.unparse(node))  # its own names, in comprehensions and lambdas
             alone = read <= {*known, candidate} and not read & around
-            if (
-                len(revealed) < count
-                and alone
-                and node in calling
-                and set(calling.values()) - {*revealed, calling[node]}
-            ):
-                revealed[calling[node]] = None
+            text = calling.get(node)
+            if len(revealed) < count and alone and text and set(calling.values()) - {*revealed, text}:
+                revealed[text] = None
     left_out = {node for node, text in calling.items() if text in revealed}
     tests = [ast.unparse(_Without(left_out).visit(tree)) for tree in trees] if left_out else data["tests"]
     return {**data, "tests": [test for test in tests if test.strip()]}, list(revealed)

@@ -102,28 +102,24 @@ class CollaborativeReasoningEnvironment(Environment):
         instruction: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        self._check(solvers, max_turns, role, consensus_stop, policies_by)
+        at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
+        one_of(ROLES, f"{self.name}: ", role=role)
+        one_of(("agent", "turn"), f"{self.name}: ", policies_by=policies_by)
+        one_of(FORMATS, f"{self.name}: ", format=format)
+        if role == SUMMARIZER and max_turns == 1:
+            raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")
+        if consensus_stop and solvers == 1:
+            raise ConfigurationError(f"{self.name}: one of one always agrees; for consensus_stop have more solvers")
         if isinstance(scorer, str) and scorer != "label":
             raise ConfigurationError(f"{self.name}: scorer is {scorer!r}; use label, or the class of a scorer")
         self.max_turns, self.role = max_turns, role
         self.show_scores, self.consensus_stop, self.policies_by = show_scores, consensus_stop, policies_by
-        self.masks, self.instruction = masks, instruction
-        one_of(FORMATS, f"{self.name}: ", format=format)
-        self.format = format
+        self.masks, self.instruction, self.format = masks, instruction, format
         self.difficulty = whole_range(1, MAX_DIFFICULTY, f"{self.name}: ", difficulty=difficulty)
         self._tasks = DataTasks(self.name, data, bad_rows)
         self.scorer = scorer
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
         self.agents = self._all_agents()
-
-    def _check(self, solvers: int, max_turns: int, role: str | None, consensus_stop: bool, policies_by: str) -> None:
-        at_least(1, f"{self.name}: ", solvers=solvers, max_turns=max_turns)
-        one_of(ROLES, f"{self.name}: ", role=role)
-        one_of(("agent", "turn"), f"{self.name}: ", policies_by=policies_by)
-        if role == SUMMARIZER and max_turns == 1:
-            raise ConfigurationError(f"{self.name}: no turn follows the {SUMMARIZER} when max_turns is 1; raise it")
-        if consensus_stop and solvers == 1:
-            raise ConfigurationError(f"{self.name}: one of one always agrees; for consensus_stop have more solvers")
 
     def _all_agents(self) -> tuple[str, ...]:
         everybody = (*self._solvers, *([self.role] if self.role else []))
@@ -145,7 +141,7 @@ class CollaborativeReasoningEnvironment(Environment):
         """
         generate = generate_inference if self.format == "nli" else partial(generate_math, difficulty=self.difficulty)
         fields = MATH_FIELDS if self.format == "math" else ()
-        return self._tasks.source(split, generate, "key", fields, identity, partial(task_data, form=self.format))
+        return self._tasks.source(split, fields, partial(task_data, form=self.format), identity, generate, "key")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution of everybody; None where a model scores, or the masks would not let it pass."""
@@ -186,7 +182,9 @@ class CollaborativeReasoningEnvironment(Environment):
         Raises:
             EnvironmentContractError: the scorer gave something that is no score.
         """
-        texts = {person_of(agent): _well_formed(message.content) for agent, message in actions.items()}
+        # Halves of characters cannot be given to models.
+        said = {agent: message.content.encode("utf-8", "replace").decode() for agent, message in actions.items()}
+        texts = {person_of(agent): text for agent, text in said.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))
         if SUMMARIZER in texts:
@@ -200,9 +198,8 @@ class CollaborativeReasoningEnvironment(Environment):
         if STUDENT in texts:
             alone = self._judged({STUDENT: texts[STUDENT]})
             parts = {**step.components, **self._pay(alone, 1)}
-            rewards = {agent: math.fsum(of.values()) for agent, of in parts.items()}
             metrics = {**step.metrics, "student_accuracy": float(alone[STUDENT].right)}
-            step = replace(step, rewards=rewards, components=parts, metrics=metrics)
+            step = replace(step, rewards={}, components=parts, metrics=metrics)
         return step
 
     def close(self) -> None:
@@ -239,9 +236,7 @@ class CollaborativeReasoningEnvironment(Environment):
             return self._step(pay, self._ask({SUMMARIZER: "\n\n".join([self._question, *shown, SUM_UP])}, turn))
         asked = {}
         for solver in self._solvers:
-            seen = {person: answer for person, answer in last.answers.items() if person != solver}
-            if last.leader is not None:
-                seen[LEADER] = last.leader
+            seen = {person: answer for person, answer in last.spoken.items() if person != solver}
             asked[solver] = "\n\n".join([*shown_answers(seen, scores=self.show_scores), self._question])
         return self._step(pay, self._ask(asked, turn + 1))
 
@@ -275,21 +270,31 @@ class CollaborativeReasoningEnvironment(Environment):
         return (None if faults else answer), faults
 
     def _judged(self, said: Mapping[str, str]) -> dict[str, Answer]:
-        """Return all answers of a turn, scored at once."""
+        """Return all answers of a turn, scored at once: by the label, or by the model where they are not masked.
+
+        Raises:
+            EnvironmentContractError: the model gave a value that is no probability, or another number of scores.
+        """
         found = {}
         for person, text in said.items():
             answer, faults = self._read(text, self._form)
-            found[person] = Answer(text, answer, faults, is_right(answer, self._expected, self._form), 0.0)
+            right = is_right(answer, self._expected, self._form)
+            found[person] = Answer(text, answer, faults, right, float(right))
         valid = [person for person, answer in found.items() if not answer.faults]
-        scores, truncated = scored(
-            self.scorer,
-            self._question,
-            [found[person].text for person in valid],
-            [found[person].right for person in valid],
-        )
-        self._truncated += truncated
-        rated = {person: replace(found[person], score=score) for person, score in zip(valid, scores, strict=True)}
-        return found | rated
+        if isinstance(self.scorer, str) or not valid:
+            return found
+        name = type(self.scorer).__name__
+        try:
+            scores = self.scorer.score_batch([exchange(self._question, said[person]) for person in valid])
+            values = [as_probability(score, self.scorer.probability) for score in scores]
+        except NonFiniteError as error:  # of one answer: it costs the episode, not the run
+            raise EnvironmentContractError(f"the scorer {name} failed: {error}") from error
+        if len(values) != len(valid):
+            raise EnvironmentContractError(f"the scorer {name} gave {len(values)} scores for {len(valid)} answers")
+        self._truncated += sum(score.truncated for score in scores)
+        return found | {
+            person: replace(found[person], score=value) for person, value in zip(valid, values, strict=True)
+        }
 
     def _pay(self, answers: Mapping[str, Answer], turn: int) -> dict[str, dict[str, float]]:
         """Return the components of each agent's reward for its answer."""
@@ -301,8 +306,7 @@ class CollaborativeReasoningEnvironment(Environment):
     def _for_turns_left(self, pay: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
         """Return the components with the scores of the last answers for the turns that a consensus saves."""
         last, turn = self._rounds[-1], len(self._rounds)
-        spoken = {**last.answers, **({LEADER: last.leader} if last.leader is not None else {})}
-        saved = {self._agent(person, turn): answer.score for person, answer in spoken.items()}
+        saved = {self._agent(person, turn): answer.score for person, answer in last.spoken.items()}
         left = self.max_turns - turn
         return {**pay, **{who: {**pay.get(who, {}), "consensus": left * score} for who, score in saved.items()}}
 
@@ -314,47 +318,14 @@ class CollaborativeReasoningEnvironment(Environment):
         metrics = record.metrics(done=bool(stop_reason))
         if self.scorer != "label":
             scores = record.mean_scores()
-            metrics |= {**scores, "truncated_scores": float(self._truncated)}
+            metrics |= scores | {"truncated_scores": float(self._truncated)}
             if stop_reason:
                 metrics[VERIFIER_SCORE] = list(scores.values())[-1]
         return Step(
             observations=asked,
-            rewards={agent: math.fsum(parts.values()) for agent, parts in pay.items()},
             components=pay,
             done=bool(stop_reason),
             stop_reason=stop_reason,
             success=record.team_is_right() if stop_reason else None,
             metrics=metrics,
         )
-
-
-def _well_formed(text: str) -> str:
-    """Return the text without halves of characters, which models cannot be given."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def scored(
-    scorer: Literal["label"] | TextScorer, question: str, texts: Sequence[str], right: Sequence[bool]
-) -> tuple[list[float], int]:
-    """Return the score of each answer of a turn, and the number of answers truncated to fit the model's window.
-
-    Args:
-        scorer: ``label`` for 1 where an answer is right and 0 where it is wrong, or a model.
-        question: as it was posed.
-        texts: the answers.
-        right: whether they are, by the label.
-
-    Raises:
-        EnvironmentContractError: the model gave a value that is no probability, or another number of scores.
-    """
-    if isinstance(scorer, str) or not texts:
-        return [float(holds) for holds in right], 0
-    name = type(scorer).__name__
-    try:
-        found = scorer.score_batch([exchange(question, text) for text in texts])
-        values = [as_probability(score, scorer.probability) for score in found]
-    except NonFiniteError as error:  # of one answer: it costs the episode, not the run
-        raise EnvironmentContractError(f"the scorer {name} failed: {error}") from error
-    if len(values) != len(texts):
-        raise EnvironmentContractError(f"the scorer {name} gave {len(values)} scores for {len(texts)} answers")
-    return values, sum(score.truncated for score in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +45,11 @@ class Round:
     leader: Answer | None = None
 
     @property
+    def spoken(self) -> dict[str, Answer]:
+        """All answers, the leader's last."""
+        return {**self.answers, **({LEADER: self.leader} if self.leader else {})}
+
+    @property
     def given(self) -> list[str | None]:
         """The solvers' answers, None where there is no vote."""
         return [answer.answer for answer in self.answers.values()]
@@ -77,17 +82,14 @@ class Record:
 
     def metrics(self, *, done: bool) -> dict[str, float]:
         """Return metrics of the turns; in a finished episode the last answers stand for turns that were not played."""
-        found: dict[str, float] = {}
-        for number in range(len(self.rounds)):
-            found |= self._turn(number, number + 1)
-            if number:
-                found |= {f"turn_{number + 1}_{name}": value for name, value in self._changes(number).items()}
-        for turn in range(len(self.rounds) + 1, self.planned + 1 if done else 0):
-            found |= self._turn(-1, turn)
-        for number in range(1, len(self.rounds)):
-            for name, value in self._changes(number).items():
-                found[name] = found.get(name, 0.0) + value
-        spoken = [answer for played in self.rounds for answer in _spoken(played)]
+        found, totals, last = dict[str, float](), dict[str, float](), len(self.rounds)
+        for turn in range(1, (self.planned if done else last) + 1):
+            found |= self._turn(min(turn, last) - 1, turn)
+            for name, value in self._changes(turn - 1).items() if 1 < turn <= last else ():
+                found[f"turn_{turn}_{name}"] = value
+                totals[name] = totals.get(name, 0.0) + value
+        found |= totals
+        spoken = [answer for played in self.rounds for answer in played.spoken.values()]
         found |= {name: float(sum(name in answer.faults for answer in spoken)) for name in FAULTS}
         return found | {
             "majority_accuracy": float(self.majority_is_right(-1)),
@@ -99,12 +101,9 @@ class Record:
 
     def _turn(self, number: int, turn: int) -> dict[str, float]:
         played = self.rounds[number]
-        solvers = played.answers
-        found = {f"{name}_turn_{turn}_accuracy": float(answer.right) for name, answer in solvers.items()}
-        if played.leader is not None:
-            found[f"{LEADER}_turn_{turn}_accuracy"] = float(played.leader.right)
-        return found | {
-            f"turn_{turn}_accuracy": sum(answer.right for answer in solvers.values()) / len(solvers),
+        return {
+            **{f"{name}_turn_{turn}_accuracy": float(answer.right) for name, answer in played.spoken.items()},
+            f"turn_{turn}_accuracy": sum(answer.right for answer in played.answers.values()) / len(played.answers),
             f"turn_{turn}_majority_accuracy": float(self.majority_is_right(number)),
         }
 
@@ -152,7 +151,3 @@ def clipped(text: str) -> str:
     ('x7', 4003)
     """
     return text if len(text) <= SHOWN_CHARACTERS else f"...{text[-SHOWN_CHARACTERS:]}"
-
-
-def _spoken(played: Round) -> Sequence[Answer]:
-    return [*played.answers.values(), *([played.leader] if played.leader else [])]

@@ -25,6 +25,8 @@ FORMS = (
 """Fields of the premise, the hypothesis and the label, as data sets are published."""
 
 NO_LABEL = (-1, "-1", "-", "")
+_LABELS = {text: label for number, label in enumerate(LABELS) for text in (str(number), label[0], label)}
+"""Labels by their numbers, first letters and names."""
 
 
 def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -34,11 +36,6 @@ def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
     ('context', 'hypothesis', 'label')
     """
     return next((fields for fields in FORMS if all(name in row for name in fields)), None)
-
-
-def inference_question(premise: str, hypothesis: str) -> str:
-    """Return the text that poses an inference."""
-    return f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
 
 
 def inference_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -53,14 +50,9 @@ def inference_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     premise, hypothesis, label = (row[name] for name in fields)
     if label in NO_LABEL:
         return None
-    if isinstance(label, str) and label.strip().isdigit():
-        label = int(label)
-    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(LABELS):
-        label = LABELS[label]
-    name = label.strip().lower() if isinstance(label, str) else label
-    name = next((item for item in LABELS if name == item[0]), name)
+    name = _LABELS.get(str(label).strip().lower())
     texts = isinstance(premise, str) and isinstance(hypothesis, str) and premise.strip() and hypothesis.strip()
-    if not texts or name not in LABELS:
+    if not texts or name is None:
         raise DataError(
             f"the premise is {premise!r:.80}, the hypothesis {hypothesis!r:.80} and the label {label!r:.40}; the first "
             f"two must be texts, the label one of {', '.join(LABELS)} or 0, 1, 2"
@@ -84,7 +76,7 @@ def generate_inference(rng: Random) -> dict[str, Any]:
 
 
 def _data(premise: str, hypothesis: str, label: str) -> dict[str, Any]:
-    question = inference_question(premise, hypothesis)
+    question = f"Premise: {premise}\nHypothesis: {hypothesis}\n{ASKED}"
     return {"format": "nli", "question": question, "answer": label, "solution": label, "key": premise}
 
 

@@ -92,7 +92,7 @@ class DebateEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         return self._tasks.source(
-            split, generate_topic, "proposal", ("topic",), lambda row: str(row["topic"]).strip(), row_topic
+            split, ("topic",), row_topic, lambda row: str(row["topic"]).strip(), generate_topic, "proposal"
         )
 
     def bounds(self, task: Task) -> tuple[float, float] | None:
@@ -111,12 +111,10 @@ class DebateEnvironment(Environment):
         """Pass an argument on to the other side, or have the debate judged; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
         self._arguments.append(Argument(SIDE_OF[agent], self._read(message.content)))
-        if len(self._arguments) == 2 * self.max_turns:
-            debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))
-            step = self._judged(self.judge.judge(debate))
-        else:
-            step = Step(self._observations(OPPONENT[SIDE_OF[agent]]))
-        return step
+        if len(self._arguments) < 2 * self.max_turns:
+            return Step(self._observations(OPPONENT[SIDE_OF[agent]]))
+        debate = Debate(self._topic, tuple(self._arguments), derive_seed("judge", self._seed))
+        return self._judged(self.judge.judge(debate))
 
     def close(self) -> None:
         """Free the judge's resources."""
@@ -149,8 +147,7 @@ class DebateEnvironment(Environment):
             stop_reason="judged",
             metrics={
                 **{f"{AGENT_OF[side]}_score": verdict.score(side) for side in SIDES},
-                "pro_wins": float(winner == "PRO"),
-                "con_wins": float(winner == "CON"),
+                **{f"{AGENT_OF[side]}_wins": float(winner == side) for side in SIDES},
                 "tie": float(winner == TIE),
                 "pro_opens": float(self._opener == SIDES[0]),
                 "clipped_arguments": float(self._clipped),

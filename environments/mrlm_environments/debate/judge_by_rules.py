@@ -80,8 +80,6 @@ class RuleJudge(Judge):
 
     def _side(self, side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measures]]) -> dict[str, float]:
         own = [measures for speaker, _, measures in turns if speaker == side]
-        if not own:
-            return dict.fromkeys((*WEIGHTS, "consistency", "coverage"), 0.0)
         means = {name: sum(item.parts[name] for item in own) / len(own) for name in WEIGHTS}
         scores = [item.score for item in own]
         soundness = sum(item.soundness for item in own) / len(own)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -47,7 +46,7 @@ class Halves(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return numbered rounds, without end; see :meth:`Environment.tasks`."""
-        return SeededTasks(self.name, split, partial(_round, halves=self.halves), lambda data: data["question"])
+        return SeededTasks(self.name, split, self._round, lambda data: data["question"])
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
         """Return one of the two solutions."""
@@ -86,6 +85,5 @@ class Halves(Environment):
         letters = _NOT_A_LETTER.sub("", reply[:1000].lower())
         return next((half for half in self.halves if letters.startswith(half)), None)
 
-
-def _round(rng: Random, halves: tuple[str, str]) -> dict[str, Any]:
-    return {"question": f"Round {rng.randint(1, 9999)}: {halves[0]} or {halves[1]}?"}
+    def _round(self, rng: Random) -> dict[str, Any]:
+        return {"question": f"Round {rng.randint(1, 9999)}: {self.halves[0]} or {self.halves[1]}?"}

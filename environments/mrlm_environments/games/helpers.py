@@ -69,11 +69,10 @@ class Helpers(Environment):
             told = self.score * (letter == self._letter)
             self._answers = last
             shown = self._shown("planner", f"It is {letter or '-'}. " + ("A or C?" if last else "C or A?"))
-            return Step(observations=shown, rewards={agent: told}, components={agent: {"told": told}})
+            return Step(observations=shown, components={agent: {"told": told}})
         if self._answers:
             success = letter == self._letter
             return Step(
-                rewards={agent: float(success)},
                 components={agent: {"right": float(success)}},
                 done=True,
                 stop_reason="answered",
@@ -86,7 +85,6 @@ class Helpers(Environment):
         self._asked += 1
         return Step(
             observations=self._shown(f"helper@{self._asked}", f"Round {self._round}: say {self._letter}."),
-            rewards={agent: -self.cost},
             components={agent: {"calls": -self.cost}},
         )
 

@@ -56,15 +56,13 @@ class KuhnPoker(Environment):
         action = chosen_letter(message.content, "PB")
         self._history += action or ""
         if action is None:
-            step = self._end("illegal_action", self._other(agent), chips=1)
-        elif self._history in _FOLDS:
-            step = self._end("fold", self._other(agent), chips=1)
-        elif self._history in _SHOWDOWNS:
+            return self._end("illegal_action", self._other(agent), chips=1)
+        if self._history in _FOLDS:
+            return self._end("fold", self._other(agent), chips=1)
+        if self._history in _SHOWDOWNS:
             winner = max(self.agents, key=lambda player: CARDS.index(self._cards[player]))
-            step = self._end("showdown", winner, chips=_SHOWDOWNS[self._history])
-        else:
-            step = Step(self._ask())
-        return step
+            return self._end("showdown", winner, chips=_SHOWDOWNS[self._history])
+        return Step(self._ask())
 
     def _other(self, agent: str) -> str:
         return self.agents[1 - self.agents.index(agent)]

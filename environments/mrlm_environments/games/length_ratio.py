@@ -86,7 +86,6 @@ class LengthRatioGame(Environment):
         shown = Message("user", f"The first text had {first} characters, the second {second}. Write again.")
         return Step(
             observations={} if done else dict.fromkeys(self.agents, (shown,)),
-            rewards=dict.fromkeys(self.agents, pay),
             components={agent: {"ratio": pay} for agent in self.agents},
             done=done,
             stop_reason="rounds" if done else "",
@@ -96,8 +95,7 @@ class LengthRatioGame(Environment):
 
     def _lengths(self) -> tuple[int, int] | None:
         low, high = self.target
-        shortest = max(self.minimum, math.ceil(self.minimum / high))
-        for first in range(shortest, MAX_CHARACTERS + 1):
+        for first in range(self.minimum, MAX_CHARACTERS + 1):
             second = max(self.minimum, math.ceil(low * first))
             if second <= MAX_CHARACTERS and second <= high * first:
                 return first, second

@@ -58,18 +58,13 @@ class TicTacToe(Environment):
         ((agent, message),) = actions.items()
         cell = move(message.content)
         if cell is None or self._board[cell - 1] in MARKS:
-            step = self._end("illegal_move", winner=self._other(agent))
-        else:
-            mark = MARKS[self._moves % 2]
-            self._board[cell - 1] = mark
-            self._moves += 1
-            if any(all(self._board[int(cell) - 1] == mark for cell in line) for line in LINES):
-                step = self._end("three_in_a_row", winner=agent)
-            elif self._moves == len(self._board):
-                step = self._end("draw", winner=None)
-            else:
-                step = Step(self._ask())
-        return step
+            return self._end("illegal_move", winner=self._other(agent))
+        mark = MARKS[self._moves % 2]
+        self._board[cell - 1] = mark
+        self._moves += 1
+        if any(all(self._board[int(cell) - 1] == mark for cell in line) for line in LINES):
+            return self._end("three_in_a_row", winner=agent)
+        return self._end("draw", winner=None) if self._moves == len(self._board) else Step(self._ask())
 
     def _in_order(self, task: Task) -> tuple[str, str]:
         """Return the agents, the one that begins first."""

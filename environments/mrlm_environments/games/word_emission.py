@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -45,9 +44,7 @@ class WordEmission(Environment):
 
     def tasks(self, split: str) -> TaskSource:
         """Return a numbered request for one of the words, without end; see :meth:`Environment.tasks`."""
-        return SeededTasks(
-            self.name, split, partial(_request, words=tuple(self.words)), lambda data: str(data["round"])
-        )
+        return SeededTasks(self.name, split, self._request, lambda data: str(data["round"]))
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
         """Return the word for all agents."""
@@ -68,13 +65,15 @@ class WordEmission(Environment):
         shares = {agent: word_share(message.content, self._word) for agent, message in actions.items()}
         reward = sum(shares.values()) / len(shares)
         return Step(
-            rewards=dict.fromkeys(self.agents, reward),
             components={agent: {"word": reward} for agent in self.agents},
             done=True,
             stop_reason="answered",
             success=all(share == 1 for share in shares.values()),
             metrics={f"{agent}_share": share for agent, share in shares.items()},
         )
+
+    def _request(self, rng: Random) -> dict[str, Any]:
+        return {"round": rng.randint(1, 9999), "word": rng.choice(self.words)}
 
     def _question(self, task: Task) -> str:
         return f"Round {task.data['round']}: say {task.data['word']}"
@@ -91,7 +90,3 @@ def word_share(reply: str, word: str) -> float:
     """
     text = "".join(reply[:JUDGED].split())
     return len(word) * text.count(word) / len(text) if text else 0.0
-
-
-def _request(rng: Random, words: tuple[str, ...]) -> dict[str, Any]:
-    return {"round": rng.randint(1, 9999), "word": rng.choice(words)}

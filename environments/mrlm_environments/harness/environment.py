@@ -14,7 +14,7 @@ from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment import Message, Observations, Step, Task
 from mrlm_pl.environment.prompts import Prompt
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, ProgramError
+from mrlm_pl.errors import ConfigurationError, ProgramError
 from mrlm_pl.serving.gateway.programs import run_command, run_function
 from mrlm_pl.serving.gateway.session import COUNTS, Limits, Session
 from mrlm_pl.settings import at_least, positive
@@ -113,7 +113,9 @@ class HarnessEnvironment(QuestionEnvironment):
         Raises:
             ProgramError: it cannot be started, fails, hangs, or ends without a call.
         """
-        await self._leave()
+        left, self._session = self._session, None
+        if left is not None:  # the episode before was not played to its end
+            await self.gateway.run(self.gateway.remove, left)
         self._row = task.data
         session = self._session = self.gateway.add(lambda: Session(self.agents, self.limits, task.data, self.ignore))
         await self.gateway.run(self._started, session)
@@ -128,12 +130,10 @@ class HarnessEnvironment(QuestionEnvironment):
             ProgramError: the program fails, hangs, or ends without a reward.
         """
         session = self._session
-        if session is None:
-            raise EnvironmentContractError("harness: step was called without an episode; call reset first")
+        assert session is not None, "the base class keeps the order of calls"
         prompts, posted = await self.gateway.run(self._after, session, actions)
         if prompts:
-            sums = {agent: math.fsum(parts.values()) for agent, parts in posted.items()}
-            return Step(prompts, sums, posted)
+            return Step(prompts, components=posted)
         self._session = None
         return await self._scored(session, posted)
 
@@ -173,12 +173,6 @@ class HarnessEnvironment(QuestionEnvironment):
             await self.gateway.remove(session)  # accepts no further rewards
         return prompts, session.take_rewards()
 
-    async def _leave(self) -> None:
-        """End the episode that was not played to its end."""
-        session, self._session = self._session, None
-        if session is not None:
-            await self.gateway.run(self.gateway.remove, session)
-
     async def _scored(self, session: Session, posted: Mapping[str, Mapping[str, float]]) -> Step:
         """Return the last step, from the reward functions and the rewards posted since the step before."""
         output = session.program.result()
@@ -198,7 +192,6 @@ class HarnessEnvironment(QuestionEnvironment):
             for name, value in parts.items():
                 components[agent][name] = components[agent].get(name, 0.0) + value
         return Step(
-            rewards={agent: math.fsum(parts.values()) for agent, parts in components.items()},
             components=components,
             done=True,
             stop_reason="ended",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks, opening
-from mrlm_environments.knowledge_graph.exploration import PARAMETERS, Exploration, read_action
-from mrlm_environments.knowledge_graph.graph import Graph
+from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, Graph, read_action
 from mrlm_environments.knowledge_graph.ontology import Ontology
 from mrlm_environments.knowledge_graph.questions import KINDS, Kind, WorldTasks
 from mrlm_environments.knowledge_graph.reconstruction import reconstructed
@@ -19,15 +17,7 @@ from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    ToolError,
-    checked_call,
-    clipped,
-    requested_calls,
-    tool_message,
-    tool_schema,
-)
+from mrlm_pl.environment.tools import MalformedCall, ToolError, checked_call, clipped, requested_calls, tool_message
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
@@ -35,19 +25,6 @@ from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 Scoring = Literal["exact", "f1"]
 RECONSTRUCTED, FREEBASE = "reconstructed", "http://rdf.freebase.com/ns/"
 
-_TEXT = {"type": "string"}
-TOOLS = tuple(
-    tool_schema(name, description, dict.fromkeys(PARAMETERS[name], _TEXT), closed=True)
-    for name, description in {
-        "get_relations": "List the relations of an entity or of a variable's entities.",
-        "get_neighbors": "Make a variable of the entities to which a relation leads.",
-        "intersection": "Make a variable of the entities that are in both variables.",
-        "get_attributes": "List the attributes of a variable's entities that hold numbers or dates.",
-        "argmax": "Make a variable of the entity with the largest value of an attribute.",
-        "argmin": "Make a variable of the entity with the smallest value of an attribute.",
-        "count": "Make a variable of the number of a variable's entities.",
-    }.items()
-)
 INSTRUCTION = (
     "Answer the question by exploring a graph with the tools. A tool takes the name of an entity, or a variable (#0, "
     "#1, ...), which stands for a set of entities. Without tool calls, write one line such as: Action: "
@@ -159,7 +136,7 @@ class KnowledgeGraphEnvironment(Environment):
         """
         if self._tasks.data is None:
             return WorldTasks(self.name, split, self.kinds, self.hops, self.entities)
-        return self._tasks.rows(split, ("question", "entities", "answer"), _identity, self._row_task)
+        return self._tasks.source(split, ("question", "entities", "answer"), self._row_task, _identity)
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls of the program and the final answer; None if they do not fit in the turns."""
@@ -206,7 +183,7 @@ class KnowledgeGraphEnvironment(Environment):
             told = [Message("user", self._observed(agent, call))]
         self._faults += answers and not told
         if self._turns == self.max_turns:
-            return self._ended({}, "max_turns")
+            return self._ended("max_turns")
         metrics = {"failed_calls": float(self._faults)}
         if not answers and (not told or self._own == self._limit):
             self._acting, self._own = self._acting + 1, 0
@@ -237,15 +214,15 @@ class KnowledgeGraphEnvironment(Environment):
             given = self._exploration.answer(number)
         except ToolError:
             self._faults += 1
-            return self._ended({}, "invalid_variable")
+            return self._ended("invalid_variable")
         scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
-        return self._ended({self.reward: scores[self.reward]}, "answered", scores)
+        return self._ended("answered", scores)
 
-    def _ended(self, components: Mapping[str, float], stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
-        answered = stop_reason == "answered"
-        parts = components if answered else {self.reward: 0.0, "incomplete": -self.incomplete_penalty}
+    def _ended(self, stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
+        parts: dict[str, float] = {self.reward: scores[self.reward]}
+        if stop_reason != "answered":
+            parts["incomplete"] = -self.incomplete_penalty
         return Step(
-            rewards=dict.fromkeys(self.agents, math.fsum(parts.values())),
             components={agent: dict(parts) for agent in self.agents},
             done=True,
             stop_reason=stop_reason,

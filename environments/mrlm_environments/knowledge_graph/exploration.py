@@ -5,21 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from mrlm_environments.knowledge_graph.graph import Graph, Nodes
-from mrlm_pl.environment.tools import ToolError
+from mrlm_environments.knowledge_graph.graph import Nodes, TripleStore
+from mrlm_environments.knowledge_graph.sparql import SparqlGraph
+from mrlm_pl.environment.tools import ToolError, tool_schema
 
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "get_relations": ("variable",),
-    "get_neighbors": ("variable", "relation"),
-    "intersection": ("variable1", "variable2"),
-    "get_attributes": ("variable",),
-    "argmax": ("variable", "attribute"),
-    "argmin": ("variable", "attribute"),
-    "count": ("variable",),
-}
+TOOLS = tuple(
+    tool_schema(name, description, {key: {"type": "string"} for key in arguments.split()}, closed=True)
+    for name, arguments, description in (
+        ("get_relations", "variable", "List the relations of an entity or of a variable's entities."),
+        ("get_neighbors", "variable relation", "Make a variable of the entities to which a relation leads."),
+        ("intersection", "variable1 variable2", "Make a variable of the entities that are in both variables."),
+        ("get_attributes", "variable", "List the attributes of a variable's entities that hold numbers or dates."),
+        ("argmax", "variable attribute", "Make a variable of the entity with the largest value of an attribute."),
+        ("argmin", "variable attribute", "Make a variable of the entity with the smallest value of an attribute."),
+        ("count", "variable", "Make a variable of the number of a variable's entities."),
+    )
+)
+PARAMETERS: dict[str, list[str]] = {tool.name: tool.parameters["required"] for tool in TOOLS}
 """Tools, and the names of their arguments in order."""
 
+Graph: TypeAlias = TripleStore | SparqlGraph
 _NUMBERED = re.compile(r"(?:[Vv]ariable )?#(\d{1,6})")
 _TOOL = re.compile(r"\b(\w+)\(")
 

@@ -1,9 +1,8 @@
-"""Graphs of entities: the operations that the tools need, and a store in memory that offers them."""
+"""A graph of entities in memory, with the operations that the tools need."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import date
 from typing import Any, TypeAlias
 
@@ -16,120 +15,73 @@ Value: TypeAlias = float | date
 UNTYPED = "common.topic"
 
 
-class Graph(ABC):
-    """A graph to explore. It does not change, so copies of an environment share it."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
-        return self
-
-    @abstractmethod
-    def entity(self, name: str) -> Nodes | None:
-        """Return the set of the one entity with this identifier, or None if the graph has no such entity."""
-
-    @abstractmethod
-    def relations(self, nodes: Nodes) -> list[str]:
-        """Return the relations that leave at least one of the entities, sorted."""
-
-    @abstractmethod
-    def attributes(self, nodes: Nodes) -> list[str]:
-        """Return the attributes with numbers or dates of at least one of the entities, sorted."""
-
-    @abstractmethod
-    def neighbors(self, nodes: Nodes, relation: str) -> Nodes:
-        """Return the entities to which a relation leads from any of the entities."""
-
-    @abstractmethod
-    def intersection(self, first: Nodes, second: Nodes) -> Nodes:
-        """Return the entities that are in both sets."""
-
-    @abstractmethod
-    def best(self, nodes: Nodes, attribute: str, largest: bool) -> Nodes:
-        """Return the entities with the largest, or smallest, value of an attribute: several where values are equal."""
-
-    @abstractmethod
-    def members(self, nodes: Nodes) -> frozenset[str]:
-        """Return the identifiers of the entities."""
-
-    @abstractmethod
-    def size(self, nodes: Nodes) -> int:
-        """Return the number of entities."""
-
-    @abstractmethod
-    def type_of(self, relation: str) -> str:
-        """Return the type of the entities to which a relation leads."""
-
-
-class TripleStore(Graph):
+class TripleStore:
     """A graph in memory: dictionaries from entities to their relations and attributes. Its sets are frozen sets.
+
+    It does not change once it is made, so copies of an environment share it.
 
     Args:
         types: the type of the entities to which each relation leads; :data:`UNTYPED` for others.
+
+    Attributes:
+        objects: targets by subject and relation.
+        values: numbers or dates by entity and attribute.
     """
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
-        self._objects: dict[str, dict[str, set[str]]] = {}
-        self._values: dict[str, dict[str, Value]] = {}
+        self.objects: dict[str, dict[str, set[str]]] = {}
+        self.values: dict[str, dict[str, Value]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TripleStore:
+        return self
 
     def add(self, subject: str, relation: str, target: str, inverse: str | None = None) -> None:
         """Add a triple, and the one in the other direction where the relation has an inverse."""
-        self._objects.setdefault(subject, {}).setdefault(relation, set()).add(target)
-        other = self._objects.setdefault(target, {})
+        self.objects.setdefault(subject, {}).setdefault(relation, set()).add(target)
+        other = self.objects.setdefault(target, {})
         if inverse is not None:
             other.setdefault(inverse, set()).add(subject)
 
     def add_value(self, entity: str, attribute: str, value: Value) -> None:
         """Add the value of an entity's attribute; an earlier one is replaced."""
-        self._objects.setdefault(entity, {})
-        self._values.setdefault(entity, {})[attribute] = value
-
-    def triples(self) -> Iterable[tuple[str, str, str]]:
-        """Yield all triples between entities."""
-        for subject, relations in self._objects.items():
-            for relation, targets in relations.items():
-                for target in targets:
-                    yield subject, relation, target
-
-    def values(self) -> Iterable[tuple[str, str, Value]]:
-        """Yield entity, attribute and value."""
-        for entity, attributes in self._values.items():
-            for attribute, value in attributes.items():
-                yield entity, attribute, value
+        self.objects.setdefault(entity, {})
+        self.values.setdefault(entity, {})[attribute] = value
 
     def entity(self, name: str) -> frozenset[str] | None:
-        """See :meth:`Graph.entity`."""
-        return frozenset((name,)) if name in self._objects else None
+        """Return the set of the one entity with this identifier, or None if the graph has no such entity."""
+        return frozenset((name,)) if name in self.objects else None
 
     def relations(self, nodes: frozenset[str]) -> list[str]:
-        """See :meth:`Graph.relations`."""
-        return sorted({relation for node in nodes for relation in self._objects.get(node, ())})
+        """Return the relations that leave at least one of the entities, sorted."""
+        return sorted({relation for node in nodes for relation in self.objects.get(node, ())})
 
     def attributes(self, nodes: frozenset[str]) -> list[str]:
-        """See :meth:`Graph.attributes`."""
-        return sorted({attribute for node in nodes for attribute in self._values.get(node, ())})
+        """Return the attributes with numbers or dates of at least one of the entities, sorted."""
+        return sorted({attribute for node in nodes for attribute in self.values.get(node, ())})
 
     def neighbors(self, nodes: frozenset[str], relation: str) -> frozenset[str]:
-        """See :meth:`Graph.neighbors`."""
-        return frozenset().union(*(self._objects.get(node, {}).get(relation, ()) for node in nodes))
+        """Return the entities to which a relation leads from any of the entities."""
+        return frozenset().union(*(self.objects.get(node, {}).get(relation, ()) for node in nodes))
 
     def intersection(self, first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
-        """See :meth:`Graph.intersection`."""
+        """Return the entities that are in both sets."""
         return first & second
 
     def best(self, nodes: frozenset[str], attribute: str, largest: bool) -> frozenset[str]:
-        """See :meth:`Graph.best`."""
-        found = {node: self._values[node][attribute] for node in nodes if attribute in self._values.get(node, ())}
+        """Return the entities with the largest, or smallest, value of an attribute: several where values are equal."""
+        found = {node: self.values[node][attribute] for node in nodes if attribute in self.values.get(node, ())}
         extreme = (max if largest else min)(found.values(), default=None)
         return frozenset(node for node, value in found.items() if value == extreme)
 
     def members(self, nodes: frozenset[str]) -> frozenset[str]:
-        """See :meth:`Graph.members`."""
+        """Return the identifiers of the entities."""
         return nodes
 
     def size(self, nodes: frozenset[str]) -> int:
-        """See :meth:`Graph.size`."""
+        """Return the number of entities."""
         return len(nodes)
 
     def type_of(self, relation: str) -> str:
-        """See :meth:`Graph.type_of`."""
+        """Return the type of the entities to which a relation leads."""
         return self._types.get(relation, UNTYPED)

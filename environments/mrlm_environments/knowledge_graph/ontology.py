@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,13 @@ class Ontology:
         self.types: Mapping[str, str] = {relation: target for _, relation, target in roles}
         self.owners: Mapping[str, str] = {relation: owner for owner, relation, _ in roles}
         self.inverses: Mapping[str, str] = {**{second: first for first, second in pairs}, **dict(pairs)}
-        relations, attributes = defaultdict(list), defaultdict(list)
+        self.relations: dict[str, list[str]] = defaultdict(list)
+        self.attributes: dict[str, list[str]] = defaultdict(list)
         for owner, relation, target in roles:
             if target in ORDERED:
-                attributes[owner].append(relation)
+                self.attributes[owner].append(relation)
             elif not target.startswith("type."):
-                relations[owner].append(relation)
-        self.relations: Mapping[str, Sequence[str]] = relations
-        self.attributes: Mapping[str, Sequence[str]] = attributes
+                self.relations[owner].append(relation)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ontology:
         return self  # copies of an environment share it

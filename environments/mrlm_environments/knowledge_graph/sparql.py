@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mrlm_environments.knowledge_graph.graph import UNTYPED, Graph
+from mrlm_environments.knowledge_graph.graph import UNTYPED
 from mrlm_environments.knowledge_graph.ontology import Ontology
+from mrlm_environments.libraries import library
 from mrlm_pl.environment.tools import ToolError
-from mrlm_pl.errors import ConfigurationError, DataError, RemoteError
+from mrlm_pl.errors import DataError, RemoteError
 
 SECONDS = 60.0
 """Time limit of a query to an endpoint."""
@@ -39,8 +40,10 @@ Program = tuple[Any, ...]
 relation, ``both`` two sets, ``best`` a set, an attribute and whether the largest value is meant."""
 
 
-class SparqlGraph(Graph):
-    """A graph behind SPARQL. Its sets are programs, which become one query when their entities are asked for.
+class SparqlGraph:
+    """A graph behind SPARQL, with the methods of :class:`~mrlm_environments.knowledge_graph.graph.TripleStore`.
+
+    Its sets are programs, which become one query when their entities are asked for.
 
     Args:
         query: returns the results of a query in SPARQL's JSON format.
@@ -52,8 +55,11 @@ class SparqlGraph(Graph):
     def __init__(self, query: Callable[[str], Any], namespace: str, ontology: Ontology | None) -> None:
         self._query, self.namespace, self.ontology = query, namespace, ontology
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparqlGraph:
+        return self
+
     def entity(self, name: str) -> Program | None:
-        """See :meth:`Graph.entity`."""
+        """See :meth:`TripleStore.entity`."""
         if not _LOCAL.fullmatch(name) and not _FULL.fullmatch(name):
             return None
         iri = self._iri(name)
@@ -61,35 +67,35 @@ class SparqlGraph(Graph):
         return ("entity", 1, name) if known else None
 
     def relations(self, nodes: Program) -> list[str]:
-        """See :meth:`Graph.relations`."""
+        """See :meth:`TripleStore.relations`."""
         return self._edges(nodes, "FILTER(!isLiteral(?o))")
 
     def attributes(self, nodes: Program) -> list[str]:
-        """See :meth:`Graph.attributes`."""
+        """See :meth:`TripleStore.attributes`."""
         return self._edges(nodes, _ORDERED)
 
     def neighbors(self, nodes: Program, relation: str) -> Program:
-        """See :meth:`Graph.neighbors`."""
+        """See :meth:`TripleStore.neighbors`."""
         return _combined("neighbors", nodes, relation)
 
     def intersection(self, first: Program, second: Program) -> Program:
-        """See :meth:`Graph.intersection`."""
+        """See :meth:`TripleStore.intersection`."""
         return _combined("both", first, second)
 
     def best(self, nodes: Program, attribute: str, largest: bool) -> Program:
-        """See :meth:`Graph.best`."""
+        """See :meth:`TripleStore.best`."""
         return _combined("best", nodes, attribute, largest)
 
     def members(self, nodes: Program) -> frozenset[str]:
-        """See :meth:`Graph.members`."""
+        """See :meth:`TripleStore.members`."""
         return frozenset(map(self._name, self._rows(f"SELECT DISTINCT ?x WHERE {{ {self._found(nodes)} }}")))
 
     def size(self, nodes: Program) -> int:
-        """See :meth:`Graph.size`."""
+        """See :meth:`TripleStore.size`."""
         return int(self._rows(f"SELECT (COUNT(DISTINCT ?n) AS ?x) WHERE {{ {self._found(nodes, 'n')} }}")[0])
 
     def type_of(self, relation: str) -> str:
-        """See :meth:`Graph.type_of`."""
+        """See :meth:`TripleStore.type_of`."""
         if self.ontology is not None:
             return self.ontology.types.get(relation, UNTYPED)
         found = self._rows(f"SELECT ?x WHERE {{ {self._iri(relation)} <{_RANGE}> ?x }} ORDER BY ?x LIMIT 1")
@@ -157,13 +163,8 @@ def query_file(path: str) -> Callable[[str], Any]:
         ConfigurationError: pyoxigraph is not installed.
         DataError: the file cannot be read.
     """
-    try:
-        import pyoxigraph
-    except ImportError as error:
-        raise ConfigurationError(
-            "knowledge_graph: a graph's file needs pyoxigraph; pip install 'mrlm[graph]'"
-        ) from error
-    store: Any = pyoxigraph.Store()
+    pyoxigraph = library("pyoxigraph", "graph")
+    store = pyoxigraph.Store()
     try:
         store.bulk_load(path=str(Path(path).expanduser()), format=pyoxigraph.RdfFormat.N_TRIPLES)
     except (OSError, SyntaxError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 from mrlm_environments.answers import is_right, read_answer, vote
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.math.problems import KINDS, MAX_DIFFICULTY, Kind, generate_problem
-from mrlm_pl.answers.numbers import equal_answers, extract_answer, number_value, shows_steps
+from mrlm_pl.answers.numbers import extract_answer, number_value, shows_steps
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import DataError
@@ -72,9 +72,7 @@ class MathEnvironment(SingleAgentEnvironment):
             DataError: a row lacks a field, or its answer is no number and does not end in ``#### N``.
             ConfigurationError: the split is unknown or empty.
         """
-        return self._tasks.source(
-            split, self._generate, "key", ("question", "answer"), lambda row: str(row["question"]), worked_problem
-        )
+        return self._tasks.source(split, ("question", "answer"), worked_problem, generate=self._generate, key="key")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution, which ends in the right answer; None where it would miss the bonus for steps."""
@@ -100,9 +98,8 @@ class MathEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Judge one attempt; see :meth:`SingleAgentEnvironment.reply`."""
         self._attempts += 1
-        answer = extract_answer(message.content)
-        parsed = answer is not None and number_value(answer) is not None
-        correct = answer is not None and equal_answers(answer, self._task.data["answer"])
+        answer = read_answer(message.content, "math")
+        parsed, correct = answer is not None, is_right(answer, self._task.data["answer"], "math")
         components = {"correct": CORRECT * correct, "unparsed": 0.0 if parsed else UNPARSED}
         if self.steps_bonus:
             components["steps"] = self.steps_bonus * (correct and self._shows_steps(message.content, self._task))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from random import Random
 from typing import Literal, get_args
@@ -60,16 +61,8 @@ def decimal_text(value: Fraction) -> str:
     >>> decimal_text(Fraction(6, 2)), decimal_text(Fraction(-7, 4)), decimal_text(Fraction(7, 3))
     ('3', '-1.75', '7/3')
     """
-    if value.denominator == 1:
-        return str(value.numerator)
-    places = 0
-    while places < 12 and (value * 10**places).denominator != 1:
-        places += 1
-    scaled = value * 10**places
-    if scaled.denominator != 1:
-        return f"{value.numerator}/{value.denominator}"
-    digits = str(abs(scaled.numerator)).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+    places = next((places for places in range(13) if (value * 10**places).denominator == 1), 0)
+    return f"{Decimal(f'{value * 10**places}e-{places}'):f}" if places else str(value)
 
 
 def _problem(question: str, answer: int | Fraction, steps: Sequence[str], key: str) -> Problem:
@@ -147,8 +140,7 @@ def _algebra(rng: Random, difficulty: int) -> Problem:
 
 def _shifted_unknown(rng: Random) -> Problem:
     x, a = rng.randint(1, 20), rng.randint(1, 10)
-    operator = rng.choice("+-")
-    if operator == "+":
+    if rng.choice("+-") == "+":
         equation, step = f"x + {a} = {x + a}", f"{x + a}-{a}={x}"
     else:
         x = max(x, a)
@@ -194,14 +186,11 @@ def _inequality(rng: Random, difficulty: int) -> Problem:
         return _problem(f"Smallest integer x with {relation}?", x, [step, f"{x - 1}+1={x}"], relation)
     a, bound = rng.randint(2, 3 * difficulty), rng.randint(10, 30 * difficulty)
     if difficulty == 3:
-        relation = f"{a}x + {b} > {bound}"
-        x = (bound - b) // a + 1
-        steps = [f"{bound}-{b}={bound - b}", f"{a}*{x}={a * x}", f"x={x}"]
-        return _problem(f"Smallest integer x with {relation}?", x, steps, relation)
-    relation = f"{bound} - {a}x > {b}"
-    x = -((b - bound) // a) - 1
+        extreme, relation, x = "Smallest", f"{a}x + {b} > {bound}", (bound - b) // a + 1
+    else:
+        extreme, relation, x = "Largest", f"{bound} - {a}x > {b}", -((b - bound) // a) - 1
     steps = [f"{bound}-{b}={bound - b}", f"{a}*{x}={a * x}", f"x={x}"]
-    return _problem(f"Largest integer x with {relation}?", x, steps, relation)
+    return _problem(f"{extreme} integer x with {relation}?", x, steps, relation)
 
 
 def _word(rng: Random, difficulty: int) -> Problem:

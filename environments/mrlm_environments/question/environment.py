@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from string import Formatter
@@ -112,7 +113,7 @@ class QuestionEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         fields = sorted({*self._asked, *_fields(self.name, [self.best])})
-        return self._tasks.rows(split, fields, self._identity, self._task_data)
+        return self._tasks.source(split, fields, self._task_data, self._identity)
 
     def identity(self, task: Task) -> str:
         """Return the row's fields in the prompts as text; see :meth:`Environment.identity`."""
@@ -166,8 +167,15 @@ class QuestionEnvironment(Environment):
         return posed
 
     def _task_data(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row as JSON, after a check that it can be posed."""
-        plain = _plain_row(row)
+        """Return the row as JSON, since it is part of the records, after a check that it can be posed.
+
+        Raises:
+            DataError: it is not JSON.
+        """
+        try:
+            plain = json.loads(json.dumps(row, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{error}; rows hold texts, finite numbers, lists and objects") from error
         self._posed(plain)
         return plain
 
@@ -248,26 +256,17 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
                 f"{owner}: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
                 "give each a function, a finite weight and a name of its own, as in {call: PATH, weight: 0.1, name: N}"
             )
-        if (form := _other_signature(reward.call)) is not None:
-            raise ConfigurationError(
-                f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
-                "several agents the first is a mapping from agents to texts"
-            )
+        with suppress(ValueError):  # functions in C may have no signature
+            form = inspect.signature(reward.call)
+            try:
+                form.bind("", {})
+            except TypeError:
+                raise ConfigurationError(
+                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
+                    "several agents the first is a mapping from agents to texts"
+                ) from None
         found[name] = reward
     return found
-
-
-def _other_signature(call: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function that does not take a reply and a row; None of one that may."""
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):  # functions in C may have none
-        return None
-    try:
-        signature.bind("", {})
-    except TypeError:
-        return signature
-    return None
 
 
 def _fields(owner: str, templates: Iterable[str]) -> list[str]:
@@ -281,15 +280,3 @@ def _fields(owner: str, templates: Iterable[str]) -> list[str]:
     except ValueError as error:
         raise ConfigurationError(f"{owner}: a prompt is malformed: {error}; write {{{{ for a brace") from error
     return sorted({name.partition(".")[0].partition("[")[0] for name in parts if name is not None})
-
-
-def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row as JSON; it is part of the records.
-
-    Raises:
-        DataError: it is not JSON.
-    """
-    try:
-        return json.loads(json.dumps(row, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{error}; rows hold texts, finite numbers, lists and objects") from error

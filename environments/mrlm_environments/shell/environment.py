@@ -13,7 +13,7 @@ from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, matches, task_data
-from mrlm_environments.toolbox.programs import SOURCE, told
+from mrlm_environments.toolbox.programs import SOURCE, CellHolder, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import (
@@ -59,7 +59,7 @@ TOOLS = (
 _HOW = 'Call a tool, for example <tool_call>{"name": "bash_action", "arguments": {"script": "ls"}}</tool_call>.'
 
 
-class ShellEnvironment(SingleAgentEnvironment):
+class ShellEnvironment(CellHolder, SingleAgentEnvironment):
     """A question about a system, or a change to make to it, with ``bash`` as the tool.
 
     The reward is 1.0 if the answer, or the system at the end, is right, else 0. Tools are ``bash_action(script)``,
@@ -105,7 +105,6 @@ class ShellEnvironment(SingleAgentEnvironment):
         self.max_turns, self.sandbox, self.system_prompt = max_turns, sandbox, system_prompt
         self._task_data = partial(task_data, scripts=scripts)
         self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)
-        self._cell: Cell | None = None
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the three tools."""
@@ -120,7 +119,7 @@ class ShellEnvironment(SingleAgentEnvironment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run the tasks says so at the start
         return self._tasks.source(
-            split, generate_data, "description", ("description", "evaluation"), json.dumps, self._task_data
+            split, ("description", "evaluation"), self._task_data, json.dumps, generate_data, "description"
         )
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
@@ -176,16 +175,6 @@ class ShellEnvironment(SingleAgentEnvironment):
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
         return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
-
-    def close(self) -> None:
-        """End the episode's system; may be called twice."""
-        if self._cell is not None:
-            self._cell.close()
-            self._cell = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return settings and the episode's counters; a system is not copied."""
-        return {**self.__dict__, "_cell": None}
 
     def _run(self, script: str) -> str:
         if self._cell is None:

@@ -192,6 +192,4 @@ def _check(item: Any) -> Any:
     if isinstance(item, str):
         item = {"file": item} if item in COMPARISONS else {"code": item}
     name = _comparison(item.get("file", ""))
-    if name in COMPARISONS:
-        return name
-    return {"language": _language(item), "code": str(item["code"])}
+    return name if name in COMPARISONS else {"language": _language(item), "code": str(item["code"])}

@@ -117,7 +117,7 @@ class MemoryDatabase:
             SqlError: the statement is refused or fails.
         """
         before = self._connection.total_changes
-        with self._guarded():
+        with guarded():
             cursor = self._connection.execute(sqlite_statement(query))
             shown = answer(cursor, cursor.description is not None)
         self.has_changed = shown.startswith("OK") or self._connection.total_changes != before
@@ -129,23 +129,25 @@ class MemoryDatabase:
         Raises:
             SqlError: a table or a column is gone, or reading it takes too long.
         """
-        with self._guarded():
+        with guarded():
             return state_hash(state_rows(self._connection.execute(reading(table))) for table in tables)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except MemoryError:
-            raise SqlError("the statement needs too much memory") from None
-        except sqlite3.Error as error:
-            raise SqlError(_FAULTS.get(str(error), str(error))) from None
-        except (ValueError, OverflowError) as error:  # texts that are no Unicode, numbers beyond 64 bits
-            raise SqlError(str(error)) from None
 
     def close(self) -> None:
         """Remove the database; may be called twice."""
         self._connection.close()
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn the errors of a statement into a :class:`SqlError`."""
+    try:
+        yield
+    except MemoryError:
+        raise SqlError("the statement needs too much memory") from None
+    except sqlite3.Error as error:
+        raise SqlError(_FAULTS.get(str(error), str(error))) from None
+    except (ValueError, OverflowError) as error:  # texts that are no Unicode, numbers beyond 64 bits
+        raise SqlError(str(error)) from None
 
 
 def quoted(name: str) -> str:
@@ -159,23 +161,21 @@ def reading(table: Table) -> str:
 
 
 def answer(result: Any, has_rows: bool) -> str:
-    """Return the answer to a statement: its rows, or the number of rows that it changed; below 0 it is unknown."""
+    """Return the answer to a statement: its rows as a list of tuples, up to :data:`SHOWN_CHARACTERS`.
+
+    Without rows it is the number of rows that the statement changed; below 0 it is unknown.
+    """
     if not has_rows:
         count = result.rowcount
         return f"OK, {count} row{'' if count == 1 else 's'} changed" if count >= 0 else "OK"
-    shown = listed(result)
-    result.close()
-    return shown
-
-
-def listed(rows: Iterable[Sequence[Any]]) -> str:
-    """Return the rows of a result as a list of tuples, up to :data:`SHOWN_CHARACTERS`."""
     shown, length = [], 0
-    for row in rows:
+    for row in result:
         shown.append(repr(tuple(row))[:SHOWN_CHARACTERS])
         length += len(shown[-1])
         if length > SHOWN_CHARACTERS:
-            return f"[{', '.join(shown)}, and more rows]"
+            shown.append("and more rows")
+            break
+    result.close()
     return f"[{', '.join(shown)}]"
 
 

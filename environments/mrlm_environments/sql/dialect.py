@@ -83,7 +83,13 @@ def sqlite_statement(query: str) -> str:
     if len(query) > MAX_QUERY_CHARACTERS:
         raise SqlError(f"the statement has {len(query)} characters; {MAX_QUERY_CHARACTERS} are allowed")
     try:
-        return _translated(query)
+        tokens = sqlglot.tokenize(query, read="mysql")
+        if tokens and tokens[0].text.upper() not in FIRST_WORDS:
+            raise SqlError(f"{tokens[0].text[:40]} statements are not executed here; each statement commits itself")
+        trees = [tree for tree in sqlglot.parse(query, read=BoundedMySQL) if tree is not None]
+        if len(trees) != 1:
+            raise SqlError("give exactly one statement" if trees else "the statement is empty")
+        return _written(trees[0])
     except SqlError:
         raise
     except RecursionError:
@@ -92,16 +98,6 @@ def sqlite_statement(query: str) -> str:
         raise SqlError(f"the statement cannot be read: {_first_fault(error)}") from None
     except Exception as error:  # on texts that are no SQL, sqlglot also fails with errors of many unrelated classes
         raise SqlError(f"the statement cannot be read ({type(error).__name__})") from None
-
-
-def _translated(query: str) -> str:
-    tokens = sqlglot.tokenize(query, read="mysql")
-    if tokens and tokens[0].text.upper() not in FIRST_WORDS:
-        raise SqlError(f"{tokens[0].text[:40]} statements are not executed here; each statement commits itself")
-    trees = [tree for tree in sqlglot.parse(query, read=BoundedMySQL) if tree is not None]
-    if len(trees) != 1:
-        raise SqlError("give exactly one statement" if trees else "the statement is empty")
-    return _written(trees[0])
 
 
 def _first_fault(error: Exception) -> str:
@@ -159,19 +155,14 @@ def _is_number(node: Node, aliases: frozenset[str]) -> bool:
     return isinstance(node, NUMBERS)
 
 
-def _numeric_aliases(tree: Node) -> frozenset[str]:
-    return frozenset(
-        node.alias.lower() for node in tree.find_all(exp.Alias) if _is_number(node.this, frozenset()) and node.alias
-    )
-
-
 def _enclosed(node: Node) -> Node:
     return node.copy() if isinstance(node, (exp.Column, exp.Paren, exp.Literal)) else exp.Paren(this=node.copy())
 
 
 def _mend_comparisons(tree: Node) -> None:
     """Compare with a number by value, and two texts without regard to case and accents."""
-    aliases = _numeric_aliases(tree)
+    numeric = (node for node in tree.find_all(exp.Alias) if _is_number(node.this, frozenset()) and node.alias)
+    aliases = frozenset(node.alias.lower() for node in numeric)
     for node in list(tree.find_all(*COMPARISONS)):
         if isinstance(node.parent, exp.Update) and node.arg_key == "expressions":
             continue
@@ -226,14 +217,10 @@ def _mend_stored_numbers(tree: Node) -> None:
         value = node.unalias() if isinstance(node, exp.Alias) else node
         sign, digits = ("-", value.this) if isinstance(value, exp.Neg) else ("", value)
         if isinstance(digits, exp.Literal) and not digits.is_string and "e" not in digits.name.lower():
-            value.replace(exp.Literal.string(sign + _plain_number(digits.name)))
+            whole, point, fraction = digits.name.partition(".")
+            value.replace(exp.Literal.string(sign + (whole.lstrip("0") or "0") + point + fraction))
         elif _is_number(value, frozenset()):
             value.replace(exp.Anonymous(this="NUMBER_TEXT", expressions=[value.copy()]))
-
-
-def _plain_number(digits: str) -> str:
-    whole, point, fraction = digits.partition(".")
-    return (whole.lstrip("0") or "0") + point + fraction
 
 
 def _mend_limited_changes(tree: Node) -> None:

@@ -23,7 +23,6 @@ from mrlm_pl.environment.tools import (
     tool_schema,
     written_call,
 )
-from mrlm_pl.episode import ToolCall
 from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class SqlEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         generate = partial(generated_task, kinds=self.kinds, rows=self.rows)
-        return self._tasks.source(split, generate, "key", ("description", "table", "type"), _identity, dbbench_task)
+        return self._tasks.source(split, ("description", "table", "type"), dbbench_task, _identity, generate, "key")
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
         """Return the two tools; see :meth:`Environment.tools`."""
@@ -138,7 +137,8 @@ class SqlEnvironment(SingleAgentEnvironment):
                 asked = checked_call(call, self.tools(self.agents[0]), HOW_TO_CALL)
                 if asked.name == COMMIT.name:
                     return self._ended(self._is_right(asked.arguments["answers"]), "answered")
-                told = self._executed(asked)
+                assert self._database is not None
+                told = self._database.execute(asked.arguments["query"])
             except (ToolError, SqlError) as error:
                 told = f"Error: {error}"
                 faults += 1
@@ -165,10 +165,6 @@ class SqlEnvironment(SingleAgentEnvironment):
         from mrlm_environments.sql.server import ServerDatabase
 
         return ServerDatabase(self.database_url, tables, self.statement_seconds)
-
-    def _executed(self, call: ToolCall) -> str:
-        assert self._database is not None
-        return self._database.execute(call.arguments["query"])
 
     def _is_right(self, answers: Sequence[Any]) -> bool:
         data = self._task.data

@@ -233,17 +233,9 @@ def _number(value: Any) -> float:
     return float(found.group()) if found else 0.0
 
 
-def _root(value: Any) -> float | None:
-    return math.sqrt(_number(value)) if _number(value) >= 0 else None
-
-
 def _truncated(value: Any, digits: Any) -> float:
     scale = 10.0 ** max(-300, min(300, int(digits)))
     return math.trunc(_number(value) * scale) / scale
-
-
-def _sign(value: Any) -> int:
-    return (_number(value) > 0) - (_number(value) < 0)
 
 
 def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -254,6 +246,7 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
+    "number_text": (1, number_text),
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
     "text_left": (2, lambda value, count: text(value)[: max(0, int(count))]),
@@ -271,9 +264,9 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "md5": (1, lambda value: hashlib.md5(text(value).encode(), usedforsecurity=False).hexdigest()),
     "floor": (1, lambda value: math.floor(_number(value))),
     "ceil": (1, lambda value: math.ceil(_number(value))),
-    "sqrt": (1, _root),
+    "sqrt": (1, lambda value: math.sqrt(_number(value)) if _number(value) >= 0 else None),
     "power": (2, lambda base, exponent: math.pow(_number(base), _number(exponent))),
-    "sign": (1, _sign),
+    "sign": (1, lambda value: (_number(value) > 0) - (_number(value) < 0)),
     "truncate": (2, _truncated),
     "number_to_str": (2, lambda value, digits: f"{_number(value):,.{min(30, max(0, int(digits)))}f}"),
     "octet_length": (1, lambda value: len(text(value).encode())),
@@ -288,19 +281,14 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "strftime": (2, lambda form, value: _of_moment(datetime.strftime)(value, text(form))),
     "julianday": (1, _of_moment(datetime.toordinal)),
 }
-_OWN: dict[str, tuple[int, Callable[..., Any]]] = {
-    "number_text": (1, number_text),
-    "concat_ws": (-1, _joined),
-}
-ALLOWED = BUILT_IN | _STRICT.keys() | _OWN.keys() | {"like"}
+ALLOWED = BUILT_IN | _STRICT.keys() | {"concat_ws", "like"}
 """Names of all functions that a statement may call."""
 
 
 def install(connection: sqlite3.Connection) -> None:
     """Give a connection the functions and the collation."""
     functions = [(name, count, _strict(function)) for name, (count, function) in _STRICT.items()]
-    functions += [(name, count, function) for name, (count, function) in _OWN.items()]
-    functions += [("like", count, like) for count in (2, 3)]
+    functions += [("concat_ws", -1, _joined), ("like", 2, like), ("like", 3, like)]
     for name, count, function in functions:
         connection.create_function(name, count, function, deterministic=True)
 

@@ -15,7 +15,7 @@ TOLERANCE = 1e-2
 """Numbers of answers that differ by this or less are equal."""
 
 NOTHING = frozenset(("", "none", "null"))
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?%?")
+_NUMBER = re.compile(r"[+-]?(?=\.?\d)(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?([eE][+-]?\d{1,3})?%?")
 
 
 def state_hash(tables: Iterable[Iterable[Sequence[Any]]]) -> str:
@@ -27,11 +27,8 @@ def state_hash(tables: Iterable[Iterable[Sequence[Any]]]) -> str:
     >>> state_hash([[("a", "1"), ("b", None)]]) == state_hash([[("b", None), ("a", "1")]])
     True
     """
-    return "_".join(sorted(_table_hash(rows) for rows in tables))
-
-
-def _table_hash(rows: Iterable[Sequence[Any]]) -> str:
-    return _md5(",".join(sorted(_md5(",".join(text(value) for value in row if value is not None))[:5] for row in rows)))
+    joined = ((",".join(text(value) for value in row if value is not None) for row in rows) for rows in tables)
+    return "_".join(sorted(_md5(",".join(sorted(_md5(row)[:5] for row in rows))) for rows in joined))
 
 
 def _md5(content: str) -> str:
@@ -47,36 +44,23 @@ def equal_answers(given: Sequence[Any], expected: Sequence[Any]) -> bool:
     >>> equal_answers(["1,234", 7.001], ["7", "1234.0"]), equal_answers(["a", "a"], ["a"]), equal_answers([], ["none"])
     (True, False, True)
     """
-    mine, wanted = _sorted_out(given), _sorted_out(expected)
-    return (
-        mine[1] == wanted[1]
-        and len(mine[0]) == len(wanted[0])
-        # Sorted lists match in order if they match at all.
-        and all(
-            math.isclose(one, other, rel_tol=0.0, abs_tol=TOLERANCE)
-            for one, other in zip(sorted(mine[0]), sorted(wanted[0]), strict=True)
-        )
-    )
+    (numbers, texts), (wanted_numbers, wanted_texts) = _sorted_out(given), _sorted_out(expected)
+    if texts != wanted_texts or len(numbers) != len(wanted_numbers):
+        return False
+    pairs = zip(numbers, wanted_numbers, strict=True)  # sorted lists match in order if they match at all
+    return all(math.isclose(one, other, rel_tol=0.0, abs_tol=TOLERANCE) for one, other in pairs)
 
 
 def _sorted_out(values: Sequence[Any]) -> tuple[list[float], Counter[str]]:
-    numbers: list[float] = []
-    texts: Counter[str] = Counter()
+    """Return the numbers of some answers, sorted, and the other texts."""
     shown = ["" if value is None else str(value).strip() for value in values] or [""]
-    for value in shown:
-        number = _number(value)
-        if number is not None:
-            numbers.append(number)
-        else:
-            texts["" if value.lower() in NOTHING else value] += 1
-    return numbers, texts
+    read = [(_number(answer), answer) for answer in shown]
+    texts = Counter("" if answer.lower() in NOTHING else answer for number, answer in read if number is None)
+    return sorted(number for number, _ in read if number is not None), texts
 
 
 def _number(value: str) -> float | None:
-    if len(value) > 400 or not _NUMBER.fullmatch(value) or not any(sign.isdigit() for sign in value):
+    if len(value) > 400 or not _NUMBER.fullmatch(value):
         return None
-    try:
-        number = float(value.replace(",", "").rstrip("%"))
-    except ValueError:  # an exponent without digits before it
-        return None
+    number = float(value.replace(",", "").rstrip("%"))
     return number if math.isfinite(number) else None

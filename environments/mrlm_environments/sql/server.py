@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mrlm_environments.sql.database import Table, answer, reading, state_rows
+from mrlm_environments.libraries import library
+from mrlm_environments.sql.database import Table, answer, guarded, reading, state_rows
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import state_hash
 from mrlm_pl.errors import ConfigurationError, MRLMError
@@ -36,10 +37,7 @@ class ServerDatabase:
     collation: str | None = None
 
     def __init__(self, url: str, tables: Sequence[Table], seconds: float) -> None:
-        try:
-            import sqlalchemy
-        except ImportError as error:
-            raise ConfigurationError("sql: database_url needs SQLAlchemy; pip install 'mrlm[sql]'") from error
+        sqlalchemy = library("sqlalchemy", "sql")
         try:
             parsed = sqlalchemy.make_url(url)
             if parsed.get_backend_name() not in BACKENDS:
@@ -108,15 +106,12 @@ class ServerDatabase:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
-            yield
-        except MemoryError:
-            raise SqlError("the statement needs too much memory") from None
+            with guarded():
+                yield
         except self._sqlalchemy.exc.SQLAlchemyError as error:
             if getattr(error, "connection_invalidated", False):
                 raise MRLMError(f"sql: the server closed the connection ({error}); check that it runs") from error
             raise SqlError(str(getattr(error, "orig", None) or error)) from None
-        except (ValueError, OverflowError) as error:
-            raise SqlError(str(error)) from None
 
     def close(self) -> None:
         """See :meth:`MemoryDatabase.close`."""

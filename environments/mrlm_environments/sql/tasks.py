@@ -20,27 +20,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 ROW_FORM = "{description, type, label or answer_md5, table: {table_name, table_info: {columns: [{name}], rows}}}"
 CHANGES = ("INSERT", "UPDATE", "DELETE")
 
-# Name of the table, its columns (a name, a group, two numbers), and values of the first two.
-SUBJECTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
-    (
-        "staff",
-        ("name", "city", "age", "pay"),
-        ("Ada", "Ben", "Eva", "Ida", "Kim", "Leo", "Mia", "Sam", "Tom", "Uma"),
-        ("Oslo", "Rome", "Bonn"),
-    ),
-    (
-        "books",
-        ("title", "genre", "pages", "copies sold"),
-        ("Ash", "Bay", "Dusk", "Echo", "Fern", "Gale", "Iris", "Moon"),
-        ("art", "law"),
-    ),
-    (
-        "2nd hand cars",
-        ("model", "maker", "stock", "price"),
-        ("A1", "B2", "C3", "D4", "E5", "F6", "G7", "H8"),
-        ("Alto", "Brio", "Cito"),
-    ),
+SUBJECTS = tuple(
+    (name, tuple(columns.split(", ")), tuple(names.split()), tuple(groups.split()))
+    for name, columns, names, groups in (
+        ("staff", "name, city, age, pay", "Ada Ben Eva Ida Kim Leo Mia Sam Tom Uma", "Oslo Rome Bonn"),
+        ("books", "title, genre, pages, copies sold", "Ash Bay Dusk Echo Fern Gale Iris Moon", "art law"),
+        ("2nd hand cars", "model, maker, stock, price", "A1 B2 C3 D4 E5 F6 G7 H8", "Alto Brio Cito"),
+    )
 )
+"""Name of the table, its columns (a name, a group, two numbers), and values of the first two."""
 
 Row = list[str]
 Drawn = tuple[str, tuple[Any, ...], list[Row] | None, str]
@@ -101,13 +89,8 @@ def _aggregate(word: str, function: str, of: Callable[[list[int]], int]) -> Call
         answer = of([int(row[column]) for row in rows if int(row[other]) <= bound])
         # MAX without "+ 0" would compare texts, in MySQL too.
         value = f"{function}({_q(columns[column])} + 0)"
-        statement = f"SELECT {value} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound}"
-        return (
-            f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?",
-            (answer,),
-            None,
-            statement,
-        )
+        question = f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?"
+        return question, (answer,), None, f"SELECT {value} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound}"
 
     return draw
 

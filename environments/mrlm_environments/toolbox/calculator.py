@@ -81,14 +81,9 @@ def shown(value: Number) -> str:
     if isinstance(value, int):
         return str(value)
     with decimal.localcontext(decimal.Context(prec=_SIGNIFICANT, Emax=10_000, Emin=-10_000)):
-        if isinstance(value, Fraction):
-            rounded = decimal.Decimal(value.numerator) / decimal.Decimal(value.denominator)
-        else:
-            rounded = +decimal.Decimal(value)
-        rounded = rounded.normalize()
-        if -7 <= rounded.adjusted() < _SIGNIFICANT:
-            return f"{rounded:f}"
-        return f"{rounded:e}"
+        top, bottom = map(decimal.Decimal, value.as_integer_ratio())
+        rounded = (top / bottom).normalize()
+        return f"{rounded:f}" if -7 <= rounded.adjusted() < _SIGNIFICANT else f"{rounded:e}"
 
 
 class Calculator(Tool):

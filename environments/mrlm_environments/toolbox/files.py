@@ -38,7 +38,7 @@ class FileSystem(Tool):
     def __init__(self, max_bytes: int = 100_000, max_files: int = 100) -> None:
         at_least(1, "file_system: ", max_bytes=max_bytes, max_files=max_files)
         self.max_bytes, self.max_files = max_bytes, max_files
-        self._files: dict[tuple[str, ...], str] | None = None
+        self._files: dict[tuple[str, ...], str] = {}
 
     def open(self, task: Task) -> None:
         """Begin with the task's ``files`` alone.
@@ -67,7 +67,7 @@ class FileSystem(Tool):
 
     def close(self) -> None:
         """Forget the files."""
-        self._files = None
+        self._files = {}
 
     def read(self, path: str) -> str:
         """Return the content of a file.
@@ -112,14 +112,8 @@ class FileSystem(Tool):
         found = [name[-1] for name in files if name[:-1] == above]
         return sorted([*found, *(f"{name[-1]}/" for name in folders if name[:-1] == above)])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings; a copy has files of its own."""
-        return {**self.__dict__, "_files": None}
-
     def _entered(self, folder: tuple[str, ...], path: str) -> tuple[dict[tuple[str, ...], str], set[tuple[str, ...]]]:
         """Return all files and folders, after a check that a folder exists."""
-        if self._files is None:
-            raise ToolError("no episode is running")
         folders = {name[:depth] for name in self._files for depth in range(1, len(name))}
         for depth in range(1, len(folder) + 1):
             if folder[:depth] not in folders:

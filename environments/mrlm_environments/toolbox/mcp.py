@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as LateError
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
+from mrlm_environments.libraries import library
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import ToolSchema
 from mrlm_pl.environment.schemas import schema_fault
@@ -77,13 +78,10 @@ class McpTools(ToolSet):
         if bool(command) == bool(url):
             raise ConfigurationError(f"McpTools: command is {command!r} and url is {url!r}; give one of them")
         positive("McpTools: ", timeout=timeout, start_timeout=start_timeout)
-        try:
-            import mcp  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError(f"McpTools needs the package mcp ({error}); pip install 'mrlm[mcp]'") from error
+        library("mcp", "mcp")
         self.command, self.args, self.env, self.url = command, list(args), env, url
         self.timeout, self.start_timeout, self.shared, self.only = timeout, start_timeout, shared, only
-        self._schemas: tuple[ToolSchema, ...] | None = None
+        self._label = f"MCP server {url or ' '.join([str(command), *args])!r}"
         self._connection: _Connection | None = None
         self._finalizer: weakref.finalize[..., McpTools] | None = None
 
@@ -94,9 +92,7 @@ class McpTools(ToolSet):
             McpError: the server cannot be started or reached, has no tool of a name in ``only``, or offers one whose
                 name or schema cannot be used; the message names it.
         """
-        if self._schemas is None:
-            self._schemas = self._listed()
-        return [_RemoteTool(schema, self) for schema in self._schemas]
+        return [_RemoteTool(schema, self) for schema in self._offered]
 
     def open(self, task: Task) -> None:
         """Begin an episode: with a new server, or where it is ``shared``, the one that runs.
@@ -138,11 +134,12 @@ class McpTools(ToolSet):
             from mcp.client.stdio import StdioServerParameters
 
             process = StdioServerParameters(command=self.command or "", args=self.args, env=self.env)
-            self._connection = _Connection(self.url or process, self._label(), self.start_timeout)
+            self._connection = _Connection(self.url or process, self._label, self.start_timeout)
             self._finalizer = weakref.finalize(self, self._connection.close)
         return self._connection
 
-    def _listed(self) -> tuple[ToolSchema, ...]:
+    @cached_property
+    def _offered(self) -> tuple[ToolSchema, ...]:
         running = self._connection is not None
         try:
             schemas = self._connected().list_tools(self.start_timeout)
@@ -152,17 +149,14 @@ class McpTools(ToolSet):
         names = [schema.name for schema in schemas]
         for name in self.only or ():
             if name not in names:
-                raise McpError(f"{self._label()} has no tool {name!r}; it has {', '.join(names) or 'none'}")
+                raise McpError(f"{self._label} has no tool {name!r}; it has {', '.join(names) or 'none'}")
         offered = tuple(schema for schema in schemas if self.only is None or schema.name in self.only)
         for schema in offered:
             if fault := _fault(schema):
                 raise McpError(
-                    f"{self._label()}: the tool {schema.name[:100]!r} cannot be used: {fault}; leave it out with `only`"
+                    f"{self._label}: the tool {schema.name[:100]!r} cannot be used: {fault}; leave it out with `only`"
                 )
         return offered
-
-    def _label(self) -> str:
-        return f"MCP server {self.url or ' '.join([str(self.command), *self.args])!r}"
 
 
 class _RemoteTool(Tool):
@@ -316,9 +310,7 @@ def _fault(schema: ToolSchema) -> str | None:
 def _text(error: BaseException) -> str:
     """Return the error's name and text; of a group, those of its first error."""
     inner = getattr(error, "exceptions", None)
-    if inner:
-        return _text(inner[0])
-    return clipped(f"{type(error).__name__}: {error}", MAX_REASON)
+    return _text(inner[0]) if inner else clipped(f"{type(error).__name__}: {error}", MAX_REASON)
 
 
 def _shown(result: Any) -> str:

@@ -24,26 +24,31 @@ _ENDINGS = {
 }
 
 
-class _CellTool(Tool):
-    """A tool with a cell of the sandbox, which it opens at its first call and keeps until the episode ends."""
+class CellHolder:
+    """Holds a cell of the sandbox for an episode; a copy begins without one."""
 
-    def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
-        self.sandbox = sandbox
-        self._cell: Cell | None = None
-
-    def open(self, task: Task) -> None:
-        """Begin with a fresh cell; see :meth:`Tool.open`."""
-        self.close()
+    _cell: Cell | None = None
 
     def close(self) -> None:
-        """End the cell; see :meth:`Tool.close`."""
+        """End the cell; may be called twice."""
         if self._cell is not None:
             self._cell.close()
             self._cell = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return settings; a cell is not copied."""
+        """Return settings and counters; a cell is not copied."""
         return {**self.__dict__, "_cell": None}
+
+
+class _CellTool(CellHolder, Tool):
+    """A tool with a cell, which it opens at its first call and keeps until the episode ends."""
+
+    def __init__(self, sandbox: Sandbox = Sandbox()) -> None:  # noqa: B008 (frozen)
+        self.sandbox = sandbox
+
+    def open(self, task: Task) -> None:
+        """Begin with a fresh cell; see :meth:`Tool.open`."""
+        self.close()
 
 
 class PythonRepl(_CellTool):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import sqlite3
@@ -147,13 +146,7 @@ def _indexed(path: Path) -> tuple[sqlite3.Connection, int, threading.Lock]:
         if not isinstance(row["title"], str) or not isinstance(row["text"], str):
             raise DataError(f"corpus {str(path)!r}, row {number}: title and text must be texts")
     connection = sqlite3.connect(":memory:", check_same_thread=False)
-    try:
-        connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='porter unicode61')")
-    except sqlite3.OperationalError as error:
-        with contextlib.closing(connection):
-            raise ConfigurationError(
-                f"this Python's SQLite cannot search text ({error}); use a Python whose SQLite has FTS5"
-            ) from error
+    connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='porter unicode61')")
     connection.executemany("INSERT INTO documents VALUES (?, ?)", [(row["title"], row["text"]) for row in rows])
     connection.commit()
     return connection, len(rows), threading.Lock()

@@ -120,9 +120,7 @@ class ToolEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(data_problem, tools=self._named_tools())
-        return self._tasks.source(
-            split, self._generate, "question", ("question", "answer"), lambda row: str(row["question"]), read
-        )
+        return self._tasks.source(split, ("question", "answer"), read, generate=self._generate, key="question")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""
@@ -142,20 +140,20 @@ class ToolEnvironment(SingleAgentEnvironment):
             item.open(task)
         self._task, self._available = task, self._named_tools()
         self._turn, self._calls, self._errors = 0, 0, 0
+        self._required = frozenset(task.data.get("required_tools") or ())
         self._used: set[str] = set()
         return opening(task.data["question"], self.system_prompt)
 
     def reply(self, message: Message) -> Outcome:
         """Make the calls of one reply, or judge its answer; see :meth:`SingleAgentEnvironment.reply`."""
-        before = self._turn
         self._turn += 1
         answer = stated_answer(_CALLS.sub(" ", message.content))
         if answer is not None:
-            return self._judged(answer, before)
+            return self._ended(self._is_right(answer), self._share(), "answered")
         earned = self._share()
         answers = [tool_message(call, self._answer(call)) for call in requested_calls(message)]
         if self._turn == self.max_turns:
-            return self._ended(False, before, earned, "max_turns")
+            return self._ended(False, earned, "max_turns")
         paid = {"shaping": self.shaping * (self._share() - earned)}
         return Outcome(paid, observation=answers or NUDGE, metrics=self._metrics())
 
@@ -165,22 +163,19 @@ class ToolEnvironment(SingleAgentEnvironment):
             for item in self.toolbox:
                 stack.callback(item.close)
 
-    def _judged(self, answer: str, turns: int) -> Outcome:
-        expected: Mapping[str, str] = self._task.data.get("expected_files") or {}
-        correct = same_answer(answer, self._task.data["answer"]) and all(
-            self._holds(path, text) for path, text in expected.items()
-        )
-        return self._ended(correct, turns, self._share(), "answered")
+    def _is_right(self, answer: str) -> bool:
+        files: Mapping[str, str] = self._task.data.get("expected_files") or {}
+        return same_answer(answer, self._task.data["answer"]) and all(self._holds(*file) for file in files.items())
 
-    def _ended(self, correct: bool, turns: int, earned: float, reason: str) -> Outcome:
+    def _ended(self, correct: bool, earned: float, reason: str) -> Outcome:
         """Return the final reward; ``earned`` is the share of tools that earlier replies were rewarded for."""
-        share = self._share() if self._required() else float(correct)
+        share = self._share() if self._required else float(correct)
         self._finish_tools()
         return Outcome(
             {
                 "correct": CORRECT * correct,
                 "tools": TOOLS * share,
-                "speed": SPEED * (1 - turns / self.max_turns) * correct,
+                "speed": SPEED * (1 - (self._turn - 1) / self.max_turns) * correct,
                 "shaping": -self.shaping * earned,
             },
             stop_reason=reason,
@@ -189,19 +184,15 @@ class ToolEnvironment(SingleAgentEnvironment):
             metrics=self._metrics(),
         )
 
-    def _required(self) -> set[str]:
-        return set(self._task.data.get("required_tools") or ())
-
     def _share(self) -> float:
         """Return the share of the required tools that were called with success; 0 when none is required."""
-        required = self._required()
-        return len(required & self._used) / len(required) if required else 0.0
+        return len(self._required & self._used) / len(self._required) if self._required else 0.0
 
     def _answer(self, call: ToolCall | MalformedCall) -> str:
         """Return the tool message's text for a call."""
         self._calls += 1
-        schemas = [tool.schema for tool in self._available.values()]
         try:
+            schemas = [tool.schema for tool in self._available.values()]
             asked = checked_call(call, schemas, 'Write {"name": NAME, "arguments": OBJECT}.')
             text = self._available[asked.name].call(asked.arguments)
             self._used.add(asked.name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_environments.libraries import library
 
 RESULTS = 50
 """Products that a search finds at most."""
@@ -82,17 +82,11 @@ class Catalog:
         nouns: Callable[[str], Sequence[str]],
         goals: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        try:
-            # Imported here and below: an extra.
-            import bm25s
-            import rapidfuzz  # noqa: F401 (the reward needs it)
-            import snowballstemmer  # noqa: F401 (as below)
-        except ImportError as error:
-            raise ConfigurationError(f"webshop needs {error.name}; pip install 'mrlm[webshop]'") from error
+        library("rapidfuzz", "webshop")  # of the reward
         self.products = {product.asin: product for product in products}
         self.nouns, self.goals = nouns, goals
         self._asins = tuple(self.products)
-        self._index = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
+        self._index = library("bm25s", "webshop").BM25(k1=0.9, b=0.4, method="lucene")
         self._index.index([words(product.document()) for product in self.products.values()], show_progress=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Catalog:
@@ -115,14 +109,12 @@ def words(text: str, most: int | None = None) -> list[str]:
     >>> words("The Running shoes, for men")
     ['run', 'shoe', 'men']
     """
-    from bm25s.stopwords import STOPWORDS_EN
-
+    stop_words = library("bm25s.stopwords", "webshop").STOPWORDS_EN
     found = (match[0] for match in _WORD.finditer(text.lower()))
-    return list(itertools.islice((_stem(word) for word in found if word not in STOPWORDS_EN), most))
+    return list(itertools.islice((_stem(word) for word in found if word not in stop_words), most))
 
 
 @functools.lru_cache(maxsize=65_536)
 def _stem(word: str) -> str:
-    import snowballstemmer
-
-    return snowballstemmer.stemmer("porter").stemWord(word)  # a new one: a stemmer is not safe between threads
+    stemmer = library("snowballstemmer", "webshop").stemmer("porter")  # a new one: it is not safe between threads
+    return stemmer.stemWord(word)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from random import Random
-from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog
 from mrlm_environments.webshop.expert import gold_purchase
@@ -106,7 +103,6 @@ class WebShopEnvironment(Environment):
         self.max_turns, self.incomplete_penalty = max_turns, incomplete_penalty
         self.page_size, self.list_actions, self.instruction = page_size, list_actions, instruction
         self.catalog = _catalog(data, products, noun_model, bad_rows)
-        self._session: Session | None = None
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated goals without end, or those of the file; see :meth:`Environment.tasks`.
@@ -118,7 +114,9 @@ class WebShopEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         if not self.catalog.goals:
-            return SeededTasks(self.name, split, self._generate, lambda data: str(data["asin"]))
+            return SeededTasks(
+                self.name, split, lambda rng: generated_goal(rng, self.catalog), lambda data: str(data["asin"])
+            )
         return DatasetTasks(self.name, split, split_goals(self.catalog.goals, split))
 
     def tools(self, agent: str) -> Sequence[ToolSchema]:
@@ -130,10 +128,8 @@ class WebShopEnvironment(Environment):
         inputs = gold_purchase(self.catalog, task.data, self.page_size, self.max_turns)
         replies: dict[str, list[str]] = {agent: [] for agent in self.agents}
         for page, text in inputs:
-            call = (
-                written_call(SEARCH.name, keywords=text) if page == "search" else written_call(CLICK.name, value=text)
-            )
-            replies[self._acting(page)].append(call)
+            tool, argument = (SEARCH, "keywords") if page == "search" else (CLICK, "value")
+            replies[self._acting(page)].append(written_call(tool.name, **{argument: text}))
         return replies if inputs else None
 
     def bounds(self, task: Task) -> tuple[float, float]:
@@ -151,7 +147,6 @@ class WebShopEnvironment(Environment):
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Answer the calls of a reply in order; see :meth:`Environment.step`."""
-        assert self._session is not None
         ((agent, message),) = actions.items()
         self._turns += 1
         self._acted |= {agent}
@@ -181,7 +176,6 @@ class WebShopEnvironment(Environment):
     def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
         """Return the page after a call, or the error."""
         session = self._session
-        assert session is not None
         try:
             asked = checked_call(call, self.tools(agent), HOW_TO_CALL)
             acting = self._acting(session.page)
@@ -200,19 +194,16 @@ class WebShopEnvironment(Environment):
 
     def _ended(self, reason: str) -> Step:
         session = self._session
-        assert session is not None
         metrics = {"failed_calls": float(self._faults)}
         if not session.bought:
             components, success = {"incomplete": -self.incomplete_penalty}, False
         else:
-            assert session.product is not None
             target = self.catalog.products[self._task.data["asin"]]
             found = match(session.product, session.options, target, self._task.data, self.catalog.nouns)
             components, success = found.components, found.complete
             metrics["type"] = found.type
         earning = [agent for agent in self.agents if agent in self._acted]
         return Step(
-            rewards=dict.fromkeys(earning, math.fsum(components.values())),
             components={agent: dict(components) for agent in earning},
             done=True,
             stop_reason=reason,
@@ -220,9 +211,6 @@ class WebShopEnvironment(Environment):
             success=success,
             metrics=metrics,
         )
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generated_goal(rng, self.catalog)
 
 
 def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str | None, bad_rows: BadRows) -> Catalog:

@@ -29,16 +29,14 @@ def gold_purchase(catalog: Catalog, goal: Mapping[str, Any], page_size: int, lim
         found = catalog.search(keywords)
         if target.asin not in found:
             continue
-        values = [NEXT] * (found.index(target.asin) // page_size) + [target.asin]
         session = Session(catalog, "", page_size, list_actions=False)
-        inputs: list[tuple[str, str]] = [(session.page, keywords)]
-        session.search(keywords)
-        for value in values:
-            inputs.append((session.page, value))
-            session.click(value)
+        session.page, session.product = "item", target
         texts = {action: text for text, action in session.targets().items()}
-        inputs += [(session.page, texts["option", name, value]) for name, value in options.items()]
-        inputs.append((session.page, BUY))
+        clicks = {
+            "results": [NEXT] * (found.index(target.asin) // page_size) + [target.asin],
+            "item": [*(texts["option", name, value] for name, value in options.items()), BUY],
+        }
+        inputs = [("search", keywords), *((page, text) for page, own in clicks.items() for text in own)]
         if len(inputs) <= limit:
             return inputs
     return []

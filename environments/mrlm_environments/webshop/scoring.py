@@ -32,33 +32,24 @@ class Match:
     """The parts of a goal that a purchase fulfills.
 
     Args:
-        attributes: number that match.
-        options: number that match.
-        price: True if the price is within the limit.
+        found: numbers of ``attributes`` and ``options`` that match, and 1 for a ``price`` within the limit.
+        wanted: the most that they can sum to.
         type: factor for the type of the product, 0 to 1.
-        wanted_attributes: number that the goal names.
-        wanted_options: number that the goal names.
     """
 
-    attributes: int
-    options: int
-    price: bool
+    found: Mapping[str, int]
+    wanted: int
     type: float
-    wanted_attributes: int
-    wanted_options: int
 
     @property
     def complete(self) -> bool:
         """True if the reward is 1."""
-        wanted = self.attributes == self.wanted_attributes and self.options == self.wanted_options
-        return wanted and self.price and self.type == 1
+        return self.type == 1 and sum(self.found.values()) == self.wanted
 
     @property
     def components(self) -> dict[str, float]:
-        """Parts of the reward, which sum to (attributes + options + price) / (wanted + 1) times the type."""
-        wanted = self.wanted_attributes + self.wanted_options + 1
-        found = {"attributes": self.attributes, "options": self.options, "price": self.price}
-        return {name: self.type * count / wanted for name, count in found.items()}
+        """Parts of the reward, which sum to (attributes + options + price) / wanted times the type."""
+        return {name: self.type * count / self.wanted for name, count in self.found.items()}
 
 
 def match(
@@ -78,14 +69,12 @@ def match(
         nouns: returns the nouns of a title.
     """
     chosen = [color(value) for value in options.values()]
-    return Match(
-        sum(has_attribute(product, attribute) for attribute in goal["attributes"]),
-        sum(any(matches(value, color(wanted)) for value in chosen) for wanted in goal["options"]),
-        product.price <= goal["price_upper"],
-        type_factor(product, target, nouns),
-        len(goal["attributes"]),
-        len(goal["options"]),
-    )
+    found = {
+        "attributes": sum(has_attribute(product, attribute) for attribute in goal["attributes"]),
+        "options": sum(any(matches(value, color(wanted)) for value in chosen) for wanted in goal["options"]),
+        "price": int(product.price <= goal["price_upper"]),
+    }
+    return Match(found, len(goal["attributes"]) + len(goal["options"]) + 1, type_factor(product, target, nouns))
 
 
 def type_factor(product: Product, target: Product, nouns: Callable[[str], Sequence[str]]) -> float:

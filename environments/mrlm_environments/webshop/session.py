@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_pl.environment.tools import ToolError, clipped
 
-Page = Literal["search", "results", "item", "description", "features", "reviews"]
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
-SUB_PAGES: tuple[Page, ...] = ("description", "features", "reviews")
+SUB_PAGES = ("description", "features", "reviews")
 SEPARATOR = " [SEP] "
 Target = tuple[str, ...]
 """The effect of a click: a kind and its arguments."""
@@ -25,7 +24,12 @@ class Session:
         instruction: that every page shows.
         page_size: products of a page of results.
         list_actions: True ends :meth:`text` with the available actions.
+
+    Attributes:
+        product: that was opened last.
     """
+
+    product: Product
 
     def __init__(self, catalog: Catalog, instruction: str, page_size: int, list_actions: bool) -> None:
         self.catalog, self.instruction = catalog, instruction
@@ -33,10 +37,9 @@ class Session:
         self._leave()
 
     def _leave(self) -> None:
-        self.page: Page = "search"
+        self.page = "search"  # or results, item or one of SUB_PAGES
         self.results: tuple[str, ...] = ()
         self.number = 1
-        self.product: Product | None = None
         self.options: dict[str, str] = {}
         self.bought = False
 
@@ -69,11 +72,11 @@ class Session:
         elif kind == "turn":
             self.number += int(arguments[0])
         elif kind == "results":
-            self.page, self.product, self.options = "results", None, {}
+            self.page, self.options = "results", {}
         elif kind == "item":
             self.page, self.product = "item", self.catalog.products[arguments[0]]
         elif kind == "sub":
-            self.page = next(page for page in SUB_PAGES if page == arguments[0])
+            self.page = arguments[0]
         elif kind == "option":
             self.options[arguments[0]] = arguments[1]
         else:
@@ -93,7 +96,6 @@ class Session:
             if self.number * self.page_size < len(self.results):
                 targets[NEXT.lower()] = ("turn", "1")
             return targets | {asin.lower(): ("item", asin) for asin in self.shown()}
-        assert self.product is not None
         if self.page != "item":
             return targets | {PREVIOUS.lower(): ("item", self.product.asin)}
         targets[PREVIOUS.lower()] = ("results",)
@@ -133,7 +135,6 @@ class Session:
             listed = [part for product in found for part in (product.asin, product.title, product.price_text)]
             return [*top, f"Page {self.number} (Total results: {len(self.results)})", *buttons, *listed]
         product = self.product
-        assert product is not None
         top.append(PREVIOUS)
         if self.page == "description":
             return [*top, product.description]

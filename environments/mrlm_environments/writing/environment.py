@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,26 +24,12 @@ Family = Literal["tldr", "arxiv"]
 FIELDS: dict[str, tuple[str, ...]] = {"tldr": ("prompt",), "arxiv": ("abstract_text", "abstract")}
 """Names of the field with a row's text; the first that the row has."""
 
-AGENTS = {"tldr": ("brief", "detailed"), "arxiv": ("background", "method")}
-_ORDERS = {
-    "brief": "Summarize this post in one to three sentences. Your partner writes a longer summary of it.",
-    "detailed": (
-        "Summarize this post in detail, with more and other words than your partner, who writes a short summary of it. "
-        "Link your sentences with transition words."
-    ),
-    "background": (
-        "Write the first part of an introduction to the paper with this abstract: background and motivation, 130 to "
-        "250 words. Your partner writes the second part, on method and implications. Use transition words."
-    ),
-    "method": (
-        "Write the second part of an introduction to the paper with this abstract: method and implications, 130 to "
-        "250 words, somewhat longer than the first part, which your partner writes on background and motivation. Use "
-        "transition words."
-    ),
-}
 SHOWN_CHARACTERS = 3_000
 MADE_TEXTS = yaml.safe_load(Path(__file__).with_name("texts.yaml").read_text(encoding="utf-8"))
-"""By family: a text with slots, the choices for them, and the two parts that earn the highest score on it."""
+"""By family: the orders of the agents, a text with slots, the choices for them, and the two parts that earn the highest
+score on it."""
+
+AGENTS = {family: tuple(made["orders"]) for family, made in MADE_TEXTS.items()}
 
 
 class WritingEnvironment(Environment):
@@ -100,7 +85,7 @@ class WritingEnvironment(Environment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(_task_data, family=self.family)
-        return self._tasks.source(split, self._make, "text", (), lambda row: str(_text(row, self.family)), read)
+        return self._tasks.source(split, (), read, lambda row: str(_text(row, self.family)), self._make, "text")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the demonstration of a made text; None for data, and where faithfulness is rewarded."""
@@ -112,26 +97,22 @@ class WritingEnvironment(Environment):
 
     def bounds(self, task: Task) -> tuple[float, float] | None:
         """Return the returns of texts of the right length and of the best parts; see :meth:`Environment.bounds`."""
-        if self.faithfulness:
-            return None
-        return len(self.agents) * STRUCTURE, len(self.agents) * MAXIMUM
+        return None if self.faithfulness else (len(self.agents) * STRUCTURE, len(self.agents) * MAXIMUM)
 
     def reset(self, task: Task) -> Observations:
         """Give both agents the text and their orders; see :meth:`Environment.reset`."""
         self._source, self._turn = task.data["text"], 0
-        return {agent: (Message("user", f"{_ORDERS[agent]}\n\n{self._source}"),) for agent in self.agents}
+        orders = MADE_TEXTS[self.family]["orders"]
+        return {agent: (Message("user", f"{order}\n\n{self._source}"),) for agent, order in orders.items()}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Score the pair, or show it to both agents; see :meth:`Environment.step`."""
         self._turn += 1
         parts = (actions[self.agents[0]].content, actions[self.agents[1]].content)
         found = score_parts(RULES[self.family], parts, self._source, self.faithfulness)
-        return self._paid(found) if self._turn == self.turns else self._shown(parts, found)
-
-    def _paid(self, found: Score) -> Step:
-        reward = math.fsum(found.components.values())
+        if self._turn < self.turns:
+            return self._shown(parts, found)
         return Step(
-            rewards=dict.fromkeys(self.agents, reward),
             components={agent: dict(found.components) for agent in self.agents},
             done=True,
             stop_reason="answered",
@@ -155,14 +136,13 @@ class WritingEnvironment(Environment):
         rules, (first, second) = RULES[self.family], self.agents
         if found.gates == 0:
             return "A part is too short or too long."
-        ratio = found.measures["length_ratio"]
-        if not rules.length.low <= ratio <= rules.length.high:
-            wanted = "longer" if ratio < rules.length.low else "shorter"
-            return f"The {second} part should be {wanted} beside the {first} one."
-        ratio = found.measures["vocabulary_ratio"]
-        if not rules.vocabulary.low <= ratio <= rules.vocabulary.high:
-            wanted = "more" if ratio < rules.vocabulary.low else "fewer"
-            return f"The {second} part should have {wanted} different words beside the {first} one."
+        for measure, band, below, above in (
+            ("length_ratio", rules.length, "be longer", "be shorter"),
+            ("vocabulary_ratio", rules.vocabulary, "have more different words", "have fewer different words"),
+        ):
+            ratio = found.measures[measure]
+            if not band.low <= ratio <= band.high:
+                return f"The {second} part should {below if ratio < band.low else above} beside the {first} one."
         if found.measures["common_words"] < rules.overlap:
             return "The parts should have more words in common."
         return "Use more kinds of transition words."

@@ -138,5 +138,5 @@ def test_a_task_of_other_settings_is_refused() -> None:
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "mrlm\[reasoning_gym\]"'):
+    with pytest.raises(ConfigurationError, match=r"pip install 'mrlm\[reasoning_gym\]'"):
         ReasoningGymEnvironment({"gcd": {}})

@@ -15,6 +15,7 @@ from mrlm_pl.environment import SPLITS, Task
 from mrlm_pl.environment.tasks import split_of
 from mrlm_pl.environment.tools import ToolError
 from mrlm_pl.episode import Message
+from tests.support.graph_rows import triples, values
 
 OPERATORS = {"and": "intersection", "count": "count", "argmax": "argmax", "argmin": "argmin"}
 
@@ -83,18 +84,18 @@ def test_answers_follow_from_the_triples_alone() -> None:
     for index in range(20):
         data = environment.tasks("train")[index].data
         home = world(**data["world"])
-        triples, values = list(home.graph.triples()), list(home.graph.values())
+        known, measured = triples(home.graph), values(home.graph)
         sets: list[set[str]] = []
         for action in data["actions"]:
             tool, _, rest = action.partition("(")
             names = rest.rstrip(")").split(",")
             operands = [sets[int(name[1:])] if name.startswith("#") else {name} for name in names]
             if tool == "get_neighbors":
-                sets.append({o for s, r, o in triples if r == names[1] and s in operands[0]})
+                sets.append({o for s, r, o in known if r == names[1] and s in operands[0]})
             elif tool == "intersection":
                 sets.append(operands[0] & operands[1])
             elif tool == "argmax":
-                sets.append({max((v, e) for e, a, v in values if a == names[1] and e in operands[0])[1]})
+                sets.append({max((v, e) for e, a, v in measured if a == names[1] and e in operands[0])[1]})
         assert sorted(sets[-1]) == data["answer"]
 
 

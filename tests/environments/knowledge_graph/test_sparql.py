@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from mrlm_environments.knowledge_graph.environment import KnowledgeGraphEnvironment
-from mrlm_environments.knowledge_graph.exploration import Exploration, read_action
-from mrlm_environments.knowledge_graph.graph import Graph, TripleStore
+from mrlm_environments.knowledge_graph.exploration import Exploration, Graph, read_action
+from mrlm_environments.knowledge_graph.graph import TripleStore
 from mrlm_environments.knowledge_graph.questions import KINDS
 from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint, query_file
 from mrlm_environments.knowledge_graph.world import world

@@ -63,7 +63,7 @@ def test_bad_rows_are_named(change: dict[str, Any], told: str, tmp_path: Path) -
     path.write_text(json.dumps([COUNT, {**COUNT, **change}]))
     tasks = DataTasks("shell", {"train": str(path)}, "stop", ROW_FORM)
     with pytest.raises(DataError, match=r"my\.json, row 2: .*a row is") as caught:
-        tasks.source("train", generate_data, "description", (), str, task_data)
+        tasks.source("train", (), task_data, str)
     assert re.search(told, str(caught.value))
 
 

@@ -116,9 +116,8 @@ def test_more_chosen_options_than_the_goal_has_earn_no_more_than_one() -> None:
     assert bought({**BLUE_9, "shade": "sky blue", "pack": "9"}) == 1.0
 
 
-@pytest.mark.parametrize("category", CATEGORIES, ids=lambda category: category.path)
+@pytest.mark.parametrize("category", CATEGORIES, ids=lambda category: category["path"])
 def test_no_two_values_of_the_generated_shop_match(category: Any) -> None:
-    values = [*category.attributes.split("|")]
-    options = [value for own in category.options.values() for value in own.split("|")]
-    pairs = [*itertools.combinations(values, 2), *itertools.combinations(options, 2)]
+    options = [value for own in category["options"].values() for value in own]
+    pairs = [*itertools.combinations(category["attributes"], 2), *itertools.combinations(options, 2)]
     assert [pair for pair in pairs if matches(color(pair[0]), color(pair[1]))] == []
