@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, branches
-from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, versioned_episodes, write_episodes
+from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.evaluation import chosen_device, loaded_policy, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from mrlm_pl.runs.records.gradients import Gradients
 
 logger = logging.getLogger(__name__)
-
-MARKS = 2
-"""``SCHEMA`` from which on records say which episodes are excluded."""
 
 
 def recredit(
@@ -235,37 +232,16 @@ class _Crediting:
             ConfigurationError: there is none, or the credit needs other episodes.
         """
         found, folder = False, self.folder / "episodes"
-        for number, items in itertools.groupby(versioned_episodes(folder), lambda item: item[1].iteration):
+        for number, items in itertools.groupby(read_episodes(folder), lambda episode: episode.iteration):
             if number == self.wanted or (self.wanted is None and number >= 0):
-                found = True
-                pairs = list(items)
-                recorded = [episode for _, episode in pairs]
-                marked = all(schema >= MARKS for schema, _ in pairs)
-                yield number, recorded, self._credited(number, recorded, self._unmarked(number, recorded, marked))
+                found, recorded = True, list(items)
+                yield number, recorded, self._credited(number, recorded)
         if not found:
             gone = not_kept(episode_files(folder), recorded_iterations(self.folder))
             of = "of training" if self.wanted is None else f"of iteration {self.wanted}"
             raise ConfigurationError(f"{str(self.folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
 
-    def _unmarked(self, number: int, recorded: Sequence[Episode], marked: bool) -> set[str]:
-        """Return the ids of the episodes that the run did not train on and whose records do not say so.
-
-        Raises:
-            ConfigurationError: the records have neither marks nor advantages.
-        """
-        if marked:
-            return set()
-        trained = {item.id for item in recorded if any(turn.advantage is not None for turn in item.turns())}
-        groups = {item.group for item in recorded if item.id in trained}
-        if not trained:
-            raise ConfigurationError(
-                f"iteration {number} of {str(self.folder)!r} has records of an older version (`schema` below {MARKS}), "
-                "which do not say on which episodes the run trained; record the run again"
-            )
-        beside = {item.id for item in recorded if item.group in groups and (item.failed or item.origin is not None)}
-        return {item.id for item in recorded} - trained - beside
-
-    def _credited(self, number: int, episodes: Sequence[Episode], unmarked: set[str]) -> list[Episode]:
+    def _credited(self, number: int, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with new credit; those that are not trained on have none.
 
         Raises:
@@ -275,7 +251,7 @@ class _Crediting:
         from mrlm_pl.learner.credit.records import credited, uncredited
 
         plain = [uncredited(episode) for episode in episodes]
-        kept = [item for item in plain if item.excluded is None and item.id not in unmarked]
+        kept = [item for item in plain if item.excluded is None]
         groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
         training = [
             item
