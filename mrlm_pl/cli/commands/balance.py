@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.answers.balance import BalancedAnswers, balance
 from mrlm_pl.answers.records import Answer, read_answers
-from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import replacing, unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
@@ -61,8 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 def balance_parser() -> CommandParser:
     """Return the parser of ``mrlm balance``."""
     text = "Balance right and wrong answers to each question, and hold out questions for validation."
-    parser = CommandParser(prog="mrlm balance", description=text, allow_abbrev=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    parser = command_parser("balance", text)
     text = "Files of `mrlm collect`, folders of episodes, or files with rows {question, answer, correct}."
     parser.add_argument("answers", type=str, nargs="+", help=text)
     text = "JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."

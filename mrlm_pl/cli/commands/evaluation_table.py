@@ -20,7 +20,7 @@ from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import eval_parser, output_file, report_run, sampling_of
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, unknown_key, with_first_as
+from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
 from mrlm_pl.durable_files import write_json
@@ -82,8 +82,7 @@ def eval_run(arguments: Sequence[str]) -> int:
 def _several(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
     """Return the configuration and the other options if several models or environments are given, else None."""
     words = [*_as_lists(arguments)]
-    check_exist(words)
-    check_files(config_files(words))
+    check_files(words)
     config, others = merged(words, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
     return (config, others) if several and not {"-h", "--help"} & {*words} else None

@@ -223,16 +223,13 @@ def with_own_configuration(arguments: Sequence[str]) -> list[str]:
     output = given.get("--output")
     if "--resume" not in arguments or "--config" in given:
         return list(arguments)
-    if not output:
-        if any(option.startswith("--model") for option in given):
-            return list(arguments)
-        raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
-    folder = Path(output)
-    own = latest_configuration(folder) if folder.is_dir() else None
+    own = latest_configuration(Path(output)) if output and Path(output).is_dir() else None
     if own is not None:
         return ["--config", str(own), *arguments]
     if any(option.startswith("--model") for option in given):
         return list(arguments)
+    if not output:
+        raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
     raise ConfigurationError(f"{output!r} holds no run with a configuration to resume; name one with `--config FILE`")
 
 

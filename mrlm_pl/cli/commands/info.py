@@ -21,10 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a plugin cannot be imported.
     """
-    parser = PlainParser(
-        prog="mrlm info",
-        description="List versions, devices, the sandbox, and the classes and environments of configurations.",
-    )
+    text = "List versions, devices, the sandbox, and the classes and environments of configurations."
+    parser = PlainParser("info", text)
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     facts = collect()

@@ -25,10 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: the name cannot be a package's, or the folder exists or cannot be written.
     """
-    parser = PlainParser(
-        prog="mrlm init",
-        description="Write a package with an environment, an algorithm, a callback, a configuration and tests.",
-    )
+    text = "Write a package with an environment, an algorithm, a callback, a configuration and tests."
+    parser = PlainParser("init", text)
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-lab")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to make; default: NAME")
     options = parser.parse_args(arguments)
@@ -61,7 +59,7 @@ def write_package(name: str, folder: Path) -> list[Path]:
         raise ConfigurationError(f"name: another module is named {package!r}; choose another name")
     if package in environment_names()[1]:
         raise ConfigurationError(f"name: another environment is named {package!r}; choose another name")
-    if _is_installed(name):
+    if any(importlib.metadata.distributions(name=name)):
         raise ConfigurationError(f"name: another installed package is named {name!r}; choose another name")
     if folder.exists():
         raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder with `--output`")
@@ -77,11 +75,3 @@ def write_package(name: str, folder: Path) -> list[Path]:
     except OSError as error:
         raise ConfigurationError(f"output: {str(folder)!r} cannot be written: {error.strerror}") from error
     return written
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt
 
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
-from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.parser import command_parser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.records.run import recorded_model
 
@@ -37,13 +36,8 @@ def run(arguments: Sequence[str]) -> int:
 
     silence_noise()
     load_package("mrlm_pl.algorithms")
-    parser = CommandParser(
-        prog="mrlm recredit",
-        description="Compute the advantages of a run's episodes with another algorithm.",
-        allow_abbrev=False,
-    )
+    parser = command_parser("recredit", "Compute the advantages of a run's episodes with another algorithm.")
     parser.usage = "mrlm recredit RUN [--model NAME] [--model.ARGUMENT VALUE ...] [options]"
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
     parser.add_subclass_arguments(Algorithm, "model", required=True)
     parser.add_argument("--run", type=str, required=True, help="Run folder; may be given as the first argument.")
     parser.add_argument(

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a path holds no run, or the options do not fit together.
         RemoteError: the port is taken, or the host is no address of this machine.
     """
-    parser = PlainParser(prog="mrlm view", description="Look at runs in a browser or a terminal.")
+    parser = PlainParser("view", "Look at runs in a browser or a terminal.")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")
