@@ -46,8 +46,8 @@ def report_run(arguments: Sequence[str]) -> int:
     from mrlm_pl.runs import evaluate
 
     other = read_report(options.compare, name) if options.compare else None
-    if other is not None:
-        tell_of_other_settings(read.environment_settings(), other.get("settings"), options.compare)
+    if other is not None and other.get("settings") is not None:  # the report of a run does not have them
+        tell_of_other_settings(read.environment_settings(), other["settings"], options.compare)
     sampling = sampling_of(options, read.run.validation_sampling)
     report = evaluate(
         options.model,
@@ -221,19 +221,18 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 
-def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
+def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any], path: str) -> None:
     """Warn on stderr if an evaluation to compare with was played with other settings of the environment.
 
     Args:
         own: the environment's arguments.
-        other: those of the report at ``path``; None where it does not say.
+        other: those of the report at ``path``.
     """
     own = json.loads(json.dumps(own, default=str))
-    names = sorted(own.keys() | other.keys()) if other is not None else []
     changed = [
         f"{name} is {json.dumps(own.get(name))} here and {json.dumps(other.get(name))} there"
-        for name in names
-        if other is not None and own.get(name) != other.get(name)
+        for name in sorted(own.keys() | other.keys())
+        if own.get(name) != other.get(name)
     ]
     if changed:
         print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)

@@ -6,7 +6,7 @@ import inspect
 import json
 import platform
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser, plain_words
@@ -101,10 +101,7 @@ def _entry(cls: type) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return next((found.version for found in distributions(name=package)), None)
 
 
 def _plain(facts: dict[str, Any]) -> str:

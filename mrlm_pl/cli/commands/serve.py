@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -34,9 +34,6 @@ from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.connection import Address
 from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
-
-if TYPE_CHECKING:
-    from mrlm_pl.serving.openenv import OpenEnvServer
 
 logger = logging.getLogger(__name__)
 
@@ -254,17 +251,10 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
 
     def make(overrides: Mapping[str, Any]) -> Environment:
         allowed = cls.client_settings if allow_settings else ()
-        refused = sorted(set(overrides) - set(allowed))
-        if refused and not allow_settings:
-            raise ConfigurationError(
-                f"settings {refused}: this server takes none from clients; put them into the file of its "
-                "--settings, or start it with --allow_settings true"
-            )
-        if refused:
-            raise ConfigurationError(
-                f"settings {refused}: clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}; the others "
-                "belong into the file of the server's --settings"
-            )
+        if refused := sorted(set(overrides) - set(allowed)):
+            taken = f"clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}"
+            fault = taken if allow_settings else "this server takes none from clients without --allow_settings true"
+            raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
         parser = environment_parser("serve", "")
         config = parser.read(["--environment", arguments], {"environment": Environment})
@@ -273,23 +263,16 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
     return make
 
 
-async def _openenv_server(server: EnvironmentServer, port: int | None) -> OpenEnvServer | None:
-    """Return a server for OpenEnv's clients that has started, or None without a port."""
-    if port is None:
-        return None
-    from mrlm_pl.serving.openenv import OpenEnvServer
-
-    openenv = OpenEnvServer(server, int(port))
-    await openenv.start()
-    return openenv
-
-
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
     if options.metrics_port:
         serve_metrics(server, options.metrics_port)
     await server.start()
-    openenv = await _openenv_server(server, options.openenv_port)
-    membership = None
+    openenv = membership = None
+    if options.openenv_port is not None:
+        from mrlm_pl.serving.openenv import OpenEnvServer
+
+        openenv = OpenEnvServer(server, int(options.openenv_port))
+        await openenv.start()
     if options.join:
         server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
         controller = Address(options.join, options.token_file, identity, options.message_mb)
