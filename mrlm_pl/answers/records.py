@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,7 +122,7 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
     task, temperature = row.get("task") or "", row.get("temperature")
     if not isinstance(task, str):
         raise DataError(f"{where}: 'task' is {task!r:.80}; it must be the text of a key, or be left out")
-    if temperature is not None and not _is_number(temperature, 0.0, math.inf):
+    if temperature is not None and not _is_number(temperature, 0.0, sys.float_info.max):
         raise DataError(
             f"{where}: 'temperature' is {temperature!r:.80}; it must be a number of 0 or above, or left out"
         )
@@ -136,12 +136,7 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
-    return (
-        not isinstance(value, bool)
-        and isinstance(value, (int, float))
-        and math.isfinite(value)
-        and low <= value <= high
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def answers_of_episode(episode: Episode, where: str) -> list[Answer]:

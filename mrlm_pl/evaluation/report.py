@@ -198,9 +198,7 @@ def summarize(
     # A task whose other samples failed is still voted on: its one reply is the majority.
     voting = max(map(len, by_task.values())) > 1
     wins = sum(bool(episode.success) for episode in played)
-    parts = Components()
-    for episode in played:
-        parts.add(episode.components(), 1.0)
+    parts = Components.of((episode.components(), 1.0) for episode in played)
     return EvaluationReport(
         environment=environment,
         model=model,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -66,14 +66,11 @@ def silence_noise() -> None:
         "lightning.fabric.utilities.seed",
         "lightning.pytorch.trainer.connectors.signal_connector",
     ):
-        logger = logging.getLogger(name)
-        if not any(isinstance(item, _NoNoise) for item in logger.filters):
-            logger.addFilter(_NoNoise())
+        logging.getLogger(name).addFilter(_is_no_noise)
 
 
-class _NoNoise(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not any(re.search(text, record.getMessage()) for text in _NOISE)
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not any(re.search(text, record.getMessage()) for text in _NOISE)
 
 
 def warn_of_emulated_bf16(precision: str) -> None:
@@ -126,7 +123,7 @@ class RunProgress(ProgressBar):
         self._enabled = True
         self._display: Live | None = None
         self._bar: Progress | None = None
-        self._logs: list[tuple[Any, Any]] = []
+        self._logs: list[Any] = []
         self._began, self._first = 0.0, 0
 
     def disable(self) -> None:
@@ -158,10 +155,11 @@ class RunProgress(ProgressBar):
             "iterations" if _rollout(trainer) else "batches", total=self._total(trainer), completed=self._first
         )
         self._display = Live(self._bar, console=console, refresh_per_second=4)
-        stream = sys.stderr
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        handlers = [handler for item in loggers for handler in getattr(item, "handlers", ())]
+        self._logs = [item for item in handlers if type(item) is logging.StreamHandler and item.stream is sys.stderr]
         self._display.start()
-        self._logs = [(handler, stream) for handler in _handlers() if handler.stream is stream]
-        for handler, _ in self._logs:
+        for handler in self._logs:
             handler.setStream(sys.stderr)  # the display's, which prints above it
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -184,9 +182,9 @@ class RunProgress(ProgressBar):
         """End the display; its last state stays on the screen."""
         display, self._display, self._bar = self._display, None, None
         if display is not None:
-            for handler, stream in self._logs:
-                handler.setStream(stream)
             display.stop()
+            for handler in self._logs:
+                handler.setStream(sys.stderr)
 
     on_train_end = on_exception = teardown = _stop
 
@@ -205,13 +203,6 @@ class RunProgress(ProgressBar):
         data = _rollout(trainer)
         total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
         return None if math.isinf(total) else math.ceil(total)
-
-
-def _handlers() -> list[Any]:
-    """Return the handlers of logs that write to a stream."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    found = [handler for item in loggers for handler in getattr(item, "handlers", ())]
-    return [handler for handler in found if type(handler) is logging.StreamHandler]
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
@@ -262,16 +253,6 @@ _FILES = {
     "tensorboard": "the same for TensorBoard",
     "config.yaml": "the whole configuration",
 }
-
-
-class BatchCount(Callback):
-    """Counts the batches that this process trains on: none where a complete run is resumed."""
-
-    count = 0
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Count a batch."""
-        self.count += 1
 
 
 def run_summary(folder: str | Path, played: bool = True) -> str:

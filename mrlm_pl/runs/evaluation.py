@@ -177,7 +177,7 @@ class SeatedModel:
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
             for name in sorted(set(self.seated().values()) - set(held)):
-                held[name] = loaded_policy(self.run.policies[name], chosen_device(device))
+                held[name] = loaded_policy(self.run.policies[name], device)
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
             return summarize(
@@ -213,7 +213,6 @@ class SeatedModel:
         disable_progress_bar()
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
-        device = chosen_device(device)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
             engine: Engine = InProcessEngine()
@@ -289,25 +288,25 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     )
 
 
-def chosen_device(device: str) -> str:
-    """Return the device by the name that torch has for it; ``auto`` prefers an accelerator."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return device if device != "auto" else accelerator.type if accelerator is not None else "cpu"
-
-
 def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
     """Return a policy by its constructor arguments, its model on the device and ready to generate.
+
+    Args:
+        settings: the arguments.
+        device: as torch names it; ``auto`` prefers an accelerator.
 
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from mrlm_pl.policy import Policy
 
     disable_progress_bar()
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = "cpu" if accelerator is None else accelerator.type
     policy = Policy(**settings)
     policy.load()
     try:
@@ -409,7 +408,6 @@ def arena(
     }
     sampling = sampling or sampling_from(first.run.validation_sampling, {})
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    device = chosen_device(device)
     policies = {
         policy: settings if isinstance(settings, Policy) else loaded_policy(settings, device)
         for policy, settings in given.items()

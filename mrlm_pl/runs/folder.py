@@ -19,7 +19,7 @@ from torch import distributed
 
 from mrlm_pl.durable_files import former_of
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_of
+from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_in
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
@@ -153,7 +153,7 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
 def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | None) -> RunFolder:
     """Return the folder that ``output`` names."""
     if first and holds_run(base):
-        failed = last_checkpoint(base) is None and state_of(_text(base / STATE))[0] == "failed"
+        failed = last_checkpoint(base) is None and state_in(base)[0] == "failed"
         if not request.resume and not failed:
             raise ConfigurationError(
                 f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or "
@@ -164,10 +164,6 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
         _set_aside(base)
     base.mkdir(parents=True, exist_ok=True)
     return RunFolder(str(base), checkpoint)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _set_aside(folder: Path) -> None:

@@ -118,6 +118,12 @@ def write_state(folder: Path, record: Mapping[str, Any]) -> None:
         write_json(folder / STATE, {**record, "alive": time.time()})
 
 
+def state_in(folder: Path) -> tuple[str, str]:
+    """Return the state that a run has written to its folder; see :func:`state_of`."""
+    path = folder / STATE
+    return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+
 def state_of(text: str) -> tuple[str, str]:
     """Return the state in the content of :data:`STATE`, with its reason.
 

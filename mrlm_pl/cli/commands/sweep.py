@@ -25,7 +25,7 @@ from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.state import STATE, Training, in_training, state_of
+from mrlm_pl.runs.state import Training, in_training, state_in
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
@@ -338,10 +338,7 @@ def _begun(cell: Path) -> bool:
 
 def _state(folder: Path) -> str:
     """Return the state of a run; see :func:`mrlm_pl.runs.state.state_of`."""
-    if in_training(folder):
-        return "running"
-    path = folder / STATE
-    return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")[0]
+    return "running" if in_training(folder) else state_in(folder)[0]
 
 
 def _report(members: Sequence[Member], failed: Mapping[Member, str], options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.evaluation import chosen_device, loaded_policy, sampling_from
+from mrlm_pl.runs.evaluation import loaded_policy, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
 from mrlm_pl.runs.records.run import (
     latest_configuration,
@@ -105,7 +105,7 @@ def _gradients(model: str, sampling: Sampling, device: str) -> Gradients:
     from mrlm_pl.runs.records.gradients import Gradients
 
     settings = read_run(model).policies
-    policies = {name: loaded_policy(own, chosen_device(device)) for name, own in settings.items()}
+    policies = {name: loaded_policy(own, device) for name, own in settings.items()}
     return Gradients(policies, {name: sampling.of(name).temperature or 1.0 for name in policies})
 
 
