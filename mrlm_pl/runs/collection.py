@@ -10,21 +10,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import progress_note, write_json
+from mrlm_pl.engines import ContinuousEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
+from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
 from mrlm_pl.settings import at_least
-
-if TYPE_CHECKING:
-    from mrlm_pl.rollout.player import EpisodePlayer
-    from mrlm_pl.runs.evaluation import Model
 
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
@@ -140,7 +138,6 @@ def serve_gateway(
         ConfigurationError: as :func:`collect`, or the environment has no endpoint or starts its programs.
         RemoteError: the address cannot be used.
     """
-    from mrlm_pl.engines import ContinuousEngine
     from mrlm_pl.serving.gateway.server import Gateway
 
     gateway = getattr(environment, "gateway", None)

@@ -8,22 +8,24 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.evaluation.arena import ArenaReport, arena_report
+from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
+from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.play import EpisodeSpec, Seat
+from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SINGLE, RecordedRun, read_run
 
-if TYPE_CHECKING:
-    from mrlm_pl.evaluation.arena import ArenaReport
-    from mrlm_pl.evaluation.report import EvaluationReport
-    from mrlm_pl.policy import Policy
-    from mrlm_pl.rollout.play import EpisodeSpec, Seat
-    from mrlm_pl.rollout.player import EpisodePlayer
-
-Model: TypeAlias = "str | Path | Policy | Mapping[str, Policy]"
+Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
 
 MAX_TURNS = 64
@@ -93,8 +95,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: a policy does not exist, or a place is not of the form of ``served_by``.
         """
-        from mrlm_pl.policy import Policy
-
         for name, place in places.items():
             given = self.run.policies.get(name)
             if given is None or isinstance(given, Policy):
@@ -109,8 +109,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
         """
-        from mrlm_pl.evaluation.report import evaluation_specs
-
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
             self._warn(
@@ -133,8 +131,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: an agent has no policy, or a model cannot be found.
         """
-        from mrlm_pl.policy import Policy
-
         given = {name: self.run.policies[name] for name in sorted(set(self.seated().values()))}
         return {name: policy if isinstance(policy, Policy) else Policy(**policy) for name, policy in given.items()}
 
@@ -144,8 +140,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: an agent has no policy.
         """
-        from mrlm_pl.rollout.play import Seat
-
         return {
             agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
             for agent, name in self.seated().items()
@@ -171,8 +165,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: as :func:`evaluate`.
         """
-        from mrlm_pl.evaluation.report import summarize
-
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
@@ -204,11 +196,6 @@ class SeatedModel:
                 cannot be used.
         """
         sampling.check_policies([*self.run.policies], "sampling")
-        from transformers.utils.logging import disable_progress_bar
-
-        from mrlm_pl.engines import Engine, InProcessEngine
-        from mrlm_pl.policy import Policy
-        from mrlm_pl.rollout.player import EpisodePlayer
 
         disable_progress_bar()
         playing = set(self.seated().values())
@@ -298,11 +285,6 @@ def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from mrlm_pl.policy import Policy
-
     disable_progress_bar()
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -388,9 +370,6 @@ def arena(
         ConfigurationError: there are fewer than two models or too many seatings, one cannot be used, an agent has no
             policy, or a number is below 1.
     """
-    from mrlm_pl.evaluation.arena import arena_report
-    from mrlm_pl.policy import Policy
-
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
     first = SeatedModel(next(iter(models.values())), environment, None, name)

@@ -9,7 +9,8 @@ from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
 from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
-from mrlm_pl.environment.check import Level
+from mrlm_pl.environment.check import Level, check_data, check_environment
+from mrlm_pl.environment.rows import all_rows
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.errors import ConfigurationError
 
@@ -52,8 +53,6 @@ def run(arguments: Sequence[str]) -> int:
     if data is not None:
         return _check_data(environment, data, options.output)
 
-    from mrlm_pl.environment.check import check_environment
-
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
     applied = [result for result in report.checks if result.applies]
@@ -76,9 +75,6 @@ def _sizes(environment: Environment) -> str:
 
 
 def _check_data(environment: Environment, data: str, output: str | None) -> int:
-    from mrlm_pl.environment.check import check_data
-    from mrlm_pl.environment.rows import all_rows
-
     report = check_data(environment, SPLIT)
     for number, reason in report.failed.items():
         print(f"FAIL {data}, row {number}: {' '.join(reason.split())[:500]}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
@@ -13,9 +12,7 @@ from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from mrlm_pl.runs.collection import CollectionFile
+from mrlm_pl.runs.collection import CollectionFile, collect, serve_gateway
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,8 +22,6 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RolloutError: every episode failed.
     """
-    from mrlm_pl.runs import collect
-
     parser = collect_parser()
     read = read_with_run(parser, with_first_as("--model", arguments))
     options = parser.instantiate(read.config)
@@ -68,8 +63,6 @@ def gateway_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RemoteError: the address cannot be used.
     """
-    from mrlm_pl.runs.collection import serve_gateway
-
     parser = gateway_parser()
     read = read_with_run(parser, with_first_as("--model", arguments))
     options = parser.instantiate(read.config)

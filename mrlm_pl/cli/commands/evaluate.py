@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -19,12 +19,10 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.evaluation.arena import ArenaReport
+from mrlm_pl.evaluation.comparison import Comparison, compare, read_report
 from mrlm_pl.evaluation.table import interval_text, report_table
-from mrlm_pl.runs.evaluation import MAX_TURNS, sampling_from
-
-if TYPE_CHECKING:
-    from mrlm_pl.evaluation.arena import ArenaReport
-    from mrlm_pl.evaluation.comparison import Comparison
+from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
 
 PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device")
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
@@ -42,9 +40,6 @@ def report_run(arguments: Sequence[str]) -> int:
     environment: Environment = options.environment
     name = read.name_of(environment)
     output = output_file(options.output)
-    from mrlm_pl.evaluation.comparison import compare, read_report
-    from mrlm_pl.runs import evaluate
-
     other = read_report(options.compare, name) if options.compare else None
     if other is not None and other.get("settings") is not None:  # the report of a run does not have them
         tell_of_other_settings(read.environment_settings(), other["settings"], options.compare)
@@ -101,8 +96,6 @@ def arena_run(arguments: Sequence[str]) -> int:
     if options.seats:
         raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
     output = output_file(options.output)
-    from mrlm_pl.runs import arena
-
     report = arena(
         players,
         options.environment,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jsonargparse import get_loader
@@ -29,12 +29,10 @@ from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import check_samples
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.table import interval_text
+from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, SeatedModel
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.run import RecordedRun, read_run
-
-if TYPE_CHECKING:
-    from mrlm_pl.policy import Policy
 
 SCHEMA = 1
 """Version of the file of a table."""

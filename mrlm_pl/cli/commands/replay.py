@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -17,9 +17,9 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
-
-if TYPE_CHECKING:
-    from mrlm_pl.runs.records.whatif import Outcomes
+from mrlm_pl.runs.records.replay import replay, rescore
+from mrlm_pl.runs.records.run import recorded_iterations
+from mrlm_pl.runs.records.whatif import Outcomes, whatif
 
 SHOWN = 10
 """Episodes or decisions that are listed."""
@@ -35,8 +35,6 @@ def replay_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read.
     """
-    from mrlm_pl.runs import replay
-
     parser = record_parser("replay", "Play the episodes of a run again, and compare them with their record.")
     options, read = _options(parser, arguments)
     report = replay(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
@@ -60,8 +58,6 @@ def rescore_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read, or one cannot be played again.
     """
-    from mrlm_pl.runs import rescore
-
     text = "Play the episodes of a run again in an environment with other rewards, without generation."
     options, read = _options(record_parser("rescore", text), arguments)
     report = rescore(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
@@ -90,9 +86,6 @@ def whatif_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    from mrlm_pl.runs import whatif
-    from mrlm_pl.runs.records.run import recorded_iterations
-
     parser = record_parser(
         "whatif", "Replace a decision of a recorded episode, play the rest, and compare the returns."
     )

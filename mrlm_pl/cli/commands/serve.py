@@ -24,7 +24,6 @@ from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import check_hub_model, policy_folder
-from mrlm_pl.runs.evaluation import loaded_policy
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments.hosted import Factory, Offer
@@ -133,6 +132,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
 def _policy_service(models: dict[str, str], device: str, int8: bool) -> Any:
     """Return the service of policies with its models loaded, which needs torch."""
     from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.runs.evaluation import loaded_policy
     from mrlm_pl.serving.policies.service import PolicyService
 
     engine, vocabularies = InProcessEngine(), {}

@@ -10,15 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+
+from mrlm_pl.data.rollout.tasks import TaskSettings, scaled
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.credit.records import credited, uncredited
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.runs.evaluation import loaded_policy, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
+from mrlm_pl.runs.records.gradients import Gradients
 from mrlm_pl.runs.records.run import (
     latest_configuration,
     read_run,
@@ -27,14 +36,6 @@ from mrlm_pl.runs.records.run import (
     recorded_settings,
 )
 from mrlm_pl.settings import as_settings
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from mrlm_pl.data.rollout.tasks import TaskSettings
-    from mrlm_pl.learner.algorithm import Algorithm
-    from mrlm_pl.learner.policy_gradient import PolicyGradient
-    from mrlm_pl.runs.records.gradients import Gradients
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +103,6 @@ def recredit(
 
 def _gradients(model: str, sampling: Sampling, device: str) -> Gradients:
     """Return the comparison of the gradients of a model's policies, whose weights it reads."""
-    from mrlm_pl.runs.records.gradients import Gradients
-
     settings = read_run(model).policies
     policies = {name: loaded_policy(own, device) for name, own in settings.items()}
     return Gradients(policies, {name: sampling.of(name).temperature or 1.0 for name in policies})
@@ -139,8 +138,6 @@ def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | 
 @contextmanager
 def _fresh(learner: PolicyGradient) -> Iterator[None]:
     """Within the context the algorithm has no progress and a trainer of one process; afterwards it is as before."""
-    from mrlm_pl.learner.metrics import Metrics
-
     progress, attributes = copy.deepcopy(learner.progress()), dict(vars(learner))
     try:
         learner.load_progress({})
@@ -153,9 +150,6 @@ def _fresh(learner: PolicyGradient) -> Iterator[None]:
 
 def _one_process() -> Trainer:
     """Return a trainer of this process alone, also among others of a cluster's job; it prints nothing."""
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.plugins.environments import LightningEnvironment
-
     notes = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     before, notes.disabled = notes.disabled, True
     try:
@@ -178,8 +172,6 @@ def _checked(algorithm: Algorithm) -> PolicyGradient:
     Raises:
         ConfigurationError: it does, or it has no advantages.
     """
-    from mrlm_pl.learner.policy_gradient import PolicyGradient
-
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
     if not isinstance(algorithm, PolicyGradient):
         raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
@@ -199,8 +191,6 @@ class _Crediting:
         sampling: Sampling | None,
         task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None,
     ) -> None:
-        from mrlm_pl.data.rollout.tasks import TaskSettings
-
         recorded = read_run(str(folder), weights=False)
         self.folder, self.learner, self.name, self.wanted = folder, learner, type(learner).__name__, wanted
         if latest_configuration(folder) is None:
@@ -247,9 +237,6 @@ class _Crediting:
         Raises:
             ConfigurationError: the credit needs other episodes.
         """
-        from mrlm_pl.data.rollout.tasks import scaled
-        from mrlm_pl.learner.credit.records import credited, uncredited
-
         plain = [uncredited(episode) for episode in episodes]
         kept = [item for item in plain if item.excluded is None]
         groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
@@ -299,8 +286,6 @@ class _Crediting:
 
     def _check_history(self, number: int) -> None:
         """Refuse a baseline of earlier iterations that are not there."""
-        from mrlm_pl.learner.policy_gradient import PolicyGradient
-
         own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
         if number != self.done and any(self.learner.progress()[key] for key in own):
             fault = (

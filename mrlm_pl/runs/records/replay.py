@@ -10,13 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import episode_files, not_kept, read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.rollout.replay import NOT_RECORDED, differences
+from mrlm_pl.rollout.replay import NOT_RECORDED, RecordPlayer, differences
 from mrlm_pl.runs.evaluation import SeatedModel
 from mrlm_pl.runs.records.run import recorded_iterations
 
@@ -195,9 +196,6 @@ def _pairs(
     name: str | None,
 ) -> Iterator[tuple[Episode, Episode | None]]:
     """Yield each chosen episode with its replay; None for those that failed when they were played."""
-    from mrlm_pl.engines import InProcessEngine
-    from mrlm_pl.rollout.replay import RecordPlayer
-
     seated = SeatedModel(run, environment, None, name, weights=False)
     # Seats have a chat format and no weights.
     seats, played = seated.seats(seated.policies(), Sampling()), {seated.name: seated.environment}
