@@ -207,15 +207,12 @@ class SeatedModel:
             policies: dict[str, Policy] = {}
             for name in sorted(playing):
                 given = self.run.policies[name]
-                if isinstance(given, Policy) and given.served_by is not None:
-                    policies[name] = given
-                    continue
-                if isinstance(given, Policy):
-                    given.load(name=name)
-                    stack.callback(given.network.train, given.network.training)
-                    given.network.eval()
-                policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
-                engine.load(name, policies[name].network, 0)
+                policy = policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
+                if policy.served_by is None:
+                    policy.load(name=name)
+                    stack.callback(policy.network.train, policy.network.training)
+                    policy.network.eval()
+                    engine.load(name, policy.network, 0)
             if any(policy.served_by is not None for policy in policies.values()):
                 from mrlm_pl.serving.policies.placement import with_served  # gRPC and aiohttp
 

@@ -256,13 +256,10 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
         return False
     if known[argument] is inspect.Parameter.empty:
         return True  # the check of its settings asks for the type hint
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, skip=set(known) - {argument}, fail_untyped=False)
     try:
-        parser.parse_object({argument: checked({argument: value}, cls, key)[argument]})
-    except (ArgumentError, MistakeError):
+        return unfit(checked({argument: value}, cls, key)[argument], known[argument], key) is None
+    except MistakeError:
         return False
-    return True
 
 
 @cache

@@ -46,9 +46,13 @@ class TaskStream:
         self.sources, self.seed = dict(sources), seed
         self.shares = [weight / sum(weights) for weight in weights]
         self._picks: dict[int, tuple[str, int]] = {}
-        self._decided = 0
         self._counts = dict.fromkeys(self.sources, 0)
         self._orders: dict[tuple[str, int], list[int]] = {}
+
+    @property
+    def planned(self) -> int:
+        """The number of positions whose source is decided."""
+        return sum(self._counts.values())
 
     def __getitem__(self, position: int) -> Task:
         return self.attempt(position, 0, 1)
@@ -75,8 +79,11 @@ class TaskStream:
 
     def picked(self, position: int) -> tuple[str, int]:
         """Return the source of a position, not yet forgotten, and the number of earlier positions of that source."""
-        while self._decided <= position:
-            self._pick()
+        while self.planned <= position:
+            turn = self.planned + 1
+            shares = zip(self.sources, self.shares, strict=True)
+            behind = {name: share * turn - self._counts[name] for name, share in shares}
+            self._take(max(behind, key=lambda name: behind[name]))
         return self._picks[position]
 
     def forget(self, before: int) -> None:
@@ -85,15 +92,10 @@ class TaskStream:
         for position in [position for position in self._picks if position < before]:
             del self._picks[position]
 
-    def _pick(self) -> None:
-        turn = self._decided + 1
-        behind = {
-            name: share * turn - self._counts[name] for name, share in zip(self.sources, self.shares, strict=True)
-        }
-        name = max(behind, key=lambda key: behind[key])
-        self._picks[self._decided] = (name, self._counts[name])
+    def _take(self, name: str) -> None:
+        """Decide the source of the next position."""
+        self._picks[self.planned] = (name, self._counts[name])
         self._counts[name] += 1
-        self._decided += 1
 
     def _order(self, name: str, epoch: int, size: int) -> list[int]:
         order = self._orders.get((name, epoch))
@@ -123,7 +125,6 @@ class PlannedStream(TaskStream):
 
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
         super().__init__(sources, weights, seed)
-        self.planned = 0
         self._owed = dict.fromkeys(self.sources, 0.0)
 
     def plan(self, positions: int, shares: Mapping[str, float]) -> None:
@@ -137,9 +138,7 @@ class PlannedStream(TaskStream):
             for number in range(count)
         )
         for _, _, name in turns:
-            self._picks[self.planned] = (name, self._counts[name])
-            self._counts[name] += 1
-            self.planned += 1
+            self._take(name)
 
     def picked(self, position: int) -> tuple[str, int]:
         return self._picks[position]
@@ -164,7 +163,6 @@ class PlannedStream(TaskStream):
                 f"the checkpoint's curriculum is over the environments {sorted(state['counts'])}, and this run has "
                 f"{sorted(self.sources)}; resume with the same environments and names"
             )
-        self.planned = state["planned"]
         self._picks = {position: (name, count) for position, name, count in state["plan"]}
         self._owed, self._counts = dict(state["owed"]), dict(state["counts"])
 
