@@ -66,9 +66,9 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     """
     answers: list[Answer] = []
     failed = 0
-    for where, episode, row in _records(source, split):
+    for where, episode, row in read_records(source, split):
         if episode is None:
-            answers.append(answer_of_row(row, where))
+            answers += [answer_of_row(part, where) for part in _unpaired(row)]
         elif episode.failed:
             failed += 1
         else:
@@ -78,8 +78,16 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     return answers, failed
 
 
-def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Mapping[str, Any]]]:
-    """Yield each record and its place: as an episode, or else as a row."""
+def read_records(source: str, split: str) -> Iterator[tuple[str, Episode | None, dict[str, Any]]]:
+    """Yield the place of each record of a source, and the record: an episode, or else a row.
+
+    Args:
+        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
+        split: of a hub data set.
+
+    Raises:
+        DataError: the source is missing or unreadable, or a record of an episode is broken.
+    """
     if Path(source).expanduser().is_dir():
         for number, episode in enumerate(read_episodes(Path(source).expanduser()), start=1):
             yield f"{source}, episode {number}", episode, {}
@@ -87,8 +95,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Map
     for number, row in numbered_rows(source, split, ()):
         where = f"{source}, row {number}"
         if not holds_episodes(row):
-            for answer in _unpaired(row):
-                yield where, None, answer
+            yield where, None, row
             continue
         try:
             for episode in episodes_of(row):

@@ -10,12 +10,12 @@ from typing import Any
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.answers.balance import BalancedAnswers, balance
-from mrlm_pl.answers.records import Answer, read_answers
+from mrlm_pl.answers.records import Answer, answer_of_row, read_answers
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.compressed_files import packed
 from mrlm_pl.durable_files import replacing, unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import ConfigurationError
 
 HELD_OUT = ".validation"
 """Stands before the suffix of the file with the held-out questions."""
@@ -115,10 +115,9 @@ def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answe
     tasks = {answer.question: answer.task for answer in answers}
     for source in references:
         for number, row in numbered_rows(source, "train", ("question", "answer")):
-            if not isinstance(row["question"], str) or not isinstance(row["answer"], str):
-                raise DataError(f"{source}, row {number}: 'question' and 'answer' must be texts")
-            if row["question"] in tasks:
-                answers.append(Answer(row["question"], row["answer"], 1.0, tasks[row["question"]]))
+            right = answer_of_row({**row, "correct": True}, f"{source}, row {number}")
+            if right.question in tasks:
+                answers.append(Answer(right.question, right.answer, 1.0, tasks[right.question]))
     return answers, sum(failed for _, failed in found)
 
 
