@@ -251,11 +251,6 @@ def problem_of(task: Task) -> str:
     return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
 
 
-def problem_digest(task: Task) -> str:
-    """Return a short text that is equal for tasks which pose the same problem."""
-    return f"{derive_seed('problem', problem_of(task)):016x}"
-
-
 def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
     """Return the metrics of episodes, given in groups of one problem each."""
     names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
@@ -322,7 +317,7 @@ def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[st
     voted = majority(task, [_reply(episode) for episode in group]) if majority else None
     return {
         "task": task.key,
-        "problem": problem_digest(task),
+        "problem": f"{derive_seed('problem', problem_of(task)):016x}",
         "episodes": len(group),
         "reward": math.fsum(episode.reward for episode in group) / len(group),
         "accuracy": sum(judged) / len(group) if judged else None,

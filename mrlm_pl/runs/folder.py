@@ -188,15 +188,12 @@ def _checkpoint(request: FolderRequest, base: Path) -> str | None:
     path = _named_checkpoint(request, base)
     if path in (None, *_NOT_A_PATH):
         return path
-    if Path(path).exists() and not _is_whole(Path(path)):
+    parts = [Path(path) / name for name in SHARDED_CHECKPOINT_FILES]
+    # The table of contents of a zip file stands at its end.
+    whole = all(map(Path.is_file, parts)) if Path(path).is_dir() else zipfile.is_zipfile(path)
+    if Path(path).exists() and not whole:
         raise ConfigurationError(f"ckpt_path: {path!r} is not a complete checkpoint; name another")
     return path
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    if checkpoint.is_dir():
-        return all((checkpoint / name).is_file() for name in SHARDED_CHECKPOINT_FILES)
-    return zipfile.is_zipfile(checkpoint)  # whose table of contents stands at its end
 
 
 def last_checkpoint(folder: Path) -> Path | None:

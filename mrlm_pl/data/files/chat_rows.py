@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.answers.records import read_records
+from mrlm_pl.engines.local.generation import common_prefix
 from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.policy import ChatFormat, Conversation
@@ -135,9 +136,7 @@ def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatF
     """
     ids = chat.encode(chat.render([*prompt, *answer], generation_prompt=False))
     given = chat.encode(chat.render(prompt, generation_prompt=True))
-    shared = 0
-    while shared < min(len(given), len(ids) - 1) and given[shared] == ids[shared]:
-        shared += 1
+    shared = common_prefix(given, ids[:-1])
     return _demonstration(policy, ids, [place >= shared for place in range(len(ids))], [*prompt, *answer])
 
 
