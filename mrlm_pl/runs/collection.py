@@ -18,7 +18,7 @@ from mrlm_pl.engines import ContinuousEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
@@ -216,7 +216,7 @@ class CollectionFile:
                     f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
                     "remove both to start again"
                 )
-            print(f"mrlm: continuing {path} after {self.played} episodes", file=sys.stderr)
+            tell(f"continuing {path} after {self.played} episodes")
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
 

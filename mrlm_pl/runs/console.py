@@ -26,6 +26,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.errors import tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.runs.records.run import read_run
@@ -76,10 +77,9 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 def warn_of_emulated_bf16(precision: str) -> None:
     """Say on stderr that bf16 is slow on this CPU, if a run on it has that precision."""
     if "bf16" in precision and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        print(
-            f"mrlm: trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
-            "which takes several times as long as 32-true",
-            file=sys.stderr,
+        tell(
+            f"trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
+            "which takes several times as long as 32-true"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
@@ -16,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.policy import Policy
@@ -111,9 +110,9 @@ class SeatedModel:
         """
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
-            self._warn(
-                f"{num_episodes} episodes requested, but the {split} split has tasks for {len(specs)}; play each task "
-                "several times with --samples-per-task"
+            tell(
+                f"warning: {num_episodes} episodes requested, but the {split} split has tasks for {len(specs)}; play "
+                "each task several times with --samples-per-task"
             )
         return specs
 
@@ -231,13 +230,10 @@ class SeatedModel:
         idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
         for what, missing in idle.items():
             if missing:
-                self._warn(
-                    f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: {self.environment.name!r} "
-                    f"has the agents {', '.join(agents)}"
+                tell(
+                    f"warning: the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: "
+                    f"{self.environment.name!r} has the agents {', '.join(agents)}"
                 )
-
-    def _warn(self, message: str) -> None:
-        print(f"mrlm: warning: {message}", file=sys.stderr)
 
 
 def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:

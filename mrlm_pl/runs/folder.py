@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import zipfile
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any
 from torch import distributed
 
 from mrlm_pl.durable_files import former_of
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_in
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
@@ -131,7 +130,7 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
     if request.stage != "fit":
         base = (base if request.root or owner is None else owner) / request.stage
     elif owner is not None and owner.resolve() in [folder.resolve() for folder in _candidates(request, base)]:
-        print(f"mrlm: continuing {owner} from {checkpoint}", file=sys.stderr)
+        tell(f"continuing {owner} from {checkpoint}")
         return RunFolder(str(owner), checkpoint)
     if request.resume is not None:
         return _exact(request, base, first, checkpoint)
@@ -176,10 +175,8 @@ def _set_aside(folder: Path) -> None:
     for path in [*written, *folder.glob("config-*.yaml"), *folder.glob("evaluation_*.json")]:
         if path.exists():
             path.rename(aside / path.name)
-    print(
-        f"mrlm: {folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in "
-        f"{aside}",
-        file=sys.stderr,
+    tell(
+        f"{folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in {aside}"
     )
 
 

@@ -97,8 +97,7 @@ def dotted_path(name: str) -> str:
         return name
     file = Path(match.group(1)).expanduser().resolve()
     if not file.is_file():
-        near = nearest(file.name, [item.name for item in file.parent.glob("*.py")])
-        hint = f"did you mean {near!r}?" if near else f"it is looked for in {file.parent}"
+        hint = meant(file.name, [item.name for item in file.parent.glob("*.py")], f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))

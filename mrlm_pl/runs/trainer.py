@@ -7,7 +7,6 @@ import inspect
 import json
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, summarize
 from mrlm_pl.evaluation.table import report_table
 from mrlm_pl.learner.ranks import each_share
@@ -340,7 +339,7 @@ class Trainer(pl.Trainer):
         set_precision(self, chosen)
         measured = {name: round(1000 * value, 3) for name, value in seconds.items()}
         times = ", ".join(f"{name} {value:.3g} ms" for name, value in measured.items())
-        print(f"mrlm: precision {chosen}: matrix products of {inputs} by {outputs} take {times}", file=sys.stderr)
+        tell(f"precision {chosen}: matrix products of {inputs} by {outputs} take {times}")
         if stage == "fit":
             write_json(Path(folder.path) / PRECISION, {"precision": chosen, "milliseconds": measured})
 
@@ -357,7 +356,7 @@ class Trainer(pl.Trainer):
             if isinstance(callback, RunObserver):
                 callback.on_run_folder(self, stage, folder)
         if folder.notice is not None and is_first_process():
-            print(f"mrlm: {folder.notice}", file=sys.stderr)
+            tell(folder.notice)
         if training is not None:
             training.begin()
         for callback in self._without_folder:
@@ -380,7 +379,7 @@ class Trainer(pl.Trainer):
         if getattr(rank_zero_only, "rank", 0) != 0:
             return 0
         remedy = _how_to_continue(self.folder.path) if stage == "fit" and self.folder is not None else ""
-        print(f"mrlm: {interruption.name} has ended {stage}{remedy}", file=sys.stderr)
+        tell(f"{interruption.name} has ended {stage}{remedy}")
         return interruption.status
 
 

@@ -258,7 +258,7 @@ def test_the_output_holds_this_credit_alone(main: Any, quiet_trainer: Any, echo:
     assert [path.name for path in (tmp_path / "again" / "episodes").iterdir()] == ["iteration-000000.jsonl.zst"]
     assert not left.exists()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"output: '.*' cannot be written: Not a directory; name a new folder"):
+    with pytest.raises(ConfigurationError, match=r"output: '.*' cannot be written: Not a directory; name a place"):
         recredit(run, RLOO(main), output=tmp_path / "file" / "again")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from mrlm_pl.cli.commands.evaluate import PLAYED, playing_parser, sampling_of
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.runs.collection import CollectionFile, collect, serve_gateway
 
 
@@ -26,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     options, read, shared = _read(collect_parser(), arguments)
     if options.temperatures and options.temperature is not None:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
-    print(f"mrlm: collecting in {shared['name']} ({shown_settings(read.played)})", file=sys.stderr)
+    tell(f"collecting in {shared['name']} ({shown_settings(read.played)})")
     chosen = {key: options[key] for key in ("filter_reward", "temperatures")}
     return _told(collect(options.model, options.environment, **chosen, **shared))
 
@@ -51,7 +50,7 @@ def gateway_run(arguments: Sequence[str]) -> int:
         RemoteError: the address cannot be used.
     """
     options, _, shared = _read(gateway_parser(), arguments)
-    shared |= {"at_once": options.at_once, "listening": _tell}
+    shared |= {"at_once": options.at_once, "listening": _tell_address}
     return _told(serve_gateway(options.model, options.environment, **shared))
 
 
@@ -82,12 +81,8 @@ def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOpti
     return options, read, shared
 
 
-def _tell(address: str) -> None:
-    print(
-        f"mrlm: the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)",
-        file=sys.stderr,
-        flush=True,
-    )
+def _tell_address(address: str) -> None:
+    tell(f"the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)")
 
 
 def _told(file: CollectionFile) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport
 from mrlm_pl.evaluation.comparison import Comparison, compare, read_report
 from mrlm_pl.evaluation.table import interval_text, report_table
@@ -59,10 +58,9 @@ def report_run(arguments: Sequence[str]) -> int:
         comparison = compare(written, other)
         print(_comparison(comparison, len(written["tasks"]), options.compare))
         if 2 * comparison.tasks < len(written["tasks"]):
-            print(
-                f"mrlm: warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
-                "this evaluation; the comparison is of these alone",
-                file=sys.stderr,
+            tell(
+                f"warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
+                "this evaluation; the comparison is of these alone"
             )
         if output is not None:
             write_json(output, {**written, "comparison": asdict(comparison)})
@@ -228,7 +226,7 @@ def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any], pat
         if own.get(name) != other.get(name)
     ]
     if changed:
-        print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)
+        tell(f"warning: {path} has other environment settings: {'; '.join(changed)}")
 
 
 def _comparison(found: Comparison, tasks: int, path: str) -> str:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,7 +23,7 @@ from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_firs
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import check_samples
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
@@ -218,7 +217,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         _write(output, columns, scores)
     failed = [score for score in scores if score.error is not None]
     for score in failed:
-        print(f"mrlm: {score.model} on {score.environment} failed: {score.error}", file=sys.stderr)
+        tell(f"{score.model} on {score.environment} failed: {score.error}")
     return 1 if failed else 0
 
 
@@ -311,12 +310,8 @@ def _make_folder(output: Path, cells: Sequence[Cell]) -> None:
             "table of its own"
         )
     folder = output.with_suffix("")
-    try:
+    with writing("output", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"output: the folder {str(folder)!r} of the reports cannot be made ({error.strerror}); name another file"
-        ) from error
 
 
 def _file(output: Path | None, model: str, environment: str) -> Path | None:
@@ -353,4 +348,4 @@ def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> 
         print(f"table in {output}, picture in {picture}, reports of the cells in {output.with_suffix('')}/")
     except ConfigurationError as error:
         print(f"table in {output}, reports of the cells in {output.with_suffix('')}/")
-        print(f"mrlm: warning: no picture: {error}", file=sys.stderr)
+        tell(f"warning: no picture: {error}")

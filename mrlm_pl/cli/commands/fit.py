@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.cli.start_up import release_collection
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
@@ -127,9 +126,8 @@ class RunCommand(LightningCLI):
         loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None
-            rank_zero_only(print)(
-                f"mrlm: ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do",
-                file=sys.stderr,
+            rank_zero_only(tell)(
+                f"ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do"
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:

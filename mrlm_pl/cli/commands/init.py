@@ -13,7 +13,7 @@ from string import Template
 
 from mrlm_pl.cli.parsing.early_check import environment_names
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 
 TEMPLATE = Path(__file__).parents[1] / "plugin_template"
 """Files of the package, each with the suffix ``.txt``; ``package`` in their paths is the package's name."""
@@ -65,13 +65,11 @@ def write_package(name: str, folder: Path) -> list[Path]:
         raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder with `--output`")
     words = {"name": name, "package": package, "cls": "".join(word.capitalize() for word in package.split("_"))}
     written = []
-    try:
+    with writing("output", folder):
         for source in sorted(TEMPLATE.rglob("*.txt")):
             place = source.relative_to(TEMPLATE).with_suffix("").as_posix()
             file = folder / re.sub(r"^package(?=/)|(?<=test_)package", package, place)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
             written.append(file)
-    except OSError as error:
-        raise ConfigurationError(f"output: {str(folder)!r} cannot be written: {error.strerror}") from error
     return written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
 from mrlm_pl.runs.records.replay import replay, rescore
@@ -68,7 +67,7 @@ def rescore_run(arguments: Sequence[str]) -> int:
         (report.failed, "had failed and were left out"),
     ):
         if count:
-            print(f"mrlm: warning: {count} episodes {what}", file=sys.stderr)
+            tell(f"warning: {count} episodes {what}")
     for what, ids in (("a success now", report.gained), ("no success any more", report.lost)):
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
@@ -149,10 +148,7 @@ def record_parser(command: str, text: str) -> CommandParser:
 def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions]:
     read = read_with_run(parser, with_first_as("--model", arguments), weights=False)
     options = parser.instantiate(read.config)
-    print(
-        f"mrlm: playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})",
-        file=sys.stderr,
-    )
+    tell(f"playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})")
     return options, read
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds
 
@@ -47,11 +47,9 @@ def write(found: SeedComparison, files: Sequence[Path]) -> None:
         ConfigurationError: a file cannot be written, or matplotlib is missing.
     """
     for file in files:
-        try:
+        with writing("output", file):
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix == ".png":
                 found.plot(file)
             else:
                 file.write_text(found.markdown() if file.suffix == ".md" else found.csv(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"output: {str(file)!r} cannot be written: {error.strerror}") from error

@@ -24,7 +24,7 @@ from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_u
 from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell, writing
 from mrlm_pl.runs.state import Training, in_training, state_in
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str]) -> int:
         failed = played(members, options.jobs or _places(), options.output / "logs")
     _report(members, failed, options)
     for member, reason in failed.items():
-        print(f"mrlm: {member.folder} failed: {reason}", file=sys.stderr)
+        tell(f"{member.folder} failed: {reason}")
     print("next:")
     if failed:
         print(f"  {shlex.join(['mrlm', 'sweep', *arguments])}  # trains the failed runs again")
@@ -281,10 +281,8 @@ def _alone(output: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another process does, or the folder cannot be used.
     """
-    try:
+    with writing("output", output):
         lock = Training(output)
-    except OSError as error:
-        raise ConfigurationError(f"output: {str(output)!r} cannot be used as a folder: {error.strerror}") from error
     try:
         yield
     finally:

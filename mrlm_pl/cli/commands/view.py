@@ -12,7 +12,7 @@ from aiohttp import web
 from rich.console import Console
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.errors import ConfigurationError, RemoteError, writing
 from mrlm_pl.serving.transport.security import is_loopback, read_token
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
@@ -58,12 +58,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.export is not None:
         page = exported(runs)
-        try:
+        with writing("export", options.export):
             Path(options.export).write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(
-                f"export: {options.export!r} cannot be written: {error.strerror}; name a file in a folder that exists"
-            ) from error
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0
     token = read_token(options.token_file)

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of
+from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of, tell
 from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, import_exports, imported, subclasses
 
 MOST_NAMES = 32
@@ -243,7 +243,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
             raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
     if left:
         names = ", ".join(left)
-        print(f"mrlm: {cls.__name__} does not take {names}, left at {old.__name__}'s defaults", file=sys.stderr)
+        tell(f"{cls.__name__} does not take {names}, left at {old.__name__}'s defaults")
     others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}
     inner = {ARGUMENTS: checked(arguments, cls, key)} if arguments and isinstance(cls, type) else {}
     return {**others, CLASS: class_path(cls) if isinstance(cls, type) else name, **inner}

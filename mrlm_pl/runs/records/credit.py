@@ -20,7 +20,7 @@ from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.credit.records import credited, uncredited
 from mrlm_pl.learner.metrics import Metrics
@@ -84,19 +84,15 @@ def recredit(
             return _compared(crediting, gradients, None)
         draft = draft_of(place)
         try:
-            remove(draft)  # of a recredit that a kill has ended
-            draft.mkdir(parents=True)
-            report = _compared(crediting, gradients, draft)
-            write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
-            put_in_place(draft, place)
-        except BaseException as error:
+            with writing("output", place):
+                remove(draft)  # of a recredit that a kill has ended
+                draft.mkdir(parents=True)
+                report = _compared(crediting, gradients, draft)
+                write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
+                put_in_place(draft, place)
+        except BaseException:
             with suppress(OSError):
                 remove(draft)
-            if isinstance(error, OSError):
-                reason = error.strerror or error
-                raise ConfigurationError(
-                    f"output: {str(place)!r} cannot be written: {reason}; name a new folder where you can write"
-                ) from error
             raise
         return report
 

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.learner.policies.seats import seated_policy
 from mrlm_pl.model_folders import exported_policies, missing_folder
 from mrlm_pl.runs.plugins import (
@@ -150,10 +150,9 @@ class RecordedRun:
             raise ConfigurationError(f"environment missing: {model!r} {why}; give it as `--environment NAME`")
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
-            print(
-                f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
-                "are the defaults and its agents may be others",
-                file=sys.stderr,
+            tell(
+                f"warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
+                "are the defaults and its agents may be others"
             )
         return found[0] if found else None
 
