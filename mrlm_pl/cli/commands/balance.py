@@ -12,9 +12,9 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from mrlm_pl.answers.balance import BalancedAnswers, balance
 from mrlm_pl.answers.records import Answer, answer_of_row, read_answers
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
-from mrlm_pl.compressed_files import packed
-from mrlm_pl.durable_files import replacing, unfinished, write_json
+from mrlm_pl.durable_files import unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
+from mrlm_pl.episode_files import write_lines
 from mrlm_pl.errors import ConfigurationError
 
 HELD_OUT = ".validation"
@@ -127,16 +127,14 @@ def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -
     for split, answers in balanced.splits.items():
         if split == "train" or answers:
             files[split] = output if split == "train" else held_out_path(output)
-            _write_rows(files[split], [answer.to_row() for answer in answers])
+            write_lines(files[split], map(_line, (answer.to_row() for answer in answers)))
             if pairs is not None:
-                _write_rows(pairs if split == "train" else held_out_path(pairs), pairs_of(answers))
+                write_lines(pairs if split == "train" else held_out_path(pairs), map(_line, pairs_of(answers)))
     return files
 
 
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    with replacing(path) as draft:
-        draft.write_bytes(packed(path, data))
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)
 
 
 def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:

@@ -12,6 +12,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import Level, check_data, check_environment
 from mrlm_pl.environment.rows import all_rows
 from mrlm_pl.environment.tasks import SPLITS
+from mrlm_pl.episode_files import write_lines
 from mrlm_pl.errors import ConfigurationError
 
 SPLIT = "test"
@@ -88,7 +89,6 @@ def _check_data(environment: Environment, data: str, output: str | None) -> int:
     if output is not None:
         kept = set(report.usable)
         lines = [json.dumps(row) for number, row in rows if number in kept]
-        with replacing(output) as draft:
-            draft.write_text("".join(f"{line}\n" for line in lines))
+        write_lines(output, lines)
         print(f"{output}: the {len(lines)} usable rows")
     return 1 if report.failed or skipped else 0

@@ -149,15 +149,7 @@ def _one_process() -> Trainer:
     notes = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     before, notes.disabled = notes.disabled, True
     try:
-        return Trainer(
-            accelerator="cpu",
-            devices=1,
-            plugins=LightningEnvironment(),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        return Trainer(accelerator="cpu", devices=1, plugins=LightningEnvironment(), barebones=True)
     finally:
         notes.disabled = before
 
