@@ -104,8 +104,7 @@ def _other_numbers(final: str) -> list[str]:
     units = int(plain.replace(".", ""))
     changed = {units + step for step in (1, -1, 10, -10) if abs(step) == 1 or units >= 20}
     text = str(units)
-    for place in range(len(text) - 1):
-        changed.add(int(text[:place] + text[place + 1] + text[place] + text[place + 2 :]))
+    changed |= {int(text[:at] + text[at + 1] + text[at] + text[at + 2 :]) for at in range(len(text) - 1)}
     for place in range(len(text)):
         for step in (-3, 3):
             digit = int(text[place]) + step

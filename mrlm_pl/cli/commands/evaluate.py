@@ -18,8 +18,9 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError, tell
-from mrlm_pl.evaluation.arena import ArenaReport
+from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, compare, read_report
+from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
 
@@ -128,31 +129,24 @@ def arena_table(report: ArenaReport) -> str:
         lines.append(f"\n{', '.join(f'{agent}: {player}' for agent, player in seating.players.items())}")
         lines.append(f"  {seating.episodes} episodes{failed}")
         lines += [f"  {agent} {mean.value:.4f}{_bounds(mean)}" for agent, mean in seating.rewards.items()]
+    lines.append("")
     lines += [
-        "",
-        *(
-            f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
-            for item in report.scores
-        ),
-        *(
-            f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
-            f"{item.episodes} pairs of episodes"
-            for item in report.differences
-        ),
+        f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
+        for item in report.scores
     ]
     lines += [
-        "",
-        *(
-            f"Elo {name} {round(rating.elo)}{interval_text((rating.low, rating.high))}"
-            for name, rating in report.ratings.items()
-        ),
+        f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
+        f"{item.episodes} pairs of episodes"
+        for item in report.differences
     ]
+    lines.append("")
+    lines += [f"Elo {name} {round(rating.elo)}{_bounds(rating)}" for name, rating in report.ratings.items()]
     if any(math.isinf(rating.high) for rating in report.ratings.values()):
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
 
 
-def _bounds(mean: Any) -> str:
+def _bounds(mean: Mean | Rating) -> str:
     return interval_text((mean.low, mean.high))
 
 
