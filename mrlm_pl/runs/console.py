@@ -271,8 +271,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
         commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
-        known = played and "config.yaml" in found
-        if known:
+        if played and "config.yaml" in found:
             name = read_run(str(folder)).environment_to_name(folder)
             commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
         else:
@@ -327,12 +326,7 @@ def describe(policy: Policy) -> str:
     weights = [weight for module in (policy.model, policy.value_head) if module for weight in module.parameters()]
     total = sum(weight.numel() for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    parts = [kind, f"{total:,} weights"]
-    if not trained:
-        parts.append("frozen")
-    else:
-        share = "" if trained == total else f"{trained:,} "
-        parts.append(f"{share}trained at learning rate {policy.learning_rate:g}")
-    if policy.reference is not None:
-        parts.append("with a reference copy")
-    return ", ".join(parts)
+    share = "" if trained == total else f"{trained:,} "
+    how = f"{share}trained at learning rate {policy.learning_rate:g}" if trained else "frozen"
+    copy = ", with a reference copy" if policy.reference is not None else ""
+    return f"{kind}, {total:,} weights, {how}{copy}"

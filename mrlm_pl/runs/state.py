@@ -94,10 +94,8 @@ def _locked(descriptor: int) -> bool:
     """Lock a file for this process; return False if another one has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # other errors are of a file system without locks
     return True
 
 
