@@ -66,7 +66,7 @@ def balance_parser() -> CommandParser:
     text = "JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     parser.add_argument("--output", type=str, required=True, help=text)
     text = "Most right and most wrong answers to a question. Default: all that have a counterpart."
-    parser.add_argument("--per_question", type=PositiveInt | None, default=None, help=text)
+    parser.add_argument("--per_question", type=PositiveInt | None, help=text)
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of dropped, made and held-out answers.")
     text = "Generate plausible wrong answers from right ones where there are too few, marked as generated."
     parser.add_argument("--fill_wrong", action="store_true", help=text)
@@ -74,8 +74,8 @@ def balance_parser() -> CommandParser:
     parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
     parser.add_argument("--validation_share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
-    parser.add_argument("--pairs", type=str | None, default=None, help=text)
-    parser.add_argument("--report", type=str | None, default=None, help="JSON file with the numbers of answers.")
+    parser.add_argument("--pairs", type=str | None, help=text)
+    parser.add_argument("--report", type=str | None, help="JSON file with the numbers of answers.")
     return parser
 
 

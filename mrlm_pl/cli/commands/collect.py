@@ -34,9 +34,7 @@ def collect_parser() -> CommandParser:
     """Return the parser of ``mrlm collect``."""
     text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
     parser = _writing_parser("collect", text)
-    parser.add_argument(
-        "--filter_reward", type=float | None, default=None, help="Keep episodes with this reward or more only."
-    )
+    parser.add_argument("--filter_reward", type=float | None, help="Keep episodes with this reward or more only.")
     text = "Several temperatures, in place of --temperature: each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser

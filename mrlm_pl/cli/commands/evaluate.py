@@ -79,7 +79,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     text = "Play runs or models against each other in every seating of an environment: by default the first run's."
     parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
     parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report.")
+    parser.add_argument("--output", type=str | None, help="JSON file for the report.")
     parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings are an error.")
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if not words and not {"-h", "--help"} & {*arguments}:
@@ -159,11 +159,10 @@ def eval_parser() -> CommandParser:
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
     meaning = "JSON file for the report with transcripts, or for a table with its reports and picture beside it."
-    parser.add_argument("--output", type=str | None, default=None, help=meaning)
+    parser.add_argument("--output", type=str | None, help=meaning)
     parser.add_argument(
         "--compare",
         type=str | None,
-        default=None,
         help="Report of an earlier evaluation of the same tasks, or a run's evaluation_before.json.",
     )
     return parser
@@ -187,11 +186,11 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
         ("--max_tokens", PositiveInt | None, "Tokens in a turn"),
     ):
         meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
-        parser.add_argument(name, type=kind, default=None, help=meaning)
+        parser.add_argument(name, type=kind, help=meaning)
     text = "Sampling settings of single policies, over the others: '{NAME: {temperature: 0.7}}'."
     parser.add_argument("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
     limit = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
-    parser.add_argument("--max_turns", type=PositiveInt | None, default=None, help=limit)
+    parser.add_argument("--max_turns", type=PositiveInt | None, help=limit)
     return parser
 
 

@@ -93,7 +93,6 @@ class RunCommand(LightningCLI):
         parser.add_argument(
             "--output",
             type=str | None,
-            default=None,
             metavar="FOLDER",
             help="Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered.",
         )
