@@ -300,14 +300,15 @@ class RunTasks:
     ) -> None:
         self.environments = named_environments(environments, names)
         given, self.curriculum = dict(settings or {}), curriculum
-        self.settings = {
-            name: as_settings(TaskSettings, own, f"data.task_settings.{name}") for name, own in given.items()
-        }
-        for name in self.settings.keys() - self.environments.keys():
+        for name in given.keys() - self.environments.keys():
             hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
                 f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
             )
+        self.settings = {
+            name: as_settings(TaskSettings, given.get(name, {}), f"data.task_settings.{name}")
+            for name in self.environments
+        }
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
         self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
         self.base = dict(zip(self.environments, self.stream.shares, strict=True))
@@ -316,11 +317,11 @@ class RunTasks:
 
     def group_sizes(self, size: int) -> dict[str, int]:
         """Return the episodes of each task by environment; ``size`` where it has no setting."""
-        return {name: self._own(name).group_size or size for name in self.environments}
+        return {name: own.group_size or size for name, own in self.settings.items()}
 
     def turn_limits(self, limit: int) -> dict[str, int]:
         """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
-        return {name: self._own(name).max_turns or limit for name in self.environments}
+        return {name: own.max_turns or limit for name, own in self.settings.items()}
 
     def worth(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with every reward times the scale of its environment, for training.
@@ -330,10 +331,7 @@ class RunTasks:
         Terms that the algorithm adds (``overlong_buffer``, the KL penalty) are not scaled. An advantage that is divided
         by the standard deviation of its group does not depend on the scale.
         """
-        return [scaled(episode, self._own(episode.task.environment).reward_scale) for episode in episodes]
-
-    def _own(self, name: str) -> TaskSettings:
-        return self.settings.get(name, TaskSettings())
+        return [scaled(episode, self.settings[episode.task.environment].reward_scale) for episode in episodes]
 
     def plan_until(self, iteration: int, last: int, groups: int) -> None:
         """Decide the environments of the groups up to an iteration, where they are not decided yet.
