@@ -44,7 +44,7 @@ class TaskStream:
                 f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
             )
         self.sources, self.seed = dict(sources), seed
-        self.shares = [weight / sum(weights) for weight in weights]
+        self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
         self._picks: dict[int, tuple[str, int]] = {}
         self._counts = dict.fromkeys(self.sources, 0)
         self._orders: dict[tuple[str, int], list[int]] = {}
@@ -81,8 +81,7 @@ class TaskStream:
         """Return the source of a position, not yet forgotten, and the number of earlier positions of that source."""
         while self.planned <= position:
             turn = self.planned + 1
-            shares = zip(self.sources, self.shares, strict=True)
-            behind = {name: share * turn - self._counts[name] for name, share in shares}
+            behind = {name: share * turn - self._counts[name] for name, share in self.shares.items()}
             self._take(max(behind, key=lambda name: behind[name]))
         return self._picks[position]
 
@@ -311,7 +310,6 @@ class RunTasks:
         }
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
         self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
-        self.base = dict(zip(self.environments, self.stream.shares, strict=True))
         self.rates = dict.fromkeys(self.environments, curriculum.start if curriculum else 0.0)
         self._silent: set[str] = set()
 
@@ -347,10 +345,10 @@ class RunTasks:
             return
         assert self.curriculum is not None
         while self.stream.planned < iteration * groups:
-            self.stream.plan(groups, self.base)  # a run resumed from a checkpoint without a curriculum
+            self.stream.plan(groups, self.stream.shares)  # a run resumed from a checkpoint without a curriculum
         self.stream.forget(iteration * groups)
         while self.stream.planned < (last + 1) * groups:
-            self.stream.plan(groups, self.curriculum.shares(self.base, self.rates))
+            self.stream.plan(groups, self.curriculum.shares(self.stream.shares, self.rates))
 
     def learn(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Update the curriculum after an iteration, and return the numbers to log.
@@ -369,7 +367,7 @@ class RunTasks:
                 self.rates[name],
             )
         self.rates = self.curriculum.updated(self.rates, found)
-        shares = self.curriculum.shares(self.base, self.rates)
+        shares = self.curriculum.shares(self.stream.shares, self.rates)
         return {f"rollout/{name}/success_rate": rate for name, rate in self.rates.items()} | {
             f"rollout/{name}/weight": share for name, share in shares.items()
         }

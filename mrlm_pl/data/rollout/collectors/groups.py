@@ -100,7 +100,7 @@ class GroupPlan:
     def made_with(self) -> dict[str, str]:
         """Return the options that decide which episodes a group has, as text by name."""
         return {
-            "data.environment": repr(dict(zip(self.tasks.sources, self.tasks.shares, strict=True))),
+            "data.environment": repr(self.tasks.shares),
             "data.groups": repr(self.groups),
             "data.group_size": repr(dict(self.group_sizes)),
             "data.failed_members": repr((self.failed_members, self.member_rounds)),
