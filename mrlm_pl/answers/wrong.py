@@ -138,14 +138,11 @@ def _slips(right: str, final: str) -> Iterator[str]:
         if result >= 0 and result.denominator == 1:
             slip = f"{left}{match['operator']}{other}{match['equals']}"
             told = re.sub(
-                rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)", _sum(left, operator, other), before
+                rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)",  # before `<<48+24=72>>72`
+                rf"{left}\g<space>{operator}\g<space>{other}",
+                before,
             )
             yield told + slip + _replaced(right[start:], final, str(result))
-
-
-def _sum(left: int, operator: str, right: int) -> Callable[[re.Match[str]], str]:
-    """Return the replacement of a sum before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
-    return lambda match: f"{left}{match['space']}{operator}{match['space']}{right}"
 
 
 def _first_result(text: str, number: str) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
-from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
+from mrlm_pl.cli.parsing.environment_option import environment_parser, read
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import Level, check_data, check_environment
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     data = found[-1] if found else None
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
-    options = parse(parser, words)
+    options = parser.instantiate(read(parser, words))
     environment = options.environment
     if data is not None:
         return _check_data(environment, data, options.output)

@@ -115,7 +115,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
     if options.environment is not None:
         config = environment_config(serve_parser(), options)
         settings[config["class_path"]] = config.get("init_args") or {}
-    names = _names(options.environments)
+    names = [name.strip() for name in options.environments.split(",") if name.strip()]
     if not (names or settings) and not options.policies and not options.verifier:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
@@ -213,10 +213,6 @@ def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
     if not isinstance(content, dict) or not all(isinstance(value, dict) or value is None for value in content.values()):
         raise ConfigurationError(f"settings: {path!r} must map names of environments to their arguments")
     return {str(name): value or {} for name, value in content.items()}
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def hosted_environments(

@@ -51,11 +51,6 @@ def environment_parser(command: str, description: str, *, required: bool = True)
     return parser
 
 
-def parse(parser: CommandParser, arguments: Sequence[str]) -> Any:
-    """Return the options with the environment built; see :func:`read`."""
-    return parser.instantiate(read(parser, arguments))
-
-
 def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     """Return the options with the environment's class and arguments.
 
