@@ -67,7 +67,7 @@ def _writing_parser(command: str, text: str) -> CommandParser:
 
 
 def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions, dict[str, Any]]:
-    """Return the options, what the run says of them, and the arguments of ``collect`` and ``serve_gateway`` alike."""
+    """Return the options, the recorded run, and the arguments of ``collect`` and ``serve_gateway`` alike."""
     read = read_with_run(parser, with_first_as("--model", arguments))
     options = parser.instantiate(read.config)
     shared = {

@@ -65,7 +65,7 @@ class Cell:
 
     Args:
         model: its name.
-        run: what the name stands for.
+        run: the run or model of that name.
         column: the environment.
         file: of the cell's report; None writes none.
     """
