@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mrlm_pl.grouping import grouped
+from mrlm_pl.grouping import grouped, summed
 
 SCHEMA = 3
 """Version of the records in files. Readers ignore fields that they do not know, and take records without a version.
@@ -338,10 +338,7 @@ class Episode:
 
     def components(self) -> dict[str, float]:
         """Return each reward component: summed over the turns, averaged over the agents."""
-        sums: dict[str, float] = {}
-        for turn in self.turns():
-            for name, value in turn.components.items():
-                sums[name] = sums.get(name, 0.0) + value
+        sums = summed(pair for turn in self.turns() for pair in turn.components.items())
         return {name: value / self.team_size for name, value in sums.items()}
 
     def to_dict(self) -> dict[str, Any]:

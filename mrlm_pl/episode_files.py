@@ -204,15 +204,6 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
     Raises:
         DataError: there is no such file, or a line is not an episode record.
     """
-    return (episode for _, episode in versioned_episodes(path))
-
-
-def versioned_episodes(path: str | Path) -> Iterator[tuple[int, Episode]]:
-    """Yield the episodes of :func:`read_episodes`, each with the ``schema`` of its record; 1 where it has none.
-
-    Raises:
-        DataError: as :func:`read_episodes`.
-    """
     path = Path(path)
     whole_folder = path.is_dir()
     files = episode_files(path) if whole_folder else [path]
@@ -237,9 +228,8 @@ def _lines(file: Path) -> Iterator[bytes]:
         yield rest
 
 
-def _episodes(line: bytes, where: str) -> list[tuple[int, Episode]]:
+def _episodes(line: bytes, where: str) -> Sequence[Episode]:
     try:
-        record = json.loads(line)
-        return [(int(record.get("schema", 1)), episode) for episode in episodes_of(record)]
+        return episodes_of(json.loads(line))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not an episode record: {error}") from error

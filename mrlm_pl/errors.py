@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,26 @@ class RemoteError(MRLMError):
 
 class ProgramError(MRLMError):
     """The program of an episode crashed, hung, or ended without a reward."""
+
+
+def tell(message: str) -> None:
+    """Print a message for the user, beside the output of a command."""
+    print(f"mrlm: {message}", file=sys.stderr)
+
+
+@contextmanager
+def writing(option: str, path: str | Path) -> Iterator[None]:
+    """In this block an error of the system is one that names the option and the path to be written.
+
+    Raises:
+        ConfigurationError: the path cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{option}: {str(path)!r} cannot be written: {error.strerror or error}; name a place where you can write"
+        ) from error
 
 
 SYNONYMS = {

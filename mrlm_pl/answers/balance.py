@@ -11,6 +11,7 @@ from mrlm_pl.answers.wrong import plain, wrong_answers
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.seeding import derive_seed, keyed_random
+from mrlm_pl.settings import at_least
 
 ONLY_RIGHT, ONLY_WRONG, CONTRADICTED = "only right answers", "only wrong answers", "only contradicted answers"
 
@@ -71,8 +72,7 @@ def balance(
         ConfigurationError: a number is out of its range.
         DataError: a label is between 0 and 1, or no question has both kinds of answers.
     """
-    if per_question is not None and per_question < 1:
-        raise ConfigurationError(f"per_question is {per_question}; it must be 1 or above")
+    at_least(1, "", per_question=per_question)
     if not 0 <= validation_share < 1:
         raise ConfigurationError(f"validation_share is {validation_share}; it must be 0 or above and below 1")
     questions = _grouped(answers)

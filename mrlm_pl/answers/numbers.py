@@ -293,17 +293,12 @@ def _last_number(text: str) -> str | None:
 
 def _part_value(text: str) -> Fraction | None:
     sign = -1 if "-" in text.lstrip()[:1] else 1
-    value = _unsigned_value(text.replace(" ", "").lstrip("+-"))
-    return None if value is None else sign * value
-
-
-def _unsigned_value(text: str) -> Fraction | None:
-    digits = re.sub(r"[,_'$ ]", "", text)
+    digits = re.sub(r"[,_'$]", "", text.replace(" ", "").lstrip("+-"))
     digits = re.sub(r"(?:\\times|\\cdot|\*|x|×)10\^\{?([-+]?[0-9]+)\}?", r"e\1", digits)
     mantissa, _, exponent = digits.lower().partition("e")
     if len(mantissa) > MAX_DIGITS or len(exponent) > 4 or abs(int(exponent or 0)) > MAX_DIGITS:
         return None
-    return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+    return sign * Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
 
 
 def _expression_value(text: str) -> Fraction | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,9 +66,9 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     """
     answers: list[Answer] = []
     failed = 0
-    for where, episode, row in _records(source, split):
+    for where, episode, row in read_records(source, split):
         if episode is None:
-            answers.append(answer_of_row(row, where))
+            answers += [answer_of_row(part, where) for part in _unpaired(row)]
         elif episode.failed:
             failed += 1
         else:
@@ -78,8 +78,16 @@ def read_answers(source: str, split: str = "train") -> tuple[list[Answer], int]:
     return answers, failed
 
 
-def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Mapping[str, Any]]]:
-    """Yield each record and its place: as an episode, or else as a row."""
+def read_records(source: str, split: str) -> Iterator[tuple[str, Episode | None, dict[str, Any]]]:
+    """Yield the place of each record of a source, and the record: an episode, or else a row.
+
+    Args:
+        source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a folder of episodes.
+        split: of a hub data set.
+
+    Raises:
+        DataError: the source is missing or unreadable, or a record of an episode is broken.
+    """
     if Path(source).expanduser().is_dir():
         for number, episode in enumerate(read_episodes(Path(source).expanduser()), start=1):
             yield f"{source}, episode {number}", episode, {}
@@ -87,8 +95,7 @@ def _records(source: str, split: str) -> Iterator[tuple[str, Episode | None, Map
     for number, row in numbered_rows(source, split, ()):
         where = f"{source}, row {number}"
         if not holds_episodes(row):
-            for answer in _unpaired(row):
-                yield where, None, answer
+            yield where, None, row
             continue
         try:
             for episode in episodes_of(row):
@@ -122,7 +129,7 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
     task, temperature = row.get("task") or "", row.get("temperature")
     if not isinstance(task, str):
         raise DataError(f"{where}: 'task' is {task!r:.80}; it must be the text of a key, or be left out")
-    if temperature is not None and not _is_number(temperature, 0.0, math.inf):
+    if temperature is not None and not _is_number(temperature, 0.0, sys.float_info.max):
         raise DataError(
             f"{where}: 'temperature' is {temperature!r:.80}; it must be a number of 0 or above, or left out"
         )
@@ -136,12 +143,7 @@ def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
-    return (
-        not isinstance(value, bool)
-        and isinstance(value, (int, float))
-        and math.isfinite(value)
-        and low <= value <= high
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def answers_of_episode(episode: Episode, where: str) -> list[Answer]:

@@ -71,7 +71,9 @@ def _changed(right: str, asks_for_label: bool, rng: Random) -> Iterator[str]:
         return
     if final is None or not has_number or final not in right or (has_label and not _MARK.search(right)):
         return
-    texts = [_with_number(right, final, other) for other in _other_numbers(final)] + list(_slips(right, final))
+    start = _first_result(right, final)
+    texts = [right[:start] + _replaced(right[start:], final, other) for other in _other_numbers(final)]
+    texts += _slips(right, final)
     for text in rng.sample(texts, len(texts)):
         stated = extract_answer(text)
         if stated is not None and not equal_answers(stated, final) and not equal_answers(final, stated):
@@ -102,8 +104,7 @@ def _other_numbers(final: str) -> list[str]:
     units = int(plain.replace(".", ""))
     changed = {units + step for step in (1, -1, 10, -10) if abs(step) == 1 or units >= 20}
     text = str(units)
-    for place in range(len(text) - 1):
-        changed.add(int(text[:place] + text[place + 1] + text[place] + text[place + 2 :]))
+    changed |= {int(text[:at] + text[at + 1] + text[at] + text[at + 2 :]) for at in range(len(text) - 1)}
     for place in range(len(text)):
         for step in (-3, 3):
             digit = int(text[place]) + step
@@ -137,20 +138,11 @@ def _slips(right: str, final: str) -> Iterator[str]:
         if result >= 0 and result.denominator == 1:
             slip = f"{left}{match['operator']}{other}{match['equals']}"
             told = re.sub(
-                rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)", _sum(left, operator, other), before
+                rf"(?<![0-9.,]){a}(?P<space> ?)[-+*/x](?P=space){b}(?= ?= ?\$?<<$)",  # before `<<48+24=72>>72`
+                rf"{left}\g<space>{operator}\g<space>{other}",
+                before,
             )
             yield told + slip + _replaced(right[start:], final, str(result))
-
-
-def _sum(left: int, operator: str, right: int) -> Callable[[re.Match[str]], str]:
-    """Return the replacement of a sum before its calculation, as in ``48 + 24 = <<48+24=72>>72``."""
-    return lambda match: f"{left}{match['space']}{operator}{match['space']}{right}"
-
-
-def _with_number(text: str, old: str, new: str) -> str:
-    """Return the text with another final number, from its first statement as a result on."""
-    start = _first_result(text, old)
-    return text[:start] + _replaced(text[start:], old, new)
 
 
 def _first_result(text: str, number: str) -> int:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from mrlm_pl.cli.start_up import hold_collection, read_model_folders_once, release_collection
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, place_of_error
 from mrlm_pl.runs.interrupts import ending_in_order
 
 COMMANDS = {
@@ -138,8 +138,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             lacking = f" for {error.filename}" if error.filename else ""
             return _tell(f"no space is left on the device{lacking} ({error.strerror}); free some: {RESUMES}", 1)
-        from mrlm_pl.errors import place_of_error
-
         place = place_of_error(error)
         if not place or DEBUG_VARIABLE in os.environ:
             raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.grouping import grouped
+from mrlm_pl.grouping import grouped, summed
 
 Means = dict[str, tuple[float, float]]
 """(weighted sum, weight) by name; a mean is their quotient, and parts of several ranks add up."""
@@ -34,11 +34,7 @@ class _Played:
     @property
     def components(self) -> dict[str, float]:
         """The sum of each reward component over the turns."""
-        found: dict[str, float] = {}
-        for turn in self.turns:
-            for name, value in turn.components.items():
-                found[name] = found.get(name, 0.0) + value
-        return found
+        return summed(pair for turn in self.turns for pair in turn.components.items())
 
 
 def _played(episode: Episode) -> list[_Played]:
@@ -57,27 +53,26 @@ class Components:
     An episode without a component counts as 0, so that the means sum to the mean reward. Turns without named components
     have one of the name ``reward``; where others have names, ``reward`` is reported as the whole.
 
-    >>> parts = Components()
-    >>> parts.add({"right": 1.0}, 1.0)
-    >>> parts.add({}, 1.0)
-    >>> parts.means()
+    >>> Components.of([({"right": 1.0}, 1.0), ({}, 1.0)]).means()
     {'right': 0.5}
     """
 
     weight: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
 
-    def add(self, components: Mapping[str, float], weight: float) -> None:
-        """Add the components of one episode."""
-        self.weight += weight
-        for name, value in components.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value * weight
+    @classmethod
+    def of(cls, episodes: Iterable[tuple[Mapping[str, float], float]]) -> Components:
+        """Return the sums over episodes, given by their components and weights."""
+        found = cls()
+        for components, weight in episodes:
+            found.weight += weight
+            for name, value in components.items():
+                found.sums[name] = found.sums.get(name, 0.0) + value * weight
+        return found
 
     def plus(self, other: Components) -> Components:
         """Return the sums of both."""
-        names = {**self.sums, **other.sums}
-        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in names}
-        return Components(self.weight + other.weight, sums)
+        return Components(self.weight + other.weight, summed([*self.sums.items(), *other.sums.items()]))
 
     def means(self) -> dict[str, float]:
         """Return the mean of each component that occurred."""
@@ -89,19 +84,17 @@ class Components:
 
 def components_by_agent(episodes: Sequence[Episode], weights: Sequence[float]) -> dict[str, Components]:
     """Return the components of each agent."""
-    found: dict[str, Components] = {}
-    for episode, weight in zip(episodes, weights, strict=True):
-        for own in _played(episode):
-            found.setdefault(own.agent, Components()).add(own.components, weight)
-    return found
+    weighed = zip(episodes, weights, strict=True)
+    found = grouped((own.agent, (own.components, weight)) for episode, weight in weighed for own in _played(episode))
+    return {agent: Components.of(components) for agent, components in found.items()}
 
 
 def stop_reasons(episodes: Sequence[Episode], weights: Sequence[float]) -> Components:
     """Return the share of episodes by stop reason, and of those that a limit truncated."""
-    found = Components()
-    for episode, weight in zip(episodes, weights, strict=True):
-        found.add({f"stop/{episode.stop_reason}": 1.0, "truncated_episodes": float(episode.truncated)}, weight)
-    return found
+    return Components.of(
+        ({f"stop/{episode.stop_reason}": 1.0, "truncated_episodes": float(episode.truncated)}, weight)
+        for episode, weight in zip(episodes, weights, strict=True)
+    )
 
 
 def means_by_agent(
@@ -218,14 +211,11 @@ def _part(played: Sequence[tuple[str, Episode, _Played]]) -> Part:
     turns = [turn for _, _, own in played for turn in own.turns]
     acted = [(episode, own) for _, episode, own in played if own.turns]
     clusters = grouped((problem, own.reward) for problem, _, own in played)
-    components = Components()
-    for _, _, own in played:
-        components.add(own.components, 1.0)
     opens = sum(own.first_turn == min(turn.index for turn in episode.turns()) for episode, own in acted)
     return Part(
         reward=_mean([own.reward for _, _, own in played]),
         ci95=mean_interval(list(clusters.values())),
-        components=components.means(),
+        components=Components.of((own.components, 1.0) for _, _, own in played).means(),
         turns=len(turns) / len(played),
         first_turn=_mean([own.first_turn for _, own in acted]),
         opens=opens / len(played),

@@ -198,9 +198,7 @@ def summarize(
     # A task whose other samples failed is still voted on: its one reply is the majority.
     voting = max(map(len, by_task.values())) > 1
     wins = sum(bool(episode.success) for episode in played)
-    parts = Components()
-    for episode in played:
-        parts.add(episode.components(), 1.0)
+    parts = Components.of((episode.components(), 1.0) for episode in played)
     return EvaluationReport(
         environment=environment,
         model=model,
@@ -251,11 +249,6 @@ def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
 def problem_of(task: Task) -> str:
     """Return text that is equal for tasks which pose the same problem: a generator may draw one several times."""
     return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
-
-
-def problem_digest(task: Task) -> str:
-    """Return a short text that is equal for tasks which pose the same problem."""
-    return f"{derive_seed('problem', problem_of(task)):016x}"
 
 
 def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
@@ -324,7 +317,7 @@ def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[st
     voted = majority(task, [_reply(episode) for episode in group]) if majority else None
     return {
         "task": task.key,
-        "problem": problem_digest(task),
+        "problem": f"{derive_seed('problem', problem_of(task)):016x}",
         "episodes": len(group),
         "reward": math.fsum(episode.reward for episode in group) / len(group),
         "accuracy": sum(judged) / len(group) if judged else None,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
@@ -118,17 +117,3 @@ class LastCheckpoint(ModelCheckpoint):
     def state_dict(self) -> dict[str, Any]:
         """Return no state: that of the base class compares several files."""
         return {}
-
-
-def without_second_last(callbacks: list[Callback]) -> list[Callback]:
-    """Return the callbacks without :class:`LastCheckpoint` where another one keeps the last checkpoint."""
-    theirs = [item for item in callbacks if isinstance(item, ModelCheckpoint) and not isinstance(item, LastCheckpoint)]
-    if not any(item.save_last for item in theirs):
-        return callbacks
-    return [item for item in callbacks if not isinstance(item, LastCheckpoint)]
-
-
-def place_checkpoints(callbacks: Sequence[ModelCheckpoint], folder: str) -> None:
-    """Let checkpoint callbacks write to ``RUN/checkpoints``."""
-    for callback in callbacks:
-        callback.dirpath = str(Path(folder) / LAST_CHECKPOINT.parent)

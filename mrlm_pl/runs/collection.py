@@ -10,24 +10,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrlm_pl.compressed_files import packed
-from mrlm_pl.durable_files import progress_note, replacing
+from mrlm_pl.durable_files import progress_note, write_json
+from mrlm_pl.engines import ContinuousEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell
 from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
+from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
 from mrlm_pl.settings import at_least
-
-if TYPE_CHECKING:
-    from mrlm_pl.rollout.player import EpisodePlayer
-    from mrlm_pl.runs.evaluation import Model
 
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
+
+NOTED = ("fingerprint", "played", "kept", "failed", "size")
+"""Attributes of a :class:`CollectionFile` that its note holds."""
 
 TEMPERATURE = "temperature"
 """Among an episode's metrics: the temperature that all of its turns were sampled at."""
@@ -87,7 +88,7 @@ def collect(
     numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)
     made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
-    file = CollectionFile(output, _fingerprint([*made_by, arguments, asdict(sampling), distinct, *numbers]))
+    file = CollectionFile(output, [*made_by, arguments, asdict(sampling), distinct, *numbers])
     reason = ""
     with seated.player(sampling, max_turns, device) as player:
         chunk = CHUNK * len(distinct)
@@ -137,7 +138,6 @@ def serve_gateway(
         ConfigurationError: as :func:`collect`, or the environment has no endpoint or starts its programs.
         RemoteError: the address cannot be used.
     """
-    from mrlm_pl.engines import ContinuousEngine
     from mrlm_pl.serving.gateway.server import Gateway
 
     gateway = getattr(environment, "gateway", None)
@@ -152,7 +152,7 @@ def serve_gateway(
     sampling = sampling or sampling_from(seated.run.sampling, {})
     numbers = (num_episodes, samples_per_task, split, seed, max_turns, device)
     made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
-    file = CollectionFile(Path(output), _fingerprint([*made_by, asdict(sampling), *numbers]))
+    file = CollectionFile(Path(output), [*made_by, asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
         player.retries, player.caller.timeout = 0, float("inf")  # a program asks when it likes; leases bound the rest
         if player.engine.takes_pieces:
@@ -185,7 +185,7 @@ class CollectionFile:
 
     Args:
         path: the file.
-        fingerprint: of all that the episodes depend on.
+        given: everything that the episodes depend on.
 
     Attributes:
         played: episodes that were played.
@@ -196,26 +196,27 @@ class CollectionFile:
         ConfigurationError: the file is there already, or belongs to a collection with other options.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        self.path, self.fingerprint = path, fingerprint
+    def __init__(self, path: Path, given: Sequence[Any]) -> None:
+        self.path = path
+        text = json.dumps(given, sort_keys=True, default=str)
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.played = self.kept = self.failed = self.size = 0
         self._note = progress_note(path)
         if self._note.is_file():
             found = json.loads(self._note.read_text(encoding="utf-8"))
-            if found["fingerprint"] != fingerprint:
+            if found["fingerprint"] != self.fingerprint:
                 raise ConfigurationError(
                     f"output: {str(path)!r} is half of a collection with other options; repeat it with those, or "
                     f"remove {str(self._note)!r} and the file"
                 )
-            self.played, self.kept, self.failed, self.size = (
-                found[key] for key in ("played", "kept", "failed", "size")
-            )
+            for key in NOTED:
+                setattr(self, key, found[key])
             if self.size > (path.stat().st_size if path.is_file() else 0):
                 raise ConfigurationError(
                     f"output: {str(path)!r} is shorter than when {str(self._note)!r} was written; put it back, or "
                     "remove both to start again"
                 )
-            print(f"mrlm: continuing {path} after {self.played} episodes", file=sys.stderr)
+            tell(f"continuing {path} after {self.played} episodes")
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
 
@@ -246,9 +247,7 @@ class CollectionFile:
         self._write_note()
 
     def _write_note(self) -> None:
-        keys = ("fingerprint", "played", "kept", "failed", "size")
-        with replacing(self._note) as draft:
-            draft.write_text(json.dumps({key: getattr(self, key) for key in keys}), encoding="utf-8")
+        write_json(self._note, {key: getattr(self, key) for key in NOTED})
 
     def finish(self) -> None:
         """Mark the file as complete."""
@@ -293,8 +292,3 @@ def _play(player: EpisodePlayer, planned: Sequence[tuple[EpisodeSpec, float | No
         for episode in player.play_blocking([spec for spec, own in planned if own == temperature]):
             found[episode.id] = replace(episode, metrics={**episode.metrics, **noted})
     return [found[spec.id] for spec, _ in planned]
-
-
-def _fingerprint(given: Any) -> str:
-    """Return a hash of everything that the episodes in the file depend on."""
-    return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -26,6 +26,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.errors import tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.runs.records.run import read_run
@@ -66,23 +67,19 @@ def silence_noise() -> None:
         "lightning.fabric.utilities.seed",
         "lightning.pytorch.trainer.connectors.signal_connector",
     ):
-        logger = logging.getLogger(name)
-        if not any(isinstance(item, _NoNoise) for item in logger.filters):
-            logger.addFilter(_NoNoise())
+        logging.getLogger(name).addFilter(_is_no_noise)
 
 
-class _NoNoise(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not any(re.search(text, record.getMessage()) for text in _NOISE)
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not any(re.search(text, record.getMessage()) for text in _NOISE)
 
 
 def warn_of_emulated_bf16(precision: str) -> None:
     """Say on stderr that bf16 is slow on this CPU, if a run on it has that precision."""
     if "bf16" in precision and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        print(
-            f"mrlm: trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
-            "which takes several times as long as 32-true",
-            file=sys.stderr,
+        tell(
+            f"trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
+            "which takes several times as long as 32-true"
         )
 
 
@@ -126,7 +123,7 @@ class RunProgress(ProgressBar):
         self._enabled = True
         self._display: Live | None = None
         self._bar: Progress | None = None
-        self._logs: list[tuple[Any, Any]] = []
+        self._logs: list[Any] = []
         self._began, self._first = 0.0, 0
 
     def disable(self) -> None:
@@ -158,10 +155,11 @@ class RunProgress(ProgressBar):
             "iterations" if _rollout(trainer) else "batches", total=self._total(trainer), completed=self._first
         )
         self._display = Live(self._bar, console=console, refresh_per_second=4)
-        stream = sys.stderr
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        handlers = [handler for item in loggers for handler in getattr(item, "handlers", ())]
+        self._logs = [item for item in handlers if type(item) is logging.StreamHandler and item.stream is sys.stderr]
         self._display.start()
-        self._logs = [(handler, stream) for handler in _handlers() if handler.stream is stream]
-        for handler, _ in self._logs:
+        for handler in self._logs:
             handler.setStream(sys.stderr)  # the display's, which prints above it
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -184,9 +182,9 @@ class RunProgress(ProgressBar):
         """End the display; its last state stays on the screen."""
         display, self._display, self._bar = self._display, None, None
         if display is not None:
-            for handler, stream in self._logs:
-                handler.setStream(stream)
             display.stop()
+            for handler in self._logs:
+                handler.setStream(sys.stderr)
 
     on_train_end = on_exception = teardown = _stop
 
@@ -205,13 +203,6 @@ class RunProgress(ProgressBar):
         data = _rollout(trainer)
         total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
         return None if math.isinf(total) else math.ceil(total)
-
-
-def _handlers() -> list[Any]:
-    """Return the handlers of logs that write to a stream."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    found = [handler for item in loggers for handler in getattr(item, "handlers", ())]
-    return [handler for handler in found if type(handler) is logging.StreamHandler]
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
@@ -264,16 +255,6 @@ _FILES = {
 }
 
 
-class BatchCount(Callback):
-    """Counts the batches that this process trains on: none where a complete run is resumed."""
-
-    count = 0
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Count a batch."""
-        self.count += 1
-
-
 def run_summary(folder: str | Path, played: bool = True) -> str:
     """Return a few lines on the files of a run folder and the commands that continue from there.
 
@@ -290,8 +271,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
         commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
-        known = played and "config.yaml" in found
-        if known:
+        if played and "config.yaml" in found:
             name = read_run(str(folder)).environment_to_name(folder)
             commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
         else:
@@ -346,12 +326,7 @@ def describe(policy: Policy) -> str:
     weights = [weight for module in (policy.model, policy.value_head) if module for weight in module.parameters()]
     total = sum(weight.numel() for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    parts = [kind, f"{total:,} weights"]
-    if not trained:
-        parts.append("frozen")
-    else:
-        share = "" if trained == total else f"{trained:,} "
-        parts.append(f"{share}trained at learning rate {policy.learning_rate:g}")
-    if policy.reference is not None:
-        parts.append("with a reference copy")
-    return ", ".join(parts)
+    share = "" if trained == total else f"{trained:,} "
+    how = f"{share}trained at learning rate {policy.learning_rate:g}" if trained else "frozen"
+    copy = ", with a reference copy" if policy.reference is not None else ""
+    return f"{kind}, {total:,} weights, {how}{copy}"

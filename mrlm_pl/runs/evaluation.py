@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from mrlm_pl.engines import Engine, InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, meant, tell
+from mrlm_pl.evaluation.arena import ArenaReport, arena_report
+from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
+from mrlm_pl.policy import Policy
+from mrlm_pl.rollout.play import EpisodeSpec, Seat
+from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SINGLE, RecordedRun, read_run
 
-if TYPE_CHECKING:
-    from mrlm_pl.evaluation.arena import ArenaReport
-    from mrlm_pl.evaluation.report import EvaluationReport
-    from mrlm_pl.policy import Policy
-    from mrlm_pl.rollout.play import EpisodeSpec, Seat
-    from mrlm_pl.rollout.player import EpisodePlayer
-
-Model: TypeAlias = "str | Path | Policy | Mapping[str, Policy]"
+Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
 
 MAX_TURNS = 64
@@ -93,8 +94,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: a policy does not exist, or a place is not of the form of ``served_by``.
         """
-        from mrlm_pl.policy import Policy
-
         for name, place in places.items():
             given = self.run.policies.get(name)
             if given is None or isinstance(given, Policy):
@@ -109,13 +108,11 @@ class SeatedModel:
         Raises:
             ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
         """
-        from mrlm_pl.evaluation.report import evaluation_specs
-
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
-            self._warn(
-                f"{num_episodes} episodes requested, but the {split} split has tasks for {len(specs)}; play each task "
-                "several times with --samples-per-task"
+            tell(
+                f"warning: {num_episodes} episodes requested, but the {split} split has tasks for {len(specs)}; play "
+                "each task several times with --samples-per-task"
             )
         return specs
 
@@ -133,8 +130,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: an agent has no policy, or a model cannot be found.
         """
-        from mrlm_pl.policy import Policy
-
         given = {name: self.run.policies[name] for name in sorted(set(self.seated().values()))}
         return {name: policy if isinstance(policy, Policy) else Policy(**policy) for name, policy in given.items()}
 
@@ -144,8 +139,6 @@ class SeatedModel:
         Raises:
             ConfigurationError: an agent has no policy.
         """
-        from mrlm_pl.rollout.play import Seat
-
         return {
             agent: Seat(name, policies[name].chat, sampling.of(name), policies[name].context_window)
             for agent, name in self.seated().items()
@@ -171,13 +164,11 @@ class SeatedModel:
         Raises:
             ConfigurationError: as :func:`evaluate`.
         """
-        from mrlm_pl.evaluation.report import summarize
-
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
             for name in sorted(set(self.seated().values()) - set(held)):
-                held[name] = loaded_policy(self.run.policies[name], chosen_device(device))
+                held[name] = loaded_policy(self.run.policies[name], device)
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
             return summarize(
@@ -204,16 +195,10 @@ class SeatedModel:
                 cannot be used.
         """
         sampling.check_policies([*self.run.policies], "sampling")
-        from transformers.utils.logging import disable_progress_bar
-
-        from mrlm_pl.engines import Engine, InProcessEngine
-        from mrlm_pl.policy import Policy
-        from mrlm_pl.rollout.player import EpisodePlayer
 
         disable_progress_bar()
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
-        device = chosen_device(device)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
             engine: Engine = InProcessEngine()
@@ -221,15 +206,12 @@ class SeatedModel:
             policies: dict[str, Policy] = {}
             for name in sorted(playing):
                 given = self.run.policies[name]
-                if isinstance(given, Policy) and given.served_by is not None:
-                    policies[name] = given
-                    continue
-                if isinstance(given, Policy):
-                    given.load(name=name)
-                    stack.callback(given.network.train, given.network.training)
-                    given.network.eval()
-                policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
-                engine.load(name, policies[name].network, 0)
+                policy = policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
+                if policy.served_by is None:
+                    policy.load(name=name)
+                    stack.callback(policy.network.train, policy.network.training)
+                    policy.network.eval()
+                    engine.load(name, policy.network, 0)
             if any(policy.served_by is not None for policy in policies.values()):
                 from mrlm_pl.serving.policies.placement import with_served  # gRPC and aiohttp
 
@@ -248,13 +230,10 @@ class SeatedModel:
         idle = {"agents": {*self.run.seats}.difference(agents), "policies": {*self.run.policies}.difference(playing)}
         for what, missing in idle.items():
             if missing:
-                self._warn(
-                    f"the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: {self.environment.name!r} "
-                    f"has the agents {', '.join(agents)}"
+                tell(
+                    f"warning: the {what} {', '.join(sorted(missing))} of {self.label!r} do not play: "
+                    f"{self.environment.name!r} has the agents {', '.join(agents)}"
                 )
-
-    def _warn(self, message: str) -> None:
-        print(f"mrlm: warning: {message}", file=sys.stderr)
 
 
 def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
@@ -289,25 +268,20 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     )
 
 
-def chosen_device(device: str) -> str:
-    """Return the device by the name that torch has for it; ``auto`` prefers an accelerator."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return device if device != "auto" else accelerator.type if accelerator is not None else "cpu"
-
-
 def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
     """Return a policy by its constructor arguments, its model on the device and ready to generate.
+
+    Args:
+        settings: the arguments.
+        device: as torch names it; ``auto`` prefers an accelerator.
 
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
-    from transformers.utils.logging import disable_progress_bar
-
-    from mrlm_pl.policy import Policy
-
     disable_progress_bar()
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = "cpu" if accelerator is None else accelerator.type
     policy = Policy(**settings)
     policy.load()
     try:
@@ -389,9 +363,6 @@ def arena(
         ConfigurationError: there are fewer than two models or too many seatings, one cannot be used, an agent has no
             policy, or a number is below 1.
     """
-    from mrlm_pl.evaluation.arena import arena_report
-    from mrlm_pl.policy import Policy
-
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
     first = SeatedModel(next(iter(models.values())), environment, None, name)
@@ -409,7 +380,6 @@ def arena(
     }
     sampling = sampling or sampling_from(first.run.validation_sampling, {})
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    device = chosen_device(device)
     policies = {
         policy: settings if isinstance(settings, Policy) else loaded_policy(settings, device)
         for policy, settings in given.items()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import zipfile
 from contextlib import suppress
@@ -18,8 +17,8 @@ from typing import Any
 from torch import distributed
 
 from mrlm_pl.durable_files import former_of
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_of
+from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_in
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
@@ -131,7 +130,7 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
     if request.stage != "fit":
         base = (base if request.root or owner is None else owner) / request.stage
     elif owner is not None and owner.resolve() in [folder.resolve() for folder in _candidates(request, base)]:
-        print(f"mrlm: continuing {owner} from {checkpoint}", file=sys.stderr)
+        tell(f"continuing {owner} from {checkpoint}")
         return RunFolder(str(owner), checkpoint)
     if request.resume is not None:
         return _exact(request, base, first, checkpoint)
@@ -153,7 +152,7 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
 def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | None) -> RunFolder:
     """Return the folder that ``output`` names."""
     if first and holds_run(base):
-        failed = last_checkpoint(base) is None and state_of(_text(base / STATE))[0] == "failed"
+        failed = last_checkpoint(base) is None and state_in(base)[0] == "failed"
         if not request.resume and not failed:
             raise ConfigurationError(
                 f"the output folder {base} holds a run; add `--resume` (in Python `resume=True`) to continue it, or "
@@ -166,10 +165,6 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
     return RunFolder(str(base), checkpoint)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
 def _set_aside(folder: Path) -> None:
     """Move the files of a run without a checkpoint aside, for the run that starts again in its folder."""
     number = 1
@@ -180,10 +175,8 @@ def _set_aside(folder: Path) -> None:
     for path in [*written, *folder.glob("config-*.yaml"), *folder.glob("evaluation_*.json")]:
         if path.exists():
             path.rename(aside / path.name)
-    print(
-        f"mrlm: {folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in "
-        f"{aside}",
-        file=sys.stderr,
+    tell(
+        f"{folder} has no checkpoint, so the run starts from the beginning; the files of the earlier one are in {aside}"
     )
 
 
@@ -192,15 +185,12 @@ def _checkpoint(request: FolderRequest, base: Path) -> str | None:
     path = _named_checkpoint(request, base)
     if path in (None, *_NOT_A_PATH):
         return path
-    if Path(path).exists() and not _is_whole(Path(path)):
+    parts = [Path(path) / name for name in SHARDED_CHECKPOINT_FILES]
+    # The table of contents of a zip file stands at its end.
+    whole = all(map(Path.is_file, parts)) if Path(path).is_dir() else zipfile.is_zipfile(path)
+    if Path(path).exists() and not whole:
         raise ConfigurationError(f"ckpt_path: {path!r} is not a complete checkpoint; name another")
     return path
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    if checkpoint.is_dir():
-        return all((checkpoint / name).is_file() for name in SHARDED_CHECKPOINT_FILES)
-    return zipfile.is_zipfile(checkpoint)  # whose table of contents stands at its end
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +47,15 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row: dict[str, Any] = {"step": step or 0, **metrics}
-        rows = [] if self._started else self._earlier_rows(row["step"])
+        rows = None if self._started else self._earlier_rows(row["step"])
         new = [name for name in sorted(row) if name not in self._columns]
-        if new or not self._started:
-            if self._started:
-                rows = self._read()
+        if new or rows is not None:
+            rows = self._read() if rows is None else rows
             self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
-            self._rewrite(rows)
+            with replacing(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._columns)
+                writer.writeheader()
+                writer.writerows(rows)
             self._started = True
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self._columns).writerow(row)
@@ -76,12 +77,6 @@ class MetricsFile(Logger):
         rows = [row for row in rows if int(row["step"]) < step]
         self._columns = list(rows[0]) if rows else []
         return rows
-
-    def _rewrite(self, rows: Sequence[dict[str, str]]) -> None:
-        with replacing(self.path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
 
 
 def default_loggers(folder: str) -> list[Logger]:

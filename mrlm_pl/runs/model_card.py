@@ -16,7 +16,7 @@ import yaml
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import exported_policies
-from mrlm_pl.runs.records.run import recorded_configuration, recorded_iterations
+from mrlm_pl.runs.records.run import environments_of, recorded_configuration, recorded_iterations
 
 CARD = "README.md"
 LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
@@ -60,7 +60,7 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     folder = Path(os.path.abspath(folder))
     run, name = folder.parents[1], folder.name
     config = recorded_configuration(run)
-    algorithm = _class_name((config.get("model") or {}).get("class_path") or "")
+    algorithm = re.split("[.:]", str((config.get("model") or {}).get("class_path") or ""))[-1]
     model, data = ((config.get(key) or {}).get("init_args") or {} for key in ("model", "data"))
     policies: Mapping[str, Any] = model.get("policies") or {"main": {}}
     acts = name in policies or not algorithm  # else a critic
@@ -78,7 +78,7 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
             "run": f"`{run.name}`, {recorded_iterations(run)} iterations",
             **({"initial model": f"`{_shown(base)}`"} if base is not None else {}),
             "algorithm": f"`{algorithm}`",
-            "environment": ", ".join(f"`{item}`" for item in _environments(data)) or "none: data files",
+            "environment": ", ".join(f"`{item.class_name}`" for item in environments_of(data)) or "none: data files",
         }
         table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
         data = {key: value for key, value in data.items() if key not in MACHINE}
@@ -91,17 +91,6 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     if versions:
         parts.append("## Versions\n\n" + ", ".join(f"{library} {number}" for library, number in versions.items()))
     return "\n\n".join(parts) + "\n"
-
-
-def _environments(data: Mapping[str, Any]) -> list[str]:
-    given = data.get("environment")
-    found = given if isinstance(given, list) else [given] if given else []
-    return [_class_name(item["class_path"] if isinstance(item, Mapping) else item) for item in found]
-
-
-def _class_name(path: Any) -> str:
-    """Return the name of a class, whose path may be ``my_module.Name`` or ``/FOLDER/my_module.py:Name``."""
-    return re.split("[.:]", str(path))[-1]
 
 
 def may_be_hub_id(model: str) -> bool:

@@ -42,12 +42,9 @@ OWN_PACKAGES = ("mrlm_pl.algorithms", "mrlm_pl.data", "mrlm_pl.engines", "mrlm_p
 """Packages of this one whose classes may be named without their path."""
 
 
-def load_package(name: str) -> ModuleType:
-    """Return the package of that name, with all lazy exports of its ``__all__`` imported."""
-    package = importlib.import_module(name)
-    for export in getattr(package, "__all__", ()):
-        getattr(package, export)
-    return package
+def load_package(name: str) -> None:
+    """Import the package of that name with all lazy exports of its ``__all__``."""
+    _import_exports(importlib.import_module(name), None)
 
 
 def import_packages() -> None:
@@ -100,8 +97,7 @@ def dotted_path(name: str) -> str:
         return name
     file = Path(match.group(1)).expanduser().resolve()
     if not file.is_file():
-        near = nearest(file.name, [item.name for item in file.parent.glob("*.py")])
-        hint = f"did you mean {near!r}?" if near else f"it is looked for in {file.parent}"
+        hint = meant(file.name, [item.name for item in file.parent.glob("*.py")], f"it is looked for in {file.parent}")
         raise ConfigurationError(f"{name!r}: there is no file {match.group(1)!r}; {hint}")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
@@ -177,11 +173,9 @@ def environments_by_name() -> dict[str, type[Environment]]:
     for cls in _exported_classes():
         if not issubclass(cls, Environment) or inspect.isabstract(cls):
             continue
-        name = cls.name
-        other = named.setdefault(name, cls)
-        if other is not cls:
+        if (other := named.setdefault(cls.name, cls)) is not cls:
             raise ConfigurationError(
-                f"the environments {class_path(other)} and {class_path(cls)} are both named {name!r}; "
+                f"the environments {class_path(other)} and {class_path(cls)} are both named {cls.name!r}; "
                 "remove one of the packages or change its `name`"
             )
     return named
@@ -203,7 +197,8 @@ def import_environment(name: str) -> None:
     for entry_point in plugin_entry_points():
         if name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment)):
             return
-        _load_plugin(entry_point)
+        with _naming_plugin(entry_point):
+            load_package(entry_point.value)
     load_package(REMOTE)
 
 
@@ -276,11 +271,6 @@ def _exported_classes() -> Iterator[type]:
             item = getattr(package, export)
             if isinstance(item, type) and (exports is not None or f"{item.__module__}.".startswith(own)):
                 yield item
-
-
-def _load_plugin(entry_point: EntryPoint) -> None:
-    with _naming_plugin(entry_point):
-        load_package(entry_point.value)
 
 
 @contextmanager

@@ -92,13 +92,9 @@ def _folder(run: str, policy: str | None) -> Path:
     folder = Path(run).expanduser()
     if not folder.is_dir():
         raise ConfigurationError(f"run: there is no folder {run!r}; name the folder of a run")
-    found = {path.name: path for path in exported_policies(folder)}
-    if policy is None and len(found) > 1:
-        raise ConfigurationError(
-            f"policy: the run {run!r} has the policies {', '.join(found)}; name one: `--policy {min(found)}`"
-        )
     if policy is None:
         return Path(os.path.abspath(policy_folder(run, "run")))
+    found = {path.name: path for path in exported_policies(folder)}
     if policy not in found:
         hint = meant(policy, found, f"it has {sorted(found) or 'no policies yet'}")
         raise ConfigurationError(f"policy: the run {run!r} has no exported policy {policy!r}; {hint}")

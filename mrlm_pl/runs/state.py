@@ -94,10 +94,8 @@ def _locked(descriptor: int) -> bool:
     """Lock a file for this process; return False if another one has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # other errors are of a file system without locks
     return True
 
 
@@ -116,6 +114,12 @@ def write_state(folder: Path, record: Mapping[str, Any]) -> None:
     """Write a state, with the time as its sign of life."""
     with suppress(OSError):  # a full disk ends the run where it writes its results
         write_json(folder / STATE, {**record, "alive": time.time()})
+
+
+def state_in(folder: Path) -> tuple[str, str]:
+    """Return the state that a run has written to its folder; see :func:`state_of`."""
+    path = folder / STATE
+    return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 
 def state_of(text: str) -> tuple[str, str]:

@@ -7,13 +7,12 @@ import inspect
 import json
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import lightning.pytorch
+import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
@@ -26,14 +25,13 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, summarize
 from mrlm_pl.evaluation.table import report_table
 from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint, place_checkpoints, without_second_last
+from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
 from mrlm_pl.runs.console import (
-    BatchCount,
     PolicySummary,
     RunProgress,
     run_summary,
@@ -42,6 +40,7 @@ from mrlm_pl.runs.console import (
     warn_of_emulated_bf16,
 )
 from mrlm_pl.runs.folder import (
+    LAST_CHECKPOINT,
     PRECISION,
     FolderRequest,
     RunFolder,
@@ -61,25 +60,25 @@ from mrlm_pl.trainer.precision import faster, product_seconds, set_precision
 from mrlm_pl.trainer.termination import EndTogether
 
 
-class PlayedEpisodes(Callback):
-    """Writes predicted episodes to ``RUN/episodes``, and keeps reports of those of a validation or test.
+class LoopResults(Callback):
+    """Writes predicted episodes to ``RUN/episodes``, keeps reports of those of a validation or test, counts batches.
 
     Attributes:
+        batches: that this process has trained on; none where a complete run is resumed.
         reports: of each environment that the last loop outside of ``fit`` played.
     """
 
     def __init__(self) -> None:
+        self.batches = 0
         self.reports: list[EvaluationReport] = []
         self._played: list[Episode] = []
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Count a batch."""
+        self.batches += 1
+
     def on_predict_batch_end(
-        self,
-        trainer: lightning.pytorch.Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        *loader: int,
+        self, trainer: pl.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *loader: int
     ) -> None:
         """Write the episodes of a batch."""
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
@@ -87,13 +86,7 @@ class PlayedEpisodes(Callback):
         write_episodes(Path(trainer.default_root_dir) / "episodes" / name, outputs)
 
     def on_validation_batch_end(
-        self,
-        trainer: lightning.pytorch.Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        *_: Any,
-        **__: Any,
+        self, trainer: pl.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Keep the episodes of a batch."""
         if trainer.state.fn != TrainerFn.FITTING:
@@ -121,7 +114,7 @@ class PlayedEpisodes(Callback):
 
 def _in_run_folder(stage: str) -> Any:
     """Return Lightning's method of a stage, run in a run folder."""
-    method = getattr(lightning.pytorch.Trainer, stage)
+    method = getattr(pl.Trainer, stage)
     signature = inspect.signature(method)
 
     @functools.wraps(method, assigned=("__name__", "__qualname__", "__annotations__"))
@@ -162,7 +155,7 @@ class RunObserver(Protocol):
         """Look at the folder and the checkpoint; raise to refuse the run."""
 
 
-class Trainer(lightning.pytorch.Trainer):
+class Trainer(pl.Trainer):
     """Lightning's trainer with a run folder, durable checkpoints, a metrics file and an orderly end.
 
     Each ``fit`` writes to a folder of its own, ``runs/NAME``, ``runs/NAME-2``, ...: ``checkpoints/last.ckpt``,
@@ -206,7 +199,7 @@ class Trainer(lightning.pytorch.Trainer):
         self._root = options.get("default_root_dir")
         logger, bare = options.get("logger"), bool(options.get("barebones"))
         self._own_loggers = (logger is None or logger is True) and not bare and not options.get("fast_dev_run")
-        self._batches, self._played = BatchCount(), PlayedEpisodes()
+        self._loops = LoopResults()
         options.update(self._completed(options, bare))
         super().__init__(precision=None if precision == "auto" else precision, **options)
         self._measures_precision = precision == "auto"
@@ -238,17 +231,17 @@ class Trainer(lightning.pytorch.Trainer):
             completed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
         # Checkpoint callbacks come after all others, wherever they are.
-        callbacks += [self._played, EndTogether(), self._batches]
+        callbacks += [self._loops, EndTogether()]
         if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):
             callbacks.append(RunProgress())
         if not bare and options.get("enable_model_summary") is not False and not _has(callbacks, ModelSummary):
             callbacks.append(PolicySummary())
-        if options.get("enable_checkpointing") is False or bare:
+        theirs = [item for item in callbacks if isinstance(item, ModelCheckpoint) and item.save_last]
+        if options.get("enable_checkpointing") is False or bare or theirs:
             callbacks = [item for item in callbacks if not isinstance(item, LastCheckpoint)]
         elif not _has(callbacks, LastCheckpoint):
             callbacks.append(LastCheckpoint())
-        completed["callbacks"] = without_second_last(callbacks)
-        return completed
+        return {**completed, "callbacks": callbacks}
 
     @property
     def default_root_dir(self) -> str:
@@ -262,14 +255,14 @@ class Trainer(lightning.pytorch.Trainer):
         if not self.is_global_zero:
             return
         if stage == "fit" and not self.fast_dev_run:  # type: ignore[attr-defined]
-            if resumed and not self._batches.count:
+            if resumed and not self._loops.batches:
                 print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
             counts = data.collection.totals.state() if played else {}
             if failed := counts.get("failed_episodes"):
                 print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see their `error`")
             print(run_summary(self.default_root_dir, played=played))
         elif stage in ("validate", "test") and verbose:
-            for report in self._played.reports if played else ():
+            for report in self._loops.reports if played else ():
                 print(report_table(report, data.validation_sampling), end="\n\n")
             for name, value in {key: value for found in result for key, value in found.items()}.items():
                 print(f"{name} {value:.4f}")
@@ -346,7 +339,7 @@ class Trainer(lightning.pytorch.Trainer):
         set_precision(self, chosen)
         measured = {name: round(1000 * value, 3) for name, value in seconds.items()}
         times = ", ".join(f"{name} {value:.3g} ms" for name, value in measured.items())
-        print(f"mrlm: precision {chosen}: matrix products of {inputs} by {outputs} take {times}", file=sys.stderr)
+        tell(f"precision {chosen}: matrix products of {inputs} by {outputs} take {times}")
         if stage == "fit":
             write_json(Path(folder.path) / PRECISION, {"precision": chosen, "milliseconds": measured})
 
@@ -363,15 +356,16 @@ class Trainer(lightning.pytorch.Trainer):
             if isinstance(callback, RunObserver):
                 callback.on_run_folder(self, stage, folder)
         if folder.notice is not None and is_first_process():
-            print(f"mrlm: {folder.notice}", file=sys.stderr)
+            tell(folder.notice)
         if training is not None:
             training.begin()
-        place_checkpoints(self._without_folder, folder.path)
+        for callback in self._without_folder:
+            callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
         if self._own_loggers:
             self.loggers = default_loggers(folder.path)
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
             self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
-        self._batches.count = 0
+        self._loops.batches = 0
         if self.strategy.root_device.type == "cpu" and is_first_process():
             warn_of_emulated_bf16(self.precision)
             warn_of_busy_machine()
@@ -385,7 +379,7 @@ class Trainer(lightning.pytorch.Trainer):
         if getattr(rank_zero_only, "rank", 0) != 0:
             return 0
         remedy = _how_to_continue(self.folder.path) if stage == "fit" and self.folder is not None else ""
-        print(f"mrlm: {interruption.name} has ended {stage}{remedy}", file=sys.stderr)
+        tell(f"{interruption.name} has ended {stage}{remedy}")
         return interruption.status
 
 

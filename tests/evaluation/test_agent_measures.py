@@ -78,7 +78,5 @@ def test_validation_has_every_agent() -> None:
 
 
 def test_the_whole_is_reported_where_some_turns_have_no_named_component() -> None:
-    parts = Components()
-    parts.add({"reward": 1.0, "right": 2.0}, 1.0)
-    parts.add({"reward": 1.0}, 1.0)
+    parts = Components.of([({"reward": 1.0, "right": 2.0}, 1.0), ({"reward": 1.0}, 1.0)])
     assert parts.means() == {"reward": (1 + 2 + 1) / 2, "right": 2 / 2}

@@ -203,7 +203,7 @@ def test_a_hub_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest
     [
         (
             ("team", "--repo", "me/a"),
-            "'team' has the policies critic, solver; name one: `--policy critic`",
+            "'team' has 2 policies; name one: team/policies/critic, team/policies/solver",
         ),
         (("team", "--repo", "me/a", "--policy", "solvr"), "no exported policy 'solvr'; did you mean 'solver'?"),
         (("taem", "--repo", "me/a"), "run: there is no folder 'taem'"),

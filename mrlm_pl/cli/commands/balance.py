@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.answers.balance import BalancedAnswers, balance
-from mrlm_pl.answers.records import Answer, read_answers
-from mrlm_pl.cli.parsing.parser import CommandParser
-from mrlm_pl.compressed_files import packed
-from mrlm_pl.durable_files import replacing, unfinished, write_json
+from mrlm_pl.answers.records import Answer, answer_of_row, read_answers
+from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
+from mrlm_pl.durable_files import unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.episode_files import write_lines
+from mrlm_pl.errors import ConfigurationError
 
 HELD_OUT = ".validation"
 """Stands before the suffix of the file with the held-out questions."""
@@ -61,14 +60,13 @@ def run(arguments: Sequence[str]) -> int:
 def balance_parser() -> CommandParser:
     """Return the parser of ``mrlm balance``."""
     text = "Balance right and wrong answers to each question, and hold out questions for validation."
-    parser = CommandParser(prog="mrlm balance", description=text, allow_abbrev=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    parser = command_parser("balance", text)
     text = "Files of `mrlm collect`, folders of episodes, or files with rows {question, answer, correct}."
     parser.add_argument("answers", type=str, nargs="+", help=text)
     text = "JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     parser.add_argument("--output", type=str, required=True, help=text)
     text = "Most right and most wrong answers to a question. Default: all that have a counterpart."
-    parser.add_argument("--per_question", type=PositiveInt | None, default=None, help=text)
+    parser.add_argument("--per_question", type=PositiveInt | None, help=text)
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of dropped, made and held-out answers.")
     text = "Generate plausible wrong answers from right ones where there are too few, marked as generated."
     parser.add_argument("--fill_wrong", action="store_true", help=text)
@@ -76,8 +74,8 @@ def balance_parser() -> CommandParser:
     parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
     parser.add_argument("--validation_share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
-    parser.add_argument("--pairs", type=str | None, default=None, help=text)
-    parser.add_argument("--report", type=str | None, default=None, help="JSON file with the numbers of answers.")
+    parser.add_argument("--pairs", type=str | None, help=text)
+    parser.add_argument("--report", type=str | None, help="JSON file with the numbers of answers.")
     return parser
 
 
@@ -117,10 +115,9 @@ def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answe
     tasks = {answer.question: answer.task for answer in answers}
     for source in references:
         for number, row in numbered_rows(source, "train", ("question", "answer")):
-            if not isinstance(row["question"], str) or not isinstance(row["answer"], str):
-                raise DataError(f"{source}, row {number}: 'question' and 'answer' must be texts")
-            if row["question"] in tasks:
-                answers.append(Answer(row["question"], row["answer"], 1.0, tasks[row["question"]]))
+            right = answer_of_row({**row, "correct": True}, f"{source}, row {number}")
+            if right.question in tasks:
+                answers.append(Answer(right.question, right.answer, 1.0, tasks[right.question]))
     return answers, sum(failed for _, failed in found)
 
 
@@ -130,16 +127,14 @@ def _write_splits(balanced: BalancedAnswers, output: Path, pairs: Path | None) -
     for split, answers in balanced.splits.items():
         if split == "train" or answers:
             files[split] = output if split == "train" else held_out_path(output)
-            _write_rows(files[split], [answer.to_row() for answer in answers])
+            write_lines(files[split], map(_line, (answer.to_row() for answer in answers)))
             if pairs is not None:
-                _write_rows(pairs if split == "train" else held_out_path(pairs), pairs_of(answers))
+                write_lines(pairs if split == "train" else held_out_path(pairs), map(_line, pairs_of(answers)))
     return files
 
 
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    with replacing(path) as draft:
-        draft.write_bytes(packed(path, data))
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False)
 
 
 def _table(balanced: BalancedAnswers, files: dict[str, Path]) -> str:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 
 from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
-from mrlm_pl.cli.parsing.environment_option import environment_parser, parse
+from mrlm_pl.cli.parsing.environment_option import environment_parser, read
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
-from mrlm_pl.environment.check import Level
+from mrlm_pl.environment.check import Level, check_data, check_environment
+from mrlm_pl.environment.rows import all_rows
 from mrlm_pl.environment.tasks import SPLITS
+from mrlm_pl.episode_files import write_lines
 from mrlm_pl.errors import ConfigurationError
 
 SPLIT = "test"
@@ -47,12 +49,10 @@ def run(arguments: Sequence[str]) -> int:
     data = found[-1] if found else None
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
-    options = parse(parser, words)
+    options = parser.instantiate(read(parser, words))
     environment = options.environment
     if data is not None:
         return _check_data(environment, data, options.output)
-
-    from mrlm_pl.environment.check import check_environment
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
@@ -76,9 +76,6 @@ def _sizes(environment: Environment) -> str:
 
 
 def _check_data(environment: Environment, data: str, output: str | None) -> int:
-    from mrlm_pl.environment.check import check_data
-    from mrlm_pl.environment.rows import all_rows
-
     report = check_data(environment, SPLIT)
     for number, reason in report.failed.items():
         print(f"FAIL {data}, row {number}: {' '.join(reason.split())[:500]}")
@@ -92,7 +89,6 @@ def _check_data(environment: Environment, data: str, output: str | None) -> int:
     if output is not None:
         kept = set(report.usable)
         lines = [json.dumps(row) for number, row in rows if number in kept]
-        with replacing(output) as draft:
-            draft.write_text("".join(f"{line}\n" for line in lines))
+        write_lines(output, lines)
         print(f"{output}: the {len(lines)} usable rows")
     return 1 if report.failed or skipped else 0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from mrlm_pl.cli.commands.evaluate import PLAYED, playing_parser, sampling_of
 from mrlm_pl.cli.parsing.config_files import with_first_as
-from mrlm_pl.cli.parsing.environment_option import read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
-from mrlm_pl.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from mrlm_pl.runs.collection import CollectionFile
+from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.runs.collection import CollectionFile, collect, serve_gateway
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,37 +22,19 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RolloutError: every episode failed.
     """
-    from mrlm_pl.runs import collect
-
-    parser = collect_parser()
-    read = read_with_run(parser, with_first_as("--model", arguments))
-    options = parser.instantiate(read.config)
-    name = read.name_of(options.environment)
+    options, read, shared = _read(collect_parser(), arguments)
     if options.temperatures and options.temperature is not None:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
-    print(f"mrlm: collecting in {name} ({shown_settings(read.played)})", file=sys.stderr)
-    file = collect(
-        options.model,
-        options.environment,
-        output=options.output,
-        filter_reward=options.filter_reward,
-        sampling=sampling_of(options, read.run.sampling),
-        temperatures=options.temperatures,
-        name=name,
-        settings=read.environment_settings(),
-        **{key: options[key] for key in PLAYED},
-    )
-    return _told(file)
+    tell(f"collecting in {shared['name']} ({shown_settings(read.played)})")
+    chosen = {key: options[key] for key in ("filter_reward", "temperatures")}
+    return _told(collect(options.model, options.environment, **chosen, **shared))
 
 
 def collect_parser() -> CommandParser:
     """Return the parser of ``mrlm collect``."""
     text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
-    parser = playing_parser("collect", text, episodes=100, split="train", source="the run's training")
-    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
-    parser.add_argument(
-        "--filter_reward", type=float | None, default=None, help="Keep episodes with this reward or more only."
-    )
+    parser = _writing_parser("collect", text)
+    parser.add_argument("--filter_reward", type=float | None, help="Keep episodes with this reward or more only.")
     text = "Several temperatures, in place of --temperature: each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser
@@ -68,40 +47,40 @@ def gateway_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the file holds something else.
         RemoteError: the address cannot be used.
     """
-    from mrlm_pl.runs.collection import serve_gateway
-
-    parser = gateway_parser()
-    read = read_with_run(parser, with_first_as("--model", arguments))
-    options = parser.instantiate(read.config)
-    file = serve_gateway(
-        options.model,
-        options.environment,
-        output=options.output,
-        listening=_tell,
-        at_once=options.at_once,
-        sampling=sampling_of(options, read.run.sampling),
-        name=read.name_of(options.environment),
-        settings=read.environment_settings(),
-        **{key: options[key] for key in PLAYED},
-    )
-    return _told(file)
+    options, _, shared = _read(gateway_parser(), arguments)
+    shared |= {"at_once": options.at_once, "listening": _tell_address}
+    return _told(serve_gateway(options.model, options.environment, **shared))
 
 
 def gateway_parser() -> CommandParser:
     """Return the parser of ``mrlm gateway``."""
     text = "Serve a run or a model to programs that post to /episodes, and write their episodes to a file."
-    parser = playing_parser("gateway", text, episodes=100, split="train", source="the run's training")
-    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
+    parser = _writing_parser("gateway", text)
     parser.add_argument("--at_once", type=PositiveInt, default=64, help="Most episodes at the same time.")
     return parser
 
 
-def _tell(address: str) -> None:
-    print(
-        f"mrlm: the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)",
-        file=sys.stderr,
-        flush=True,
-    )
+def _writing_parser(command: str, text: str) -> CommandParser:
+    parser = playing_parser(command, text, episodes=100, split="train", source="the run's training")
+    parser.add_argument("--output", type=str, required=True, help="JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz.")
+    return parser
+
+
+def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions, dict[str, Any]]:
+    """Return the options, the recorded run, and the arguments of ``collect`` and ``serve_gateway`` alike."""
+    read = read_with_run(parser, with_first_as("--model", arguments))
+    options = parser.instantiate(read.config)
+    shared = {
+        "sampling": sampling_of(options, read.run.sampling),
+        "name": read.name_of(options.environment),
+        "settings": read.environment_settings(),
+        **{key: options[key] for key in ("output", *PLAYED)},
+    }
+    return options, read, shared
+
+
+def _tell_address(address: str) -> None:
+    tell(f"the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)")
 
 
 def _told(file: CollectionFile) -> int:

@@ -20,10 +20,10 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: there is no such checkpoint, it would run code when it is read, or the file exists.
     """
-    parser = PlainParser(prog="mrlm consolidate", description="Write a sharded checkpoint as one file.")
+    parser = PlainParser("consolidate", "Write a sharded checkpoint as one file.")
     parser.add_argument("checkpoint", type=Path, help="folder of a run with `save_distributed_checkpoint: true`")
     parser.add_argument("output", type=Path, help="file that a run with any strategy can resume from")
-    options = parser.parse_args(list(arguments))
+    options = parser.parse_args(arguments)
     if not (options.checkpoint / METADATA).is_file():
         raise ConfigurationError(f"{str(options.checkpoint)!r} is no sharded checkpoint: it has no file {METADATA!r}")
     if options.output.exists():

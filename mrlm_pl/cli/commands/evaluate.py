@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -18,13 +17,12 @@ from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.evaluation.arena import ArenaReport, Mean
+from mrlm_pl.evaluation.comparison import Comparison, compare, read_report
+from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.table import interval_text, report_table
-from mrlm_pl.runs.evaluation import MAX_TURNS, sampling_from
-
-if TYPE_CHECKING:
-    from mrlm_pl.evaluation.arena import ArenaReport
-    from mrlm_pl.evaluation.comparison import Comparison
+from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
 
 PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device")
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
@@ -42,12 +40,9 @@ def report_run(arguments: Sequence[str]) -> int:
     environment: Environment = options.environment
     name = read.name_of(environment)
     output = output_file(options.output)
-    from mrlm_pl.evaluation.comparison import compare, read_report
-    from mrlm_pl.runs import evaluate
-
     other = read_report(options.compare, name) if options.compare else None
-    if other is not None:
-        tell_of_other_settings(read.environment_settings(), other.get("settings"), options.compare)
+    if other is not None and other.get("settings") is not None:  # the report of a run does not have them
+        tell_of_other_settings(read.environment_settings(), other["settings"], options.compare)
     sampling = sampling_of(options, read.run.validation_sampling)
     report = evaluate(
         options.model,
@@ -64,10 +59,9 @@ def report_run(arguments: Sequence[str]) -> int:
         comparison = compare(written, other)
         print(_comparison(comparison, len(written["tasks"]), options.compare))
         if 2 * comparison.tasks < len(written["tasks"]):
-            print(
-                f"mrlm: warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
-                "this evaluation; the comparison is of these alone",
-                file=sys.stderr,
+            tell(
+                f"warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
+                "this evaluation; the comparison is of these alone"
             )
         if output is not None:
             write_json(output, {**written, "comparison": asdict(comparison)})
@@ -85,7 +79,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     text = "Play runs or models against each other in every seating of an environment: by default the first run's."
     parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
     parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file for the report.")
+    parser.add_argument("--output", type=str | None, help="JSON file for the report.")
     parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings are an error.")
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if not words and not {"-h", "--help"} & {*arguments}:
@@ -101,8 +95,6 @@ def arena_run(arguments: Sequence[str]) -> int:
     if options.seats:
         raise ConfigurationError("seats: `mrlm arena` seats the players in every way; leave it out")
     output = output_file(options.output)
-    from mrlm_pl.runs import arena
-
     report = arena(
         players,
         options.environment,
@@ -137,31 +129,24 @@ def arena_table(report: ArenaReport) -> str:
         lines.append(f"\n{', '.join(f'{agent}: {player}' for agent, player in seating.players.items())}")
         lines.append(f"  {seating.episodes} episodes{failed}")
         lines += [f"  {agent} {mean.value:.4f}{_bounds(mean)}" for agent, mean in seating.rewards.items()]
+    lines.append("")
     lines += [
-        "",
-        *(
-            f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
-            for item in report.scores
-        ),
-        *(
-            f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
-            f"{item.episodes} pairs of episodes"
-            for item in report.differences
-        ),
+        f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
+        for item in report.scores
     ]
     lines += [
-        "",
-        *(
-            f"Elo {name} {round(rating.elo)}{interval_text((rating.low, rating.high))}"
-            for name, rating in report.ratings.items()
-        ),
+        f"{item.player} minus {item.other} {item.difference.value:+.4f}{_bounds(item.difference)}  "
+        f"{item.episodes} pairs of episodes"
+        for item in report.differences
     ]
+    lines.append("")
+    lines += [f"Elo {name} {round(rating.elo)}{_bounds(rating)}" for name, rating in report.ratings.items()]
     if any(math.isinf(rating.high) for rating in report.ratings.values()):
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
 
 
-def _bounds(mean: Any) -> str:
+def _bounds(mean: Mean | Rating) -> str:
     return interval_text((mean.low, mean.high))
 
 
@@ -174,11 +159,10 @@ def eval_parser() -> CommandParser:
     parser = playing_parser("eval", text, episodes=200, split="test", source="the run's validation")
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
     meaning = "JSON file for the report with transcripts, or for a table with its reports and picture beside it."
-    parser.add_argument("--output", type=str | None, default=None, help=meaning)
+    parser.add_argument("--output", type=str | None, help=meaning)
     parser.add_argument(
         "--compare",
         type=str | None,
-        default=None,
         help="Report of an earlier evaluation of the same tasks, or a run's evaluation_before.json.",
     )
     return parser
@@ -202,11 +186,11 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
         ("--max_tokens", PositiveInt | None, "Tokens in a turn"),
     ):
         meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
-        parser.add_argument(name, type=kind, default=None, help=meaning)
+        parser.add_argument(name, type=kind, help=meaning)
     text = "Sampling settings of single policies, over the others: '{NAME: {temperature: 0.7}}'."
     parser.add_argument("--policy_sampling", type=dict[str, PolicySampling], default={}, help=text)
     limit = f"Decisions after which an episode is truncated; default is that of the run, else {MAX_TURNS}."
-    parser.add_argument("--max_turns", type=PositiveInt | None, default=None, help=limit)
+    parser.add_argument("--max_turns", type=PositiveInt | None, help=limit)
     return parser
 
 
@@ -221,22 +205,21 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 
-def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
+def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any], path: str) -> None:
     """Warn on stderr if an evaluation to compare with was played with other settings of the environment.
 
     Args:
         own: the environment's arguments.
-        other: those of the report at ``path``; None where it does not say.
+        other: those of the report at ``path``.
     """
     own = json.loads(json.dumps(own, default=str))
-    names = sorted(own.keys() | other.keys()) if other is not None else []
     changed = [
         f"{name} is {json.dumps(own.get(name))} here and {json.dumps(other.get(name))} there"
-        for name in names
-        if other is not None and own.get(name) != other.get(name)
+        for name in sorted(own.keys() | other.keys())
+        if own.get(name) != other.get(name)
     ]
     if changed:
-        print(f"mrlm: warning: {path} has other environment settings: {'; '.join(changed)}", file=sys.stderr)
+        tell(f"warning: {path} has other environment settings: {'; '.join(changed)}")
 
 
 def _comparison(found: Comparison, tasks: int, path: str) -> str:

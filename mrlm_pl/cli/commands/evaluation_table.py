@@ -7,35 +7,31 @@ import itertools
 import json
 import os
 import re
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jsonargparse import get_loader
 from rich.console import Console
 
 from mrlm_pl.cli.commands.evaluate import eval_parser, output_file, report_run, sampling_of
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, unknown_key, with_first_as
+from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.environment import Environment
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import check_samples
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.table import interval_text
+from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, SeatedModel
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.run import RecordedRun, read_run
-
-if TYPE_CHECKING:
-    from mrlm_pl.policy import Policy
 
 SCHEMA = 1
 """Version of the file of a table."""
@@ -62,10 +58,59 @@ class Column:
     config: Mapping[str, Any]
     models: tuple[str, ...]
 
-    def environment(self) -> Environment:
-        """Return a new environment."""
-        built: Environment = eval_parser().instantiate(self.options).environment
-        return built
+
+@dataclass(frozen=True)
+class Cell:
+    """A model on an environment of the table.
+
+    Args:
+        model: its name.
+        run: the run or model of that name.
+        column: the environment.
+        file: of the cell's report; None writes none.
+    """
+
+    model: str
+    run: RecordedRun
+    column: Column
+    file: Path | None
+
+    def score(self, held: dict[str, Policy], weights: Mapping[str, Any]) -> Score:
+        """Return the score: of the file if it was finished with the same options, else of episodes played now.
+
+        Args:
+            held: policies of the model in memory, to which those of this cell are added.
+            weights: see :func:`_weights`.
+        """
+        try:
+            report = self._report(held, weights)
+        except Exception as error:  # an environment and a model may fail in any way; the other cells are kept
+            if DEBUG_VARIABLE in os.environ:
+                traceback.print_exception(error)
+            kind = "" if isinstance(error, MRLMError) else f"{type(error).__name__}: "
+            return Score(self.model, self.column.name, error=" ".join(f"{kind}{error}".split()))
+        file = None if self.file is None else f"{self.file.parent.name}/{self.file.name}"
+        return score_of(self.model, self.column.name, report, file)
+
+    def _report(self, held: dict[str, Policy], weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        run, column, options = self.run, self.column, self.column.options
+        sampling = sampling_of(options, run.validation_sampling)
+        chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
+        limit = options.max_turns or run.turn_limit(column.known) or MAX_TURNS
+        asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
+        asked |= {"sampling": asdict(sampling), "model": self.model, "policies": run.policies, "weights": weights}
+        asked = json.loads(json.dumps(asked, default=str))
+        if self.file is not None and (kept := _finished(self.file, asked)):
+            print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
+            return kept
+        with closing(eval_parser().instantiate(options).environment) as environment:
+            seated = SeatedModel(self.model, environment, options.seats, column.known)
+            report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
+        settings = column.config.get("init_args") or {}
+        written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "asked": asked}
+        if self.file is not None:
+            write_json(self.file, written)
+        return written
 
 
 def eval_run(arguments: Sequence[str]) -> int:
@@ -82,8 +127,7 @@ def eval_run(arguments: Sequence[str]) -> int:
 def _several(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
     """Return the configuration and the other options if several models or environments are given, else None."""
     words = [*_as_lists(arguments)]
-    check_exist(words)
-    check_files(config_files(words))
+    check_files(words)
     config, others = merged(words, ("model", "environment"), get_loader("yaml"))
     several = any(isinstance(config.get(name), list) for name in ("model", "environment"))
     return (config, others) if several and not {"-h", "--help"} & {*words} else None
@@ -145,19 +189,23 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     output = output_file(options.output)
     if output is not None and output.suffix != ".json":
         raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
-    cells = [(model, column) for model in models for column in columns if model in column.models]
-    files = {(model, column.name): _file(output, model, column.name) for model, column in cells}
+    cells = [
+        Cell(model, runs[model], column, _file(output, model, column.name))
+        for model in models
+        for column in columns
+        if model in column.models
+    ]
     if output is not None:
-        _make_folder(output, set(files.values()), len(cells))
+        _make_folder(output, cells)
     held: dict[str, Policy] = {}
     weights: Mapping[str, Any] = {}
     scores: list[Score] = []
-    for number, (model, column) in enumerate(cells, start=1):
-        if scores and scores[-1].model != model:
+    for number, cell in enumerate(cells, start=1):
+        if scores and scores[-1].model != cell.model:
             held.clear()
             gc.collect()  # engines and models refer to each other, and two models may not fit side by side
-        weights = weights if held else _weights(runs[model])  # those that are in memory, or are read next
-        scores.append(_score(model, runs[model], column, held, weights, files[model, column.name]))
+        weights = weights if held else _weights(cell.run)  # those that are in memory, or are read next
+        scores.append(cell.score(held, weights))
         print(f"mrlm: {number} of {len(cells)}: {_told(scores[-1])}", flush=True)
     console = Console()
     console = console if console.is_terminal else Console(width=NARROWEST)
@@ -169,7 +217,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         _write(output, columns, scores)
     failed = [score for score in scores if score.error is not None]
     for score in failed:
-        print(f"mrlm: {score.model} on {score.environment} failed: {score.error}", file=sys.stderr)
+        tell(f"{score.model} on {score.environment} failed: {score.error}")
     return 1 if failed else 0
 
 
@@ -229,53 +277,6 @@ def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> 
     yield from (replace(column, models=(*column.models, *plain)) for column in found.values())
 
 
-def _score(
-    model: str,
-    run: RecordedRun,
-    column: Column,
-    held: dict[str, Policy],
-    weights: Mapping[str, Any],
-    file: Path | None,
-) -> Score:
-    """Return the score of a cell: of its file if it was finished with the same options, else of episodes played now."""
-    try:
-        report = _report(model, run, column, held, weights, file)
-    except Exception as error:  # an environment and a model may fail in any way; the other cells are kept
-        if DEBUG_VARIABLE in os.environ:
-            traceback.print_exception(error)
-        kind = "" if isinstance(error, MRLMError) else f"{type(error).__name__}: "
-        return Score(model, column.name, error=" ".join(f"{kind}{error}".split()))
-    return score_of(model, column.name, report, None if file is None else f"{file.parent.name}/{file.name}")
-
-
-def _report(
-    model: str,
-    run: RecordedRun,
-    column: Column,
-    held: dict[str, Policy],
-    weights: Mapping[str, Any],
-    file: Path | None,
-) -> Mapping[str, Any]:
-    options = column.options
-    sampling = sampling_of(options, run.validation_sampling)
-    chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
-    limit = options.max_turns or run.turn_limit(column.known) or MAX_TURNS
-    asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
-    asked |= {"sampling": asdict(sampling), "model": model, "policies": run.policies, "weights": weights}
-    asked = json.loads(json.dumps(asked, default=str))
-    if file is not None and (kept := _finished(file, asked)):
-        print(f"mrlm: {file} is kept; remove it to play its episodes again")
-        return kept
-    with closing(column.environment()) as environment:
-        seated = SeatedModel(model, environment, options.seats, column.known)
-        report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
-    settings = column.config.get("init_args") or {}
-    written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "asked": asked}
-    if file is not None:
-        write_json(file, written)
-    return written
-
-
 def _finished(file: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the report in a file if all of its episodes were played and asked for alike, else None."""
     if not file.is_file():
@@ -297,24 +298,20 @@ def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
     }
 
 
-def _make_folder(output: Path, files: set[Path | None], cells: int) -> None:
+def _make_folder(output: Path, cells: Sequence[Cell]) -> None:
     """Make the folder of the reports of the cells.
 
     Raises:
         ConfigurationError: it cannot be made, or two cells have the same file.
     """
-    if len(files) < cells:
+    if len({cell.file for cell in cells}) < len(cells):
         raise ConfigurationError(
             "output: two cells of the table have the same file; give the columns other names, or each of the models a "
             "table of its own"
         )
     folder = output.with_suffix("")
-    try:
+    with writing("output", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"output: the folder {str(folder)!r} of the reports cannot be made ({error.strerror}); name another file"
-        ) from error
 
 
 def _file(output: Path | None, model: str, environment: str) -> Path | None:
@@ -351,4 +348,4 @@ def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> 
         print(f"table in {output}, picture in {picture}, reports of the cells in {output.with_suffix('')}/")
     except ConfigurationError as error:
         print(f"table in {output}, reports of the cells in {output.with_suffix('')}/")
-        print(f"mrlm: warning: no picture: {error}", file=sys.stderr)
+        tell(f"warning: no picture: {error}")

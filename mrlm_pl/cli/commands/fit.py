@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.cli.start_up import release_collection
-from mrlm_pl.errors import ConfigurationError, meant
+from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
@@ -94,7 +93,6 @@ class RunCommand(LightningCLI):
         parser.add_argument(
             "--output",
             type=str | None,
-            default=None,
             metavar="FOLDER",
             help="Run folder; a folder that holds a run needs --resume. The default is runs/NAME, numbered.",
         )
@@ -127,9 +125,8 @@ class RunCommand(LightningCLI):
         loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None
-            rank_zero_only(print)(
-                f"mrlm: ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do",
-                file=sys.stderr,
+            rank_zero_only(tell)(
+                f"ignoring `trainer.limit_{loop}_batches: 0`, which leaves `mrlm {self.stage}` nothing to do"
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
@@ -223,16 +220,13 @@ def with_own_configuration(arguments: Sequence[str]) -> list[str]:
     output = given.get("--output")
     if "--resume" not in arguments or "--config" in given:
         return list(arguments)
-    if not output:
-        if any(option.startswith("--model") for option in given):
-            return list(arguments)
-        raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
-    folder = Path(output)
-    own = latest_configuration(folder) if folder.is_dir() else None
+    own = latest_configuration(Path(output)) if output and Path(output).is_dir() else None
     if own is not None:
         return ["--config", str(own), *arguments]
     if any(option.startswith("--model") for option in given):
         return list(arguments)
+    if not output:
+        raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
     raise ConfigurationError(f"{output!r} holds no run with a configuration to resume; name one with `--config FILE`")
 
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import platform
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser, plain_words
@@ -21,10 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a plugin cannot be imported.
     """
-    parser = PlainParser(
-        prog="mrlm info",
-        description="List versions, devices, the sandbox, and the classes and environments of configurations.",
-    )
+    text = "List versions, devices, the sandbox, and the classes and environments of configurations."
+    parser = PlainParser("info", text)
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     facts = collect()
@@ -103,10 +101,7 @@ def _entry(cls: type) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return next((found.version for found in distributions(name=package)), None)
 
 
 def _plain(facts: dict[str, Any]) -> str:

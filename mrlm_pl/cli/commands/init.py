@@ -13,7 +13,7 @@ from string import Template
 
 from mrlm_pl.cli.parsing.early_check import environment_names
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 
 TEMPLATE = Path(__file__).parents[1] / "plugin_template"
 """Files of the package, each with the suffix ``.txt``; ``package`` in their paths is the package's name."""
@@ -25,10 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: the name cannot be a package's, or the folder exists or cannot be written.
     """
-    parser = PlainParser(
-        prog="mrlm init",
-        description="Write a package with an environment, an algorithm, a callback, a configuration and tests.",
-    )
+    text = "Write a package with an environment, an algorithm, a callback, a configuration and tests."
+    parser = PlainParser("init", text)
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-lab")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to make; default: NAME")
     options = parser.parse_args(arguments)
@@ -61,27 +59,17 @@ def write_package(name: str, folder: Path) -> list[Path]:
         raise ConfigurationError(f"name: another module is named {package!r}; choose another name")
     if package in environment_names()[1]:
         raise ConfigurationError(f"name: another environment is named {package!r}; choose another name")
-    if _is_installed(name):
+    if any(importlib.metadata.distributions(name=name)):
         raise ConfigurationError(f"name: another installed package is named {name!r}; choose another name")
     if folder.exists():
         raise ConfigurationError(f"output: {str(folder)!r} exists; name another folder with `--output`")
     words = {"name": name, "package": package, "cls": "".join(word.capitalize() for word in package.split("_"))}
     written = []
-    try:
+    with writing("output", folder):
         for source in sorted(TEMPLATE.rglob("*.txt")):
             place = source.relative_to(TEMPLATE).with_suffix("").as_posix()
             file = folder / re.sub(r"^package(?=/)|(?<=test_)package", package, place)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
             written.append(file)
-    except OSError as error:
-        raise ConfigurationError(f"output: {str(folder)!r} cannot be written: {error.strerror}") from error
     return written
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

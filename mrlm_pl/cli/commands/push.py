@@ -15,10 +15,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: there is no such policy, or the repository's name is none.
         RemoteError: the hub refuses or does not answer.
     """
-    parser = PlainParser(
-        prog="mrlm push",
-        description="Publish an exported policy with its model card on the Hugging Face Hub.",
-    )
+    parser = PlainParser("push", "Publish an exported policy with its model card on the Hugging Face Hub.")
     parser.add_argument("run", metavar="RUN", help="run folder, or the folder of a policy")
     parser.add_argument("--repo", required=True, metavar="USER/NAME", help="repository; made where it does not exist")
     parser.add_argument("--policy", metavar="NAME", help="policy of the run; default: its only one")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from jsonargparse import ActionConfigFile
 from jsonargparse.typing import NonNegativeInt
 
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
-from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.parser import command_parser
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.runs.console import silence_noise
+from mrlm_pl.runs.plugins import load_package
+from mrlm_pl.runs.records.credit import recredit
+from mrlm_pl.runs.records.credit_report import AgentChange
 from mrlm_pl.runs.records.run import recorded_model
-
-if TYPE_CHECKING:
-    from mrlm_pl.runs.records.credit_report import AgentChange
 
 SHOWN = 10
 """Changes that are listed."""
@@ -30,20 +30,10 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or the credit needs weights or other episodes.
         DataError: the episodes cannot be read.
     """
-    from mrlm_pl.learner.algorithm import Algorithm
-    from mrlm_pl.runs import recredit
-    from mrlm_pl.runs.console import silence_noise
-    from mrlm_pl.runs.plugins import load_package
-
     silence_noise()
     load_package("mrlm_pl.algorithms")
-    parser = CommandParser(
-        prog="mrlm recredit",
-        description="Compute the advantages of a run's episodes with another algorithm.",
-        allow_abbrev=False,
-    )
+    parser = command_parser("recredit", "Compute the advantages of a run's episodes with another algorithm.")
     parser.usage = "mrlm recredit RUN [--model NAME] [--model.ARGUMENT VALUE ...] [options]"
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
     parser.add_subclass_arguments(Algorithm, "model", required=True)
     parser.add_argument("--run", type=str, required=True, help="Run folder; may be given as the first argument.")
     parser.add_argument(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -14,12 +13,12 @@ from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
-
-if TYPE_CHECKING:
-    from mrlm_pl.runs.records.whatif import Outcomes
+from mrlm_pl.runs.records.replay import replay, rescore
+from mrlm_pl.runs.records.run import recorded_iterations
+from mrlm_pl.runs.records.whatif import Outcomes, whatif
 
 SHOWN = 10
 """Episodes or decisions that are listed."""
@@ -35,8 +34,6 @@ def replay_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read.
     """
-    from mrlm_pl.runs import replay
-
     parser = record_parser("replay", "Play the episodes of a run again, and compare them with their record.")
     options, read = _options(parser, arguments)
     report = replay(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
@@ -60,8 +57,6 @@ def rescore_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read, or one cannot be played again.
     """
-    from mrlm_pl.runs import rescore
-
     text = "Play the episodes of a run again in an environment with other rewards, without generation."
     options, read = _options(record_parser("rescore", text), arguments)
     report = rescore(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
@@ -72,7 +67,7 @@ def rescore_run(arguments: Sequence[str]) -> int:
         (report.failed, "had failed and were left out"),
     ):
         if count:
-            print(f"mrlm: warning: {count} episodes {what}", file=sys.stderr)
+            tell(f"warning: {count} episodes {what}")
     for what, ids in (("a success now", report.gained), ("no success any more", report.lost)):
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
@@ -90,9 +85,6 @@ def whatif_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    from mrlm_pl.runs import whatif
-    from mrlm_pl.runs.records.run import recorded_iterations
-
     parser = record_parser(
         "whatif", "Replace a decision of a recorded episode, play the rest, and compare the returns."
     )
@@ -156,10 +148,7 @@ def record_parser(command: str, text: str) -> CommandParser:
 def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions]:
     read = read_with_run(parser, with_first_as("--model", arguments), weights=False)
     options = parser.instantiate(read.config)
-    print(
-        f"mrlm: playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})",
-        file=sys.stderr,
-    )
+    tell(f"playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})")
     return options, read
 
 

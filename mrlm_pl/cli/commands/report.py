@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds
 
@@ -19,19 +19,18 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a path holds no run, no run has the metric, or a file cannot be written.
     """
-    parser = PlainParser(prog="mrlm report", description=__doc__.splitlines()[0])
+    parser = PlainParser("report", __doc__.splitlines()[0])
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, or folder of runs")
     add_options(parser)
     text = "files for the table (.md) and the curves (.csv, .png)"
-    parser.add_argument("--output", metavar="FILE", nargs="+", default=[], help=text)
+    parser.add_argument("--output", metavar="FILE", type=Path, nargs="+", default=[], help=text)
     options = parser.parse_args(arguments)
-    files = [Path(name) for name in options.output]
-    for file in files:
+    for file in options.output:
         if file.suffix not in SUFFIXES:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
     found = compare_seeds(find_runs(options.runs), options.metric, options.at)
     print(found.markdown(), end="")
-    write(found, files)
+    write(found, options.output)
     return 0
 
 
@@ -48,11 +47,9 @@ def write(found: SeedComparison, files: Sequence[Path]) -> None:
         ConfigurationError: a file cannot be written, or matplotlib is missing.
     """
     for file in files:
-        try:
+        with writing("output", file):
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix == ".png":
                 found.plot(file)
             else:
                 file.write_text(found.markdown() if file.suffix == ".md" else found.csv(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"output: {str(file)!r} cannot be written: {error.strerror}") from error

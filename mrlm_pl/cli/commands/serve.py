@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -24,7 +24,6 @@ from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import check_hub_model, policy_folder
-from mrlm_pl.runs.evaluation import loaded_policy
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments.hosted import Factory, Offer
@@ -34,9 +33,6 @@ from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.connection import Address
 from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
-
-if TYPE_CHECKING:
-    from mrlm_pl.serving.openenv import OpenEnvServer
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +115,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
     if options.environment is not None:
         config = environment_config(serve_parser(), options)
         settings[config["class_path"]] = config.get("init_args") or {}
-    names = _names(options.environments)
+    names = [name.strip() for name in options.environments.split(",") if name.strip()]
     if not (names or settings) and not options.policies and not options.verifier:
         raise ConfigurationError("environments: name at least one, as in `--environments math,code`")
     factories = hosted_environments(names, settings, allow_settings=options.allow_settings)
@@ -136,6 +132,7 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
 def _policy_service(models: dict[str, str], device: str, int8: bool) -> Any:
     """Return the service of policies with its models loaded, which needs torch."""
     from mrlm_pl.engines import InProcessEngine
+    from mrlm_pl.runs.evaluation import loaded_policy
     from mrlm_pl.serving.policies.service import PolicyService
 
     engine, vocabularies = InProcessEngine(), {}
@@ -218,10 +215,6 @@ def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
     return {str(name): value or {} for name, value in content.items()}
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def hosted_environments(
     names: Sequence[str], settings: Mapping[str, Mapping[str, Any]], *, allow_settings: bool
 ) -> dict[str, Factory]:
@@ -254,17 +247,10 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
 
     def make(overrides: Mapping[str, Any]) -> Environment:
         allowed = cls.client_settings if allow_settings else ()
-        refused = sorted(set(overrides) - set(allowed))
-        if refused and not allow_settings:
-            raise ConfigurationError(
-                f"settings {refused}: this server takes none from clients; put them into the file of its "
-                "--settings, or start it with --allow_settings true"
-            )
-        if refused:
-            raise ConfigurationError(
-                f"settings {refused}: clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}; the others "
-                "belong into the file of the server's --settings"
-            )
+        if refused := sorted(set(overrides) - set(allowed)):
+            taken = f"clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}"
+            fault = taken if allow_settings else "this server takes none from clients without --allow_settings true"
+            raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
         parser = environment_parser("serve", "")
         config = parser.read(["--environment", arguments], {"environment": Environment})
@@ -273,23 +259,16 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
     return make
 
 
-async def _openenv_server(server: EnvironmentServer, port: int | None) -> OpenEnvServer | None:
-    """Return a server for OpenEnv's clients that has started, or None without a port."""
-    if port is None:
-        return None
-    from mrlm_pl.serving.openenv import OpenEnvServer
-
-    openenv = OpenEnvServer(server, int(port))
-    await openenv.start()
-    return openenv
-
-
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:
     if options.metrics_port:
         serve_metrics(server, options.metrics_port)
     await server.start()
-    openenv = await _openenv_server(server, options.openenv_port)
-    membership = None
+    openenv = membership = None
+    if options.openenv_port is not None:
+        from mrlm_pl.serving.openenv import OpenEnvServer
+
+        openenv = OpenEnvServer(server, int(options.openenv_port))
+        await openenv.start()
     if options.join:
         server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
         controller = Address(options.join, options.token_file, identity, options.message_mb)

@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: the server does not answer.
         ConfigurationError: a key cannot be read.
     """
-    parser = PlainParser(prog="mrlm sessions", description="List the live sessions of a server.")
+    parser = PlainParser("sessions", "List the live sessions of a server.")
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--environment", default="", help="list sessions of one environment")
     parser.add_argument("--limit", type=int, default=50, help="number of listed sessions; 0 lists all")

@@ -24,8 +24,8 @@ from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_u
 from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.state import STATE, Training, in_training, state_of
+from mrlm_pl.errors import ConfigurationError, tell, writing
+from mrlm_pl.runs.state import Training, in_training, state_in
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
@@ -68,11 +68,6 @@ class Cell:
             return plain
         return f"{plain}-{hashlib.sha256(json.dumps([self.label, self.settings]).encode()).hexdigest()[:8]}"
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Return the settings as options; values may begin with dashes."""
-        return tuple(f"--{key}={value}" for key, value in self.settings)
-
 
 @dataclass(frozen=True)
 class Member:
@@ -90,11 +85,6 @@ class Member:
     words: tuple[str, ...]
     own: tuple[str, ...]
 
-    @property
-    def state(self) -> str:
-        """Return the state of the run; see :func:`mrlm_pl.runs.state.state_of`."""
-        return _state(self.folder)
-
 
 def run(arguments: Sequence[str]) -> int:
     """Train all runs that are not finished and print the report; return exit status 1 if one failed.
@@ -103,10 +93,9 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, the folder holds a sweep with other options, or another process
             trains one of its runs.
     """
-    parser = PlainParser(
-        prog="mrlm sweep",
-        usage="mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]",
-        description=__doc__.partition(": ")[2],
+    parser = PlainParser("sweep", __doc__.partition(": ")[2])
+    parser.usage = (
+        "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]"
     )
     parser.add_argument("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the runs")
@@ -119,14 +108,14 @@ def run(arguments: Sequence[str]) -> int:
     members = list(planned(options.output, words, options.seeds, options.grid))
     for member in members[:: options.seeds]:
         _check(member.words)
-    if busy := [str(member.folder) for member in members if member.state == "running"]:
+    if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
     with _alone(options.output):
         _record(options.output, words, members)
         failed = played(members, options.jobs or _places(), options.output / "logs")
     _report(members, failed, options)
     for member, reason in failed.items():
-        print(f"mrlm: {member.folder} failed: {reason}", file=sys.stderr)
+        tell(f"{member.folder} failed: {reason}")
     print("next:")
     if failed:
         print(f"  {shlex.join(['mrlm', 'sweep', *arguments])}  # trains the failed runs again")
@@ -150,7 +139,7 @@ def planned(output: Path, words: Sequence[str], seeds: int, grid: Sequence[str])
     ['s/groups=2/seed-0', 's/groups=4/seed-0']
     """
     for cell in cells(grid):
-        chosen = (*words, *cell.words)
+        chosen = (*words, *(f"--{key}={value}" for key, value in cell.settings))  # values may begin with dashes
         for option, _ in option_values(chosen):
             if option in RESERVED:
                 raise ConfigurationError(f"{option[2:]}: `mrlm sweep` sets it for each run; leave it out")
@@ -235,7 +224,7 @@ def played(members: Sequence[Member], jobs: int, logs: Path) -> Mapping[Member, 
         logs: folder of their output.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    waiting = [member for member in members if member.state != FINISHED]
+    waiting = [member for member in members if _state(member.folder) != FINISHED]
     done, total = len(members) - len(waiting), len(members)
     jobs = min(jobs, max(1, len(waiting)))
     threads = {"OMP_NUM_THREADS": str(max(1, _cores() // jobs))}
@@ -292,10 +281,8 @@ def _alone(output: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another process does, or the folder cannot be used.
     """
-    try:
+    with writing("output", output):
         lock = Training(output)
-    except OSError as error:
-        raise ConfigurationError(f"output: {str(output)!r} cannot be used as a folder: {error.strerror}") from error
     try:
         yield
     finally:
@@ -348,15 +335,13 @@ def _begun(cell: Path) -> bool:
 
 
 def _state(folder: Path) -> str:
-    if in_training(folder):
-        return "running"
-    path = folder / STATE
-    return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")[0]
+    """Return the state of a run; see :func:`mrlm_pl.runs.state.state_of`."""
+    return "running" if in_training(folder) else state_in(folder)[0]
 
 
 def _report(members: Sequence[Member], failed: Mapping[Member, str], options: argparse.Namespace) -> None:
     """Print the report on the finished runs, with a note on each other one, and write it to the sweep's folder."""
-    finished = [str(member.folder) for member in members if member.state == FINISHED]
+    finished = [str(member.folder) for member in members if _state(member.folder) == FINISHED]
     if not finished:
         return
     labels = {str(member.folder): member.cell.label for member in members if member.cell.label}

@@ -12,7 +12,7 @@ from aiohttp import web
 from rich.console import Console
 
 from mrlm_pl.cli.parsing.parser import PlainParser
-from mrlm_pl.errors import ConfigurationError, RemoteError
+from mrlm_pl.errors import ConfigurationError, RemoteError, writing
 from mrlm_pl.serving.transport.security import is_loopback, read_token
 from mrlm_pl.viewer.export import exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a path holds no run, or the options do not fit together.
         RemoteError: the port is taken, or the host is no address of this machine.
     """
-    parser = PlainParser(prog="mrlm view", description="Look at runs in a browser or a terminal.")
+    parser = PlainParser("view", "Look at runs in a browser or a terminal.")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")
@@ -58,12 +58,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if options.export is not None:
         page = exported(runs)
-        try:
+        with writing("export", options.export):
             Path(options.export).write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(
-                f"export: {options.export!r} cannot be written: {error.strerror}; name a file in a folder that exists"
-            ) from error
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0
     token = read_token(options.token_file)

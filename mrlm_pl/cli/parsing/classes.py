@@ -17,7 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of
+from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of, tell
 from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, import_exports, imported, subclasses
 
 MOST_NAMES = 32
@@ -46,7 +46,7 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         MistakeError: a class or a setting does not exist.
     """
     members = _members(annotation)
-    classes = [item for item in members if isinstance(item, type) and _root(item) not in _NO_SETTINGS]
+    classes = _classes(members)
     settings = next((cls for cls in classes if is_dataclass(cls) or getattr(cls, "__final__", False)), None)
     bases = [cls for cls in classes if cls is not settings]
     if isinstance(value, list):
@@ -81,13 +81,17 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
 def _function_path(name: str, key: str) -> str:
     """Return the import path of a function, given as such or as ``./my_file.py:my_function``."""
     path = dotted_path(name)
-    try:
-        found = imported(path)
-    except ImportError as error:
-        raise MistakeError(key, f"{error} (the value is {name!r})") from error
+    found = _imported(path, name, key)
     if not callable(found):
         raise MistakeError(key, f"{path} is a {type(found).__name__}, and not a function")
     return path
+
+
+def _imported(path: str, name: str, key: str) -> Any:
+    try:
+        return imported(path)
+    except ImportError as error:
+        raise MistakeError(key, f"{error} (the value is {name!r})") from error
 
 
 def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
     """Return the first value in a :func:`resolved` one that its parameter does not take, or None."""
     members = _members(annotation)
     named = isinstance(value, Mapping) and CLASS in value
-    settings = next((item for item in members if isinstance(item, type) and _root(item) not in _NO_SETTINGS), None)
+    settings = next(iter(_classes(members)), None)
     if isinstance(value, list) and (inner := _inner(members, mapping=False)) is not Any:
         faults = [unfit(item, inner, key) for item in value]
     elif isinstance(value, Mapping) and (inner := _inner(members, mapping=True)) is not Any:
@@ -125,7 +129,10 @@ def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
         arguments = (value.get(ARGUMENTS) or {}) if named else value
         known = parameters(cls)
         faults = [unfit(item, known[name], f"{key}.{name}") for name, item in arguments.items() if name in known]
-        missing = [name for name in _required(cls) if name not in arguments]
+        own = inspect.signature(cls).parameters.values()
+        passed_on = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = [item.name for item in own if item.default is item.empty and item.kind not in passed_on]
+        missing = [name for name in required if name not in arguments]
         if missing and not any(faults):
             return MistakeError(
                 key, f"{cls.__name__} needs {', '.join(missing)}; give it as `--{key}.{missing[0]} VALUE`"
@@ -138,15 +145,6 @@ def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
     else:
         faults = [_value_fault(value, annotation, key)]
     return next(filter(None, faults), None)
-
-
-def _required(cls: type) -> list[str]:
-    own = inspect.signature(cls).parameters.values()
-    return [
-        item.name
-        for item in own
-        if item.default is item.empty and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
-    ]
 
 
 def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
@@ -198,10 +196,7 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
     """
     path = dotted_path(name)
     if "." in path:
-        try:
-            found = imported(path)
-        except ImportError as error:
-            raise MistakeError(key, f"{error} (the value is {name!r})") from error
+        found = _imported(path, name, key)
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
             lacking = ", ".join(missing)
             raise MistakeError(key, f"{path} does not define {lacking}; define it{place_of(found)}")
@@ -248,7 +243,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
             raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
     if left:
         names = ", ".join(left)
-        print(f"mrlm: {cls.__name__} does not take {names}, left at {old.__name__}'s defaults", file=sys.stderr)
+        tell(f"{cls.__name__} does not take {names}, left at {old.__name__}'s defaults")
     others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}
     inner = {ARGUMENTS: checked(arguments, cls, key)} if arguments and isinstance(cls, type) else {}
     return {**others, CLASS: class_path(cls) if isinstance(cls, type) else name, **inner}
@@ -261,13 +256,10 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
         return False
     if known[argument] is inspect.Parameter.empty:
         return True  # the check of its settings asks for the type hint
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, skip=set(known) - {argument}, fail_untyped=False)
     try:
-        parser.parse_object({argument: checked({argument: value}, cls, key)[argument]})
-    except (ArgumentError, MistakeError):
+        return unfit(checked({argument: value}, cls, key)[argument], known[argument], key) is None
+    except MistakeError:
         return False
-    return True
 
 
 @cache
@@ -335,8 +327,10 @@ def _is_plain(value: Any, members: Sequence[Any]) -> bool:
     return texts or (bool in members and str(value).lower() in ("true", "false"))
 
 
-def _root(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
+def _classes(members: Sequence[Any]) -> list[type]:
+    """Return the classes among the types of a parameter that a configuration names or has settings of."""
+    classes = [item for item in members if isinstance(item, type)]
+    return [cls for cls in classes if cls.__module__.partition(".")[0] not in _NO_SETTINGS]
 
 
 _NO_SETTINGS = {*sys.stdlib_module_names, "jsonargparse"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -21,15 +22,14 @@ def with_underscores(arguments: Sequence[str]) -> list[str]:
     >>> with_underscores(["--num-episodes", "-3", "--model.policies.the-critic.learning-rate=1e-5"])
     ['--num_episodes', '-3', '--model.policies.the-critic.learning_rate=1e-5']
     """
-    return [_with_underscores(word) if word.startswith("--") else word for word in arguments]
 
+    def spelled(word: str) -> str:
+        option, equals, value = word[2:].partition("=")
+        parts = option.split(".")
+        chosen = (part if before in NAMED else part.replace("-", "_") for before, part in pairwise(["", *parts]))
+        return f"--{'.'.join(chosen)}{equals}{value}"
 
-def _with_underscores(word: str) -> str:
-    option, equals, value = word[2:].partition("=")
-    parts = option.split(".")
-    kept = [number > 0 and parts[number - 1] in NAMED for number in range(len(parts))]
-    spelled = (part if keep else part.replace("-", "_") for part, keep in zip(parts, kept, strict=True))
-    return f"--{'.'.join(spelled)}{equals}{value}"
+    return [spelled(word) if word.startswith("--") else word for word in arguments]
 
 
 def with_first_as(option: str, arguments: Sequence[str]) -> list[str]:
@@ -46,11 +46,12 @@ def config_files(arguments: Sequence[str]) -> list[Path]:
     return [path for path in _named(arguments) if path.is_file()]
 
 
-def check_exist(arguments: Sequence[str]) -> None:
-    """Validate that configuration files exist.
+def check_files(arguments: Sequence[str]) -> None:
+    """Validate that the configuration files among the arguments exist and are mappings in YAML.
 
     Raises:
-        ConfigurationError: the file, with the nearest in its folder.
+        ConfigurationError: a missing file, with the nearest in its folder; wrong syntax, an empty file, no mapping, or
+            a duplicate key, with file and line.
     """
     for path in _named(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
@@ -60,29 +61,7 @@ def check_exist(arguments: Sequence[str]) -> None:
                 f"did you mean {str(path.parent / near)!r}?" if near else f"it is looked for in {path.parent.resolve()}"
             )
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
-
-
-def _named(arguments: Sequence[str]) -> list[Path]:
-    named = [value for option, value in option_values(arguments) if option == _OPTION]
-    return [Path(name) for name in named if name and "\n" not in name and len(name) < 4096]
-
-
-def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of an option and the word after it or after its ``=``."""
-    pairs = []
-    for index, argument in enumerate(arguments):
-        option, _, value = argument.partition("=")
-        pairs.append((option, value or next(iter(arguments[index + 1 :]), "")))
-    return pairs
-
-
-def check_files(files: Sequence[Path]) -> None:
-    """Validate that files are mappings in YAML.
-
-    Raises:
-        ConfigurationError: wrong syntax, an empty file, no mapping, or a duplicate key, with file and line.
-    """
-    for file in files:
+    for file in config_files(arguments):
         top = _composed(file)
         if top is None:
             raise ConfigurationError(f"{file} is empty; a configuration has keys such as model, data and trainer")
@@ -101,15 +80,18 @@ def check_files(files: Sequence[Path]) -> None:
                 seen[key.value] = _line(key)
 
 
-def place_of_key(name: str, files: Sequence[Path]) -> str:
-    """Return ``FILE, line N`` of the last place of a dotted key; empty if no file has it."""
-    parts = [part for part in name.split(".") if part]
-    for file in reversed(files):
-        top = _composed(file)
-        lines = list(_lines_of(top, parts)) if isinstance(top, yaml.MappingNode) else []
-        if lines:
-            return f"{file}, line {lines[-1]}"
-    return ""
+def _named(arguments: Sequence[str]) -> list[Path]:
+    named = [value for option, value in option_values(arguments) if option == _OPTION]
+    return [Path(name) for name in named if name and "\n" not in name and len(name) < 4096]
+
+
+def option_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of an option and the word after it or after its ``=``."""
+    pairs = []
+    for index, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        pairs.append((option, value or next(iter(arguments[index + 1 :]), "")))
+    return pairs
 
 
 class MistakeError(ConfigurationError):
@@ -128,8 +110,9 @@ def file_of_key(key: str, words: Sequence[str]) -> str:
     """Return `` (FILE, line N)`` of a key in the configuration files of a command; empty if an option gives the key."""
     if any(word.replace(".init_args", "").startswith(f"--{key}") for word in words):
         return ""
-    found = place_of_key(key, config_files(words))
-    return f" ({found})" if found else ""
+    parts = [part for part in key.split(".") if part]
+    places = [f" ({file}, line {line})" for file in config_files(words) for line in _lines_of(_composed(file), parts)]
+    return places[-1] if places else ""
 
 
 def unknown_key(owner: str, key: str, known: Collection[str]) -> str:
@@ -156,14 +139,11 @@ def _composed(file: Path) -> yaml.Node | None:
 def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
     if isinstance(node, yaml.MappingNode):
         yield node
-        for _, value in node.value:
-            yield from _mappings(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _mappings(value)
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        yield from _mappings(item[1] if isinstance(node, yaml.MappingNode) else item)
 
 
-def _lines_of(node: yaml.Node, parts: Sequence[str]) -> Iterator[int]:
+def _lines_of(node: yaml.Node | None, parts: Sequence[str]) -> Iterator[int]:
     """Yield the lines of a dotted key; ``parts`` may leave out keys in between."""
     if isinstance(node, yaml.SequenceNode):
         for value in node.value:

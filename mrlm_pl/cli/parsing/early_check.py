@@ -17,14 +17,7 @@ from typing import Any
 
 import yaml
 
-from mrlm_pl.cli.parsing.config_files import (
-    MistakeError,
-    check_exist,
-    check_files,
-    config_files,
-    option_values,
-    unknown_key,
-)
+from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, option_values, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merged
 from mrlm_pl.errors import nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
@@ -68,8 +61,7 @@ def check(arguments: Sequence[str]) -> None:
     """
     if any("help" in argument or argument == "-h" for argument in arguments):
         return
-    check_exist(arguments)
-    check_files(config_files(arguments))
+    check_files(arguments)
     config, _ = merged(arguments, ("trainer", *FOLDERS))
     try:
         _check_keys(config.get("trainer"), "Trainer", _trainer_parameters(), "trainer")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from itertools import pairwise
 from typing import Any
 
-from jsonargparse import ActionConfigFile
-
-from mrlm_pl.cli.parsing.config_files import check_exist, check_files, config_files, option_values
+from mrlm_pl.cli.parsing.config_files import check_files, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
-from mrlm_pl.cli.parsing.parser import CommandParser
+from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.environment import Environment
-from mrlm_pl.runs.plugins import import_environment
+from mrlm_pl.runs.plugins import import_environment, imported
 from mrlm_pl.runs.records.run import RecordedEnvironment, RecordedRun, read_run
 
 _OPTION = "--environment"
@@ -48,15 +46,9 @@ class RunOptions:
 
 def environment_parser(command: str, description: str, *, required: bool = True) -> CommandParser:
     """Return a parser with ``--config``, ``--environment NAME`` and ``--environment.ARGUMENT``."""
-    parser = CommandParser(prog=f"mrlm {command}", description=description, allow_abbrev=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    parser = command_parser(command, description)
     parser.add_subclass_arguments(Environment, "environment", required=required)
     return parser
-
-
-def parse(parser: CommandParser, arguments: Sequence[str]) -> Any:
-    """Return the options with the environment built; see :func:`read`."""
-    return parser.instantiate(read(parser, arguments))
 
 
 def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
@@ -90,8 +82,7 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: b
             run's environment would run a program and no option names it.
     """
     words = list(arguments)
-    check_exist(words)
-    check_files(config_files(words))
+    check_files(words)
     config, _ = merged(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     named = named.get(CLASS) if isinstance(named, dict) else named
@@ -119,9 +110,8 @@ def shown_settings(config: Mapping[str, Any]) -> str:
     Args:
         config: the class and its arguments, as a configuration file has them.
     """
-    module, _, name = config["class_path"].rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
-    defaults = {key: _plain(item.default) for key, item in inspect.signature(cls).parameters.items()}
+    parameters = inspect.signature(imported(config["class_path"])).parameters
+    defaults = {key: _plain(item.default) for key, item in parameters.items()}
     given = config.get("init_args") or {}
     changed = {key: value for key, value in given.items() if value != defaults.get(key, inspect.Parameter.empty)}
     return ", ".join(f"{key} {json.dumps(value)}" for key, value in changed.items()) or "defaults"
@@ -135,13 +125,5 @@ def _plain(value: Any) -> Any:
 
 def _without(words: Sequence[str], option: str) -> list[str]:
     """Return the words without an option and its value."""
-    kept: list[str] = []
-    skipped = False
-    for word in words:
-        if skipped:
-            skipped = False
-        elif word == option:
-            skipped = True
-        elif not word.startswith(f"{option}="):
-            kept.append(word)
-    return kept
+    pairs = pairwise(["", *words])
+    return [word for before, word in pairs if option not in (before, word) and not word.startswith(f"{option}=")]

@@ -9,18 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, get_loader
+from jsonargparse import ActionConfigFile, ArgumentParser, get_loader
 from yaml import YAMLError
 
 from mrlm_pl.cli.parsing.classes import checked, named_class, resolved, unfit
-from mrlm_pl.cli.parsing.config_files import (
-    MistakeError,
-    check_exist,
-    check_files,
-    config_files,
-    file_of_key,
-    option_values,
-)
+from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import merged
 from mrlm_pl.cli.parsing.early_check import settings_options
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest, place_of_error
@@ -52,8 +45,7 @@ class ShortErrors:
         Raises:
             ConfigurationError: the options or a configuration file hold a mistake.
         """
-        check_exist(words)
-        check_files(config_files(words))
+        check_files(words)
         config, others = merged(words, bases, get_loader("yaml"))
         try:
             for key, base in bases.items():
@@ -158,11 +150,18 @@ class CommandParser(ShortErrors, ArgumentParser):
     """The parser of commands without Lightning."""
 
 
+def command_parser(command: str, description: str) -> CommandParser:
+    """Return a parser with ``--config``."""
+    parser = CommandParser(prog=f"mrlm {command}", description=description, allow_abbrev=False)
+    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options.")
+    return parser
+
+
 class PlainParser(argparse.ArgumentParser):
     """The parser of commands without classes and files: mistakes raise :class:`ConfigurationError`."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+    def __init__(self, command: str, description: str, **options: Any) -> None:
+        super().__init__(prog=f"mrlm {command}", description=description, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise a short message.

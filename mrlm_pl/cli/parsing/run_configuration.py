@@ -15,7 +15,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from mrlm_pl.cli.parsing.configuration import leaves
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
 from mrlm_pl.runs.model_card import without_secrets
 from mrlm_pl.runs.records.run import is_installed, latest_configuration
@@ -50,7 +50,7 @@ class SaveConfig(SaveConfigCallback):
         check_resumable(changed, adaptive_kl=bool((now["model"].get("init_args", {}).get("kl") or {}).get("target")))
         if changed and is_first_process():
             listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
-            print(f"mrlm: changed since {before}: {listed}", file=sys.stderr)
+            tell(f"changed since {before}: {listed}")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = Path(trainer.default_root_dir)

@@ -84,11 +84,9 @@ class FixedDataModule(LightningDataModule, ABC):
             DataError: a row has a fault.
         """
         rows, episodes = read_examples(source, split)
-        for number, row in rows:
+        for where, row in rows:
             if fault := self.fault(row):
-                raise DataError(
-                    f"{source}, row {number}: {fault}; a row is {self.form}, and this one has the fields {sorted(row)}"
-                )
+                raise DataError(f"{where}: {fault}; a row is {self.form}, and this one has the fields {sorted(row)}")
         return self.of_episodes(episodes, source) if episodes else [row for _, row in rows]
 
     def fault(self, row: Mapping[str, Any]) -> str | None:

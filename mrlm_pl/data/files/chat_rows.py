@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from mrlm_pl.environment.rows import numbered_rows
+from mrlm_pl.answers.records import read_records
+from mrlm_pl.engines.local.generation import common_prefix
 from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
-from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import DataError
 from mrlm_pl.policy import ChatFormat, Conversation
-from mrlm_pl.turn_tree import episodes_of, holds_episodes
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
 
 
-def read_examples(source: str, split: str) -> tuple[list[tuple[int, dict[str, Any]]], list[Episode]]:
-    """Return the data rows of a source with their numbers, or its episodes; failed episodes are left out.
+def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, Any]]], list[Episode]]:
+    """Return the data rows of a source with their places, or its episodes; failed episodes are left out.
 
     Args:
         source: what :func:`mrlm_pl.environment.rows.read_rows` reads, or a run's folder of episodes.
@@ -28,13 +26,13 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[int, dict[str, An
     Raises:
         DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
     """
-    if Path(source).expanduser().is_dir():
-        episodes = list(read_episodes(Path(source).expanduser()))
-    else:
-        rows = numbered_rows(source, split, ())
-        if not any(holds_episodes(row) for _, row in rows):
-            return rows, []
-        episodes = [episode for number, row in rows for episode in _episodes(source, number, row)]
+    records = list(read_records(source, split))
+    rows = [(where, row) for where, episode, row in records if episode is None]
+    episodes = [episode for _, episode, _ in records if episode is not None]
+    if not episodes:
+        return rows, []
+    if rows:
+        raise DataError(f"{rows[0][0]} is not an episode record, as others are")
     found = [episode for episode in episodes if not episode.failed]
     if not found:
         raise DataError(f"all {len(episodes)} episodes of {source} failed; there is nothing to learn from")
@@ -51,13 +49,6 @@ def _check_turns(source: str, episode: Episode) -> None:
                     f"{source}, episode {episode.id!r}: a turn of {row.agent!r} goes from {turn.start} to {turn.stop} "
                     f"in a row of {len(row.token_ids)} tokens"
                 )
-
-
-def _episodes(source: str, number: int, row: Mapping[str, Any]) -> Sequence[Episode]:
-    try:
-        return episodes_of(row)
-    except ValueError as error:
-        raise DataError(f"{source}, row {number} is not an episode record, as others are: {error}") from error
 
 
 def messages_fault(messages: Any) -> str | None:
@@ -145,9 +136,7 @@ def scored_row(prompt: Sequence[Message], answer: Sequence[Message], chat: ChatF
     """
     ids = chat.encode(chat.render([*prompt, *answer], generation_prompt=False))
     given = chat.encode(chat.render(prompt, generation_prompt=True))
-    shared = 0
-    while shared < min(len(given), len(ids) - 1) and given[shared] == ids[shared]:
-        shared += 1
+    shared = common_prefix(given, ids[:-1])
     return _demonstration(policy, ids, [place >= shared for place in range(len(ids))], [*prompt, *answer])
 
 

@@ -71,7 +71,26 @@ class TrajectoryDataModule(FixedDataModule):
         super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
     def fault(self, row: Mapping[str, Any]) -> str | None:
-        return _fault(row)
+        if "messages" in row:
+            lists = [row["messages"]]
+        elif "prompt" in row and "completion" in row:
+            if isinstance(row["prompt"], str) and isinstance(row["completion"], str):
+                return None if row["prompt"] else "the prompt is empty"
+            if isinstance(row["prompt"], str) or isinstance(row["completion"], str):
+                return "prompt and completion must both be text, or both lists of {role, content}"
+            lists = [row["prompt"], row["completion"]]
+        else:
+            return "it lacks the field 'messages'" if "prompt" not in row else "it lacks the field 'completion'"
+        fault = next(filter(None, map(messages_fault, lists)), None) or tools_fault(row.get("tools"))
+        if fault:
+            return fault
+        if not any(message["role"] == "assistant" for message in lists[-1]):
+            return "it has no assistant message to learn from"
+        if not lists[0]:
+            return "the prompt is empty"
+        if lists[0][0]["role"] == "assistant":
+            return "it begins with an assistant message, which answers nothing"
+        return None
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
         least = self.filter_reward
@@ -124,27 +143,3 @@ def demonstration_rows(example: Mapping[str, Any] | Episode, chat: ChatFormat, p
     given = messages_of(example.get("prompt", ()))
     shown = messages_of(example["messages"] if "messages" in example else example["completion"])
     return chat_rows(given, shown, chat, policy, tools=example.get("tools") or ())
-
-
-def _fault(row: Mapping[str, Any]) -> str | None:
-    """Return a description of the fault in a data row, or None."""
-    if "messages" in row:
-        lists = [row["messages"]]
-    elif "prompt" in row and "completion" in row:
-        if isinstance(row["prompt"], str) and isinstance(row["completion"], str):
-            return None if row["prompt"] else "the prompt is empty"
-        if isinstance(row["prompt"], str) or isinstance(row["completion"], str):
-            return "prompt and completion must both be text, or both lists of {role, content}"
-        lists = [row["prompt"], row["completion"]]
-    else:
-        return "it lacks the field 'messages'" if "prompt" not in row else "it lacks the field 'completion'"
-    fault = next(filter(None, map(messages_fault, lists)), None) or tools_fault(row.get("tools"))
-    if fault:
-        return fault
-    if not any(message["role"] == "assistant" for message in lists[-1]):
-        return "it has no assistant message to learn from"
-    if not lists[0]:
-        return "the prompt is empty"
-    if lists[0][0]["role"] == "assistant":
-        return "it begins with an assistant message, which answers nothing"
-    return None

@@ -18,6 +18,7 @@ from mrlm_pl.data.files.chat_rows import (
     text_row,
 )
 from mrlm_pl.data.files.references import ReferencedDataModule
+from mrlm_pl.engines.local.generation import common_prefix
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -222,9 +223,7 @@ def _parts(example: Mapping[str, Any] | PlayedPair) -> tuple[Any, Any, Any]:
 
 def _split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Return what both conversations begin with, and the rest of each."""
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
+    shared = common_prefix(chosen, rejected)
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 

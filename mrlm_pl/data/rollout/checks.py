@@ -34,8 +34,8 @@ def check_groups(learner: RolloutLearner, plan: GroupPlan, settings: Mapping[str
     name = type(learner).__name__
     for environment, size in plan.group_sizes.items():
         if size < learner.smallest_group:
-            own = settings.get(environment)
-            setting = f"data.task_settings.{environment}.group_size" if own and own.group_size else "data.group_size"
+            own = settings[environment].group_size
+            setting = f"data.task_settings.{environment}.group_size" if own else "data.group_size"
             raise ConfigurationError(
                 f"{setting} is {size}, but {name} compares at least {learner.smallest_group} episodes of each task; "
                 f"raise {setting}"

@@ -98,6 +98,7 @@ class Collection:
 
     trainer: Trainer
     learner: RolloutLearner
+    _signal: SignalCheck
 
     def __init__(
         self,
@@ -117,7 +118,6 @@ class Collection:
         self.totals = RunTotals()
         self._ahead: dict[str, Any] | None = None
         self._writer = EpisodeWriter(saved or EpisodeRetention())
-        self._signal: SignalCheck | None = None
         self._verifiers = VerifierWatch()
         self.components: tuple[str, ...] = ()
 
@@ -224,7 +224,6 @@ class Collection:
             parts = measured.components[of_environments[0]].means()
             self.components = tuple(of_environments[0] + name for name in parts) if len(parts) > 1 else ()
         if data_parallel_rank(self.trainer)[0] == 0:
-            assert self._signal is not None
             self._signal.see(metrics, measured.returns)
         if (parted := self._verifiers.see(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
             logger.warning(parted)

@@ -12,6 +12,7 @@ from typing import Any
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn, branches, by_group, decided, judging_environments
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
+from mrlm_pl.grouping import grouped, summed
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
@@ -155,10 +156,11 @@ class CollectionSums:
             for name, found in values.items()
             if found
         }
-        components: dict[str, Components] = {}
-        for episode, weight in zip(played, weights, strict=True):
-            of_environment = components.setdefault(f"rollout/{episode.task.environment}/", Components())
-            of_environment.add(episode.components(), weight)
+        weighed = zip(played, weights, strict=True)
+        by_environment = grouped(
+            (episode.task.environment, (episode.components(), weight)) for episode, weight in weighed
+        )
+        components = {f"rollout/{name}/": Components.of(found) for name, found in by_environment.items()}
         means |= {f"rollout/{name}": found for name, found in means_by_agent(played, weights, turns).items()}
         by_agent = components_by_agent(played, weights)
         components |= {f"rollout/agent/{agent}/components/": found for agent, found in by_agent.items()}
@@ -189,12 +191,12 @@ class CollectionSums:
     def plus(self, other: CollectionSums) -> CollectionSums:
         """Return the sums of both."""
         means, successes = _added(self.means, other.means), _added(self.successes, other.successes)
-        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {*self.sums, *other.sums}}
+        sums = summed([*self.sums.items(), *other.sums.items()])
         components = {
             prefix: self.components.get(prefix, Components()).plus(other.components.get(prefix, Components()))
             for prefix in {**self.components, **other.components}
         }
-        played = {name: count + other.played.get(name, 0.0) for name, count in self.played.items()}
+        played = summed([*self.played.items(), *other.played.items()])
         return CollectionSums(means, sums, successes, components, played, self.returns | other.returns)
 
     def metrics(self) -> dict[str, float]:

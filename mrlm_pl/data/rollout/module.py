@@ -159,8 +159,7 @@ class RolloutDataModule(LightningDataModule):
         trainer, learner = self._attached()
         self.players.learner = learner
         for option, settings in {"sampling": self.sampling, "validation_sampling": self.validation_sampling}.items():
-            if settings.policies:
-                settings.check_policies([*learner.policies], f"data.{option}")
+            settings.check_policies([*learner.policies], f"data.{option}")
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]

@@ -44,11 +44,15 @@ class TaskStream:
                 f"weights are {weights} for the environments {list(sources)}; give one positive number for each"
             )
         self.sources, self.seed = dict(sources), seed
-        self.shares = [weight / sum(weights) for weight in weights]
+        self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
         self._picks: dict[int, tuple[str, int]] = {}
-        self._decided = 0
         self._counts = dict.fromkeys(self.sources, 0)
         self._orders: dict[tuple[str, int], list[int]] = {}
+
+    @property
+    def planned(self) -> int:
+        """The number of positions whose source is decided."""
+        return sum(self._counts.values())
 
     def __getitem__(self, position: int) -> Task:
         return self.attempt(position, 0, 1)
@@ -75,8 +79,10 @@ class TaskStream:
 
     def picked(self, position: int) -> tuple[str, int]:
         """Return the source of a position, not yet forgotten, and the number of earlier positions of that source."""
-        while self._decided <= position:
-            self._pick()
+        while self.planned <= position:
+            turn = self.planned + 1
+            behind = {name: share * turn - self._counts[name] for name, share in self.shares.items()}
+            self._take(max(behind, key=lambda name: behind[name]))
         return self._picks[position]
 
     def forget(self, before: int) -> None:
@@ -85,15 +91,10 @@ class TaskStream:
         for position in [position for position in self._picks if position < before]:
             del self._picks[position]
 
-    def _pick(self) -> None:
-        turn = self._decided + 1
-        behind = {
-            name: share * turn - self._counts[name] for name, share in zip(self.sources, self.shares, strict=True)
-        }
-        name = max(behind, key=lambda key: behind[key])
-        self._picks[self._decided] = (name, self._counts[name])
+    def _take(self, name: str) -> None:
+        """Decide the source of the next position."""
+        self._picks[self.planned] = (name, self._counts[name])
         self._counts[name] += 1
-        self._decided += 1
 
     def _order(self, name: str, epoch: int, size: int) -> list[int]:
         order = self._orders.get((name, epoch))
@@ -123,7 +124,6 @@ class PlannedStream(TaskStream):
 
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
         super().__init__(sources, weights, seed)
-        self.planned = 0
         self._owed = dict.fromkeys(self.sources, 0.0)
 
     def plan(self, positions: int, shares: Mapping[str, float]) -> None:
@@ -137,9 +137,7 @@ class PlannedStream(TaskStream):
             for number in range(count)
         )
         for _, _, name in turns:
-            self._picks[self.planned] = (name, self._counts[name])
-            self._counts[name] += 1
-            self.planned += 1
+            self._take(name)
 
     def picked(self, position: int) -> tuple[str, int]:
         return self._picks[position]
@@ -164,7 +162,6 @@ class PlannedStream(TaskStream):
                 f"the checkpoint's curriculum is over the environments {sorted(state['counts'])}, and this run has "
                 f"{sorted(self.sources)}; resume with the same environments and names"
             )
-        self.planned = state["planned"]
         self._picks = {position: (name, count) for position, name, count in state["plan"]}
         self._owed, self._counts = dict(state["owed"]), dict(state["counts"])
 
@@ -302,27 +299,27 @@ class RunTasks:
     ) -> None:
         self.environments = named_environments(environments, names)
         given, self.curriculum = dict(settings or {}), curriculum
-        self.settings = {
-            name: as_settings(TaskSettings, own, f"data.task_settings.{name}") for name, own in given.items()
-        }
-        for name in self.settings.keys() - self.environments.keys():
+        for name in given.keys() - self.environments.keys():
             hint = meant(name, self.environments, f"the environments are {list(self.environments)}")
             raise ConfigurationError(
                 f"data.task_settings names the environment {name!r}, which this run does not have; {hint}"
             )
+        self.settings = {
+            name: as_settings(TaskSettings, given.get(name, {}), f"data.task_settings.{name}")
+            for name in self.environments
+        }
         sources = {name: environment.tasks("train") for name, environment in self.environments.items()}
         self.stream: TaskStream | PlannedStream = (PlannedStream if curriculum else TaskStream)(sources, weights, seed)
-        self.base = dict(zip(self.environments, self.stream.shares, strict=True))
         self.rates = dict.fromkeys(self.environments, curriculum.start if curriculum else 0.0)
         self._silent: set[str] = set()
 
     def group_sizes(self, size: int) -> dict[str, int]:
         """Return the episodes of each task by environment; ``size`` where it has no setting."""
-        return {name: self._own(name).group_size or size for name in self.environments}
+        return {name: own.group_size or size for name, own in self.settings.items()}
 
     def turn_limits(self, limit: int) -> dict[str, int]:
         """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
-        return {name: self._own(name).max_turns or limit for name in self.environments}
+        return {name: own.max_turns or limit for name, own in self.settings.items()}
 
     def worth(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with every reward times the scale of its environment, for training.
@@ -332,10 +329,7 @@ class RunTasks:
         Terms that the algorithm adds (``overlong_buffer``, the KL penalty) are not scaled. An advantage that is divided
         by the standard deviation of its group does not depend on the scale.
         """
-        return [scaled(episode, self._own(episode.task.environment).reward_scale) for episode in episodes]
-
-    def _own(self, name: str) -> TaskSettings:
-        return self.settings.get(name, TaskSettings())
+        return [scaled(episode, self.settings[episode.task.environment].reward_scale) for episode in episodes]
 
     def plan_until(self, iteration: int, last: int, groups: int) -> None:
         """Decide the environments of the groups up to an iteration, where they are not decided yet.
@@ -351,10 +345,10 @@ class RunTasks:
             return
         assert self.curriculum is not None
         while self.stream.planned < iteration * groups:
-            self.stream.plan(groups, self.base)  # a run resumed from a checkpoint without a curriculum
+            self.stream.plan(groups, self.stream.shares)  # a run resumed from a checkpoint without a curriculum
         self.stream.forget(iteration * groups)
         while self.stream.planned < (last + 1) * groups:
-            self.stream.plan(groups, self.curriculum.shares(self.base, self.rates))
+            self.stream.plan(groups, self.curriculum.shares(self.stream.shares, self.rates))
 
     def learn(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Update the curriculum after an iteration, and return the numbers to log.
@@ -373,7 +367,7 @@ class RunTasks:
                 self.rates[name],
             )
         self.rates = self.curriculum.updated(self.rates, found)
-        shares = self.curriculum.shares(self.base, self.rates)
+        shares = self.curriculum.shares(self.stream.shares, self.rates)
         return {f"rollout/{name}/success_rate": rate for name, rate in self.rates.items()} | {
             f"rollout/{name}/weight": share for name, share in shares.items()
         }

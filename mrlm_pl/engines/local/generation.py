@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,8 +115,8 @@ class Backend(ABC):
         """
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of equal tokens at the start of both.
+def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the number of equal items, such as tokens, at the start of both.
 
     >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
     2

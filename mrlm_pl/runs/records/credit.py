@@ -10,15 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+
+from mrlm_pl.data.rollout.tasks import TaskSettings, scaled
 from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, branches
-from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, versioned_episodes, write_episodes
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.runs.evaluation import chosen_device, loaded_policy, sampling_from
+from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
+from mrlm_pl.errors import ConfigurationError, writing
+from mrlm_pl.learner.algorithm import Algorithm
+from mrlm_pl.learner.credit.records import credited, uncredited
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.runs.evaluation import loaded_policy, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
+from mrlm_pl.runs.records.gradients import Gradients
 from mrlm_pl.runs.records.run import (
     latest_configuration,
     read_run,
@@ -28,18 +37,7 @@ from mrlm_pl.runs.records.run import (
 )
 from mrlm_pl.settings import as_settings
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from mrlm_pl.data.rollout.tasks import TaskSettings
-    from mrlm_pl.learner.algorithm import Algorithm
-    from mrlm_pl.learner.policy_gradient import PolicyGradient
-    from mrlm_pl.runs.records.gradients import Gradients
-
 logger = logging.getLogger(__name__)
-
-MARKS = 2
-"""``SCHEMA`` from which on records say which episodes are excluded."""
 
 
 def recredit(
@@ -86,29 +84,23 @@ def recredit(
             return _compared(crediting, gradients, None)
         draft = draft_of(place)
         try:
-            remove(draft)  # of a recredit that a kill has ended
-            draft.mkdir(parents=True)
-            report = _compared(crediting, gradients, draft)
-            write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
-            put_in_place(draft, place)
-        except BaseException as error:
+            with writing("output", place):
+                remove(draft)  # of a recredit that a kill has ended
+                draft.mkdir(parents=True)
+                report = _compared(crediting, gradients, draft)
+                write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
+                put_in_place(draft, place)
+        except BaseException:
             with suppress(OSError):
                 remove(draft)
-            if isinstance(error, OSError):
-                reason = error.strerror or error
-                raise ConfigurationError(
-                    f"output: {str(place)!r} cannot be written: {reason}; name a new folder where you can write"
-                ) from error
             raise
         return report
 
 
 def _gradients(model: str, sampling: Sampling, device: str) -> Gradients:
     """Return the comparison of the gradients of a model's policies, whose weights it reads."""
-    from mrlm_pl.runs.records.gradients import Gradients
-
     settings = read_run(model).policies
-    policies = {name: loaded_policy(own, chosen_device(device)) for name, own in settings.items()}
+    policies = {name: loaded_policy(own, device) for name, own in settings.items()}
     return Gradients(policies, {name: sampling.of(name).temperature or 1.0 for name in policies})
 
 
@@ -142,8 +134,6 @@ def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | 
 @contextmanager
 def _fresh(learner: PolicyGradient) -> Iterator[None]:
     """Within the context the algorithm has no progress and a trainer of one process; afterwards it is as before."""
-    from mrlm_pl.learner.metrics import Metrics
-
     progress, attributes = copy.deepcopy(learner.progress()), dict(vars(learner))
     try:
         learner.load_progress({})
@@ -156,21 +146,10 @@ def _fresh(learner: PolicyGradient) -> Iterator[None]:
 
 def _one_process() -> Trainer:
     """Return a trainer of this process alone, also among others of a cluster's job; it prints nothing."""
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.plugins.environments import LightningEnvironment
-
     notes = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     before, notes.disabled = notes.disabled, True
     try:
-        return Trainer(
-            accelerator="cpu",
-            devices=1,
-            plugins=LightningEnvironment(),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        return Trainer(accelerator="cpu", devices=1, plugins=LightningEnvironment(), barebones=True)
     finally:
         notes.disabled = before
 
@@ -181,8 +160,6 @@ def _checked(algorithm: Algorithm) -> PolicyGradient:
     Raises:
         ConfigurationError: it does, or it has no advantages.
     """
-    from mrlm_pl.learner.policy_gradient import PolicyGradient
-
     name, advice = type(algorithm).__name__, "choose an algorithm without it, such as GRPO or RLOO"
     if not isinstance(algorithm, PolicyGradient):
         raise ConfigurationError(f"model: {name} gives the turns of episodes no advantage; {advice}")
@@ -202,8 +179,6 @@ class _Crediting:
         sampling: Sampling | None,
         task_settings: Mapping[str, TaskSettings | Mapping[str, Any]] | None,
     ) -> None:
-        from mrlm_pl.data.rollout.tasks import TaskSettings
-
         recorded = read_run(str(folder), weights=False)
         self.folder, self.learner, self.name, self.wanted = folder, learner, type(learner).__name__, wanted
         if latest_configuration(folder) is None:
@@ -235,47 +210,23 @@ class _Crediting:
             ConfigurationError: there is none, or the credit needs other episodes.
         """
         found, folder = False, self.folder / "episodes"
-        for number, items in itertools.groupby(versioned_episodes(folder), lambda item: item[1].iteration):
+        for number, items in itertools.groupby(read_episodes(folder), lambda episode: episode.iteration):
             if number == self.wanted or (self.wanted is None and number >= 0):
-                found = True
-                pairs = list(items)
-                recorded = [episode for _, episode in pairs]
-                marked = all(schema >= MARKS for schema, _ in pairs)
-                yield number, recorded, self._credited(number, recorded, self._unmarked(number, recorded, marked))
+                found, recorded = True, list(items)
+                yield number, recorded, self._credited(number, recorded)
         if not found:
             gone = not_kept(episode_files(folder), recorded_iterations(self.folder))
             of = "of training" if self.wanted is None else f"of iteration {self.wanted}"
             raise ConfigurationError(f"{str(self.folder)!r} has no episode {of}{f'; {gone}' if gone else ''}")
 
-    def _unmarked(self, number: int, recorded: Sequence[Episode], marked: bool) -> set[str]:
-        """Return the ids of the episodes that the run did not train on and whose records do not say so.
-
-        Raises:
-            ConfigurationError: the records have neither marks nor advantages.
-        """
-        if marked:
-            return set()
-        trained = {item.id for item in recorded if any(turn.advantage is not None for turn in item.turns())}
-        groups = {item.group for item in recorded if item.id in trained}
-        if not trained:
-            raise ConfigurationError(
-                f"iteration {number} of {str(self.folder)!r} has records of an older version (`schema` below {MARKS}), "
-                "which do not say on which episodes the run trained; record the run again"
-            )
-        beside = {item.id for item in recorded if item.group in groups and (item.failed or item.origin is not None)}
-        return {item.id for item in recorded} - trained - beside
-
-    def _credited(self, number: int, episodes: Sequence[Episode], unmarked: set[str]) -> list[Episode]:
+    def _credited(self, number: int, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with new credit; those that are not trained on have none.
 
         Raises:
             ConfigurationError: the credit needs other episodes.
         """
-        from mrlm_pl.data.rollout.tasks import scaled
-        from mrlm_pl.learner.credit.records import credited, uncredited
-
         plain = [uncredited(episode) for episode in episodes]
-        kept = [item for item in plain if item.excluded is None and item.id not in unmarked]
+        kept = [item for item in plain if item.excluded is None]
         groups = Counter(item.group for item in kept if not item.failed and item.origin is None)
         training = [
             item
@@ -323,8 +274,6 @@ class _Crediting:
 
     def _check_history(self, number: int) -> None:
         """Refuse a baseline of earlier iterations that are not there."""
-        from mrlm_pl.learner.policy_gradient import PolicyGradient
-
         own = self.learner.progress().keys() - PolicyGradient.progress(self.learner).keys()
         if number != self.done and any(self.learner.progress()[key] for key in own):
             fault = (

@@ -6,23 +6,20 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import episode_files, not_kept, read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.rollout.replay import NOT_RECORDED, differences
+from mrlm_pl.rollout.replay import NOT_RECORDED, RecordPlayer, differences
 from mrlm_pl.runs.evaluation import SeatedModel
 from mrlm_pl.runs.records.run import recorded_iterations
-
-if TYPE_CHECKING:
-    from mrlm_pl.rollout.replay import RecordPlayer
 
 CHUNK = 256
 """Episodes that are played together."""
@@ -200,24 +197,15 @@ def _pairs(
 ) -> Iterator[tuple[Episode, Episode | None]]:
     """Yield each chosen episode with its replay; None for those that failed when they were played."""
     seated = SeatedModel(run, environment, None, name, weights=False)
-    with _player(seated) as player:
-        chosen = chosen_episodes(run, place, seated.name, iteration, id)
-        while chunk := list(itertools.islice(chosen, CHUNK)):
-            again = iter(player.play_again([episode for episode in chunk if not episode.failed]))
-            for episode in chunk:
-                yield episode, None if episode.failed else next(again)
-
-
-@contextmanager
-def _player(seated: SeatedModel) -> Iterator[RecordPlayer]:
-    """Yield a player whose seats have a chat format and no weights."""
-    from mrlm_pl.engines import InProcessEngine
-    from mrlm_pl.rollout.replay import RecordPlayer
-
+    # Seats have a chat format and no weights.
     seats, played = seated.seats(seated.policies(), Sampling()), {seated.name: seated.environment}
     with (
         closing(seated.environment),
         closing(InProcessEngine()) as engine,
         closing(RecordPlayer(played, seats, engine)) as player,
     ):
-        yield player
+        chosen = chosen_episodes(run, place, seated.name, iteration, id)
+        while chunk := list(itertools.islice(chosen, CHUNK)):
+            again = iter(player.play_again([episode for episode in chunk if not episode.failed]))
+            for episode in chunk:
+                yield episode, None if episode.failed else next(again)

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from mrlm_pl.environment import Environment
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.learner.policies.seats import seated_policy
 from mrlm_pl.model_folders import exported_policies, missing_folder
 from mrlm_pl.runs.plugins import (
@@ -150,10 +150,9 @@ class RecordedRun:
             raise ConfigurationError(f"environment missing: {model!r} {why}; give it as `--environment NAME`")
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
-            print(
-                f"mrlm: warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
-                "are the defaults and its agents may be others",
-                file=sys.stderr,
+            tell(
+                f"warning: {named!r} is no environment of {model!r}, which was trained in {own}; its settings "
+                "are the defaults and its agents may be others"
             )
         return found[0] if found else None
 
@@ -201,7 +200,7 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
                 "continue it with `mrlm train --output FOLDER --resume`"
             )
         return RecordedRun({SINGLE: {"model": name}})  # the policy says what such a folder lacks
-    settings = _settings(configuration)
+    settings = _settings(folder)
     model, data = settings["model"], settings["data"]
     policies: dict[str, dict[str, Any]] = {}
     untrained: dict[str, Any] = {} if exported else {SINGLE: {}}
@@ -216,7 +215,7 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
         seats=model.get("seats") or {},
         sampling=sampling,
         validation_sampling=data.get("validation_sampling") or sampling,
-        environments=_environments(data),
+        environments=environments_of(data),
         max_turns=data.get("max_turns"),
         task_settings=data.get("task_settings") or {},
     )
@@ -239,11 +238,9 @@ def latest_configuration(folder: Path) -> Path | None:
 
 def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the arguments of each environment of a run by its name; empty without a configuration."""
-    configuration = latest_configuration(folder) if folder.is_dir() else None
-    found = _environments(_settings(configuration)["data"])
     return {
         item.name or find_environment(str(item.config["class_path"])).name: dict(item.config.get("init_args") or {})
-        for item in found
+        for item in environments_of(_settings(folder)["data"])
     }
 
 
@@ -262,7 +259,11 @@ def recorded_configuration(folder: Path) -> Mapping[str, Any]:
     Raises:
         ConfigurationError: it cannot be read.
     """
-    return _configuration(latest_configuration(folder))
+    path = latest_configuration(folder) if folder.is_dir() else None
+    try:
+        return (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
 
 
 def recorded_iterations(folder: Path) -> int:
@@ -276,17 +277,10 @@ def recorded_iterations(folder: Path) -> int:
     return 0
 
 
-def _settings(path: Path | None) -> dict[str, dict[str, Any]]:
+def _settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the arguments of a run's algorithm and data module; empty without a configuration."""
-    config = _configuration(path)
+    config = recorded_configuration(folder)
     return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
-
-
-def _configuration(path: Path | None) -> dict[str, Any]:
-    try:
-        return (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -341,7 +335,8 @@ def is_installed(module: str) -> bool:
     )
 
 
-def _environments(data: Mapping[str, Any]) -> tuple[RecordedEnvironment, ...]:
+def environments_of(data: Mapping[str, Any]) -> tuple[RecordedEnvironment, ...]:
+    """Return the environments in the settings of a run's data module."""
     given = data.get("environment")
     configs = given if isinstance(given, list) else [given]
     configs = [{"class_path": item} if isinstance(item, str) else item for item in configs if item]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
@@ -15,12 +14,9 @@ from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.rollout.branches import departure
 from mrlm_pl.rollout.replay import Rest, counterfactuals, script_of, written
-from mrlm_pl.runs.evaluation import SeatedModel, sampling_from
+from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
 from mrlm_pl.runs.records.replay import chosen_episodes
 from mrlm_pl.settings import at_least, one_of
-
-if TYPE_CHECKING:
-    from mrlm_pl.runs.evaluation import Model
 
 
 @dataclass(frozen=True)

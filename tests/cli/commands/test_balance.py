@@ -92,7 +92,7 @@ def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: 
         (("half.jsonl", "--output", "b.jsonl"), "'half.jsonl' is half of a collection"),
         (
             ("answers.jsonl", "--references", "numbers.jsonl", "--output", "b.jsonl"),
-            "numbers.jsonl, row 1: 'question' and",
+            "numbers.jsonl, row 1: 'answer' is 1; it must be text",
         ),
     ],
 )

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-import mrlm_pl.environment.check
 from mrlm_pl.environment.check import Check, CheckReport
 
 
@@ -41,7 +40,7 @@ def test_arguments_reach_the_environment(mrlm, monkeypatch):
             environment.name, (Check("seed", True, "equal"), Check("split", False, "tasks 1 and 2 are equal"))
         )
 
-    monkeypatch.setattr(mrlm_pl.environment.check, "check_environment", check)
+    monkeypatch.setattr("mrlm_pl.cli.commands.check_env.check_environment", check)
     status, out, _ = mrlm("check-env", "--environment", "ParrotEnvironment", "--environment.difficulty=[4, 5]")
     assert (status, seen) == (1, [[4, 5]])
     assert out == "ok   seed: equal\nFAIL split: tasks 1 and 2 are equal\nparrot: 1 of 2 checks passed\n"

@@ -265,4 +265,4 @@ def test_a_broken_record_is_named(content: str, train: Callable[[str], None], mr
 def test_an_output_that_is_a_file_is_named(train: Callable[[str], None], mrlm) -> None:
     Path("s").write_text("")
     status, _, err = mrlm("sweep", *WORDS)
-    assert (status, "output: 's' cannot be used as a folder" in err, err.count("\n")) == (2, True, 1), err
+    assert (status, "output: 's' cannot be written" in err, err.count("\n")) == (2, True, 1), err

@@ -16,6 +16,7 @@ from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.tasks import TaskStream
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
+from mrlm_pl.grouping import summed
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
@@ -99,7 +100,7 @@ class GroupPlan:
     def made_with(self) -> dict[str, str]:
         """Return the options that decide which episodes a group has, as text by name."""
         return {
-            "data.environment": repr(dict(zip(self.tasks.sources, self.tasks.shares, strict=True))),
+            "data.environment": repr(self.tasks.shares),
             "data.groups": repr(self.groups),
             "data.group_size": repr(dict(self.group_sizes)),
             "data.failed_members": repr((self.failed_members, self.member_rounds)),
@@ -237,9 +238,7 @@ class Collected:
         self.replaced += other.replaced
         self.greedy += other.greedy
         self.branches += other.branches
-        self.counts = {
-            name: self.counts.get(name, 0.0) + other.counts.get(name, 0.0) for name in {**self.counts, **other.counts}
-        }
+        self.counts = summed([*self.counts.items(), *other.counts.items()])
 
     @property
     def played(self) -> list[Episode]:
