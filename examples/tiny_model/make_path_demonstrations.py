@@ -23,7 +23,7 @@ from mrlm_pl.environment import Task
 from mrlm_pl.episode import Message
 from mrlm_pl.seeding import keyed_random
 
-HURRY = 0.3
+HURRY = 0.5
 """Fraction of random replies."""
 
 FIRST = 1_000_000
@@ -50,9 +50,10 @@ def main() -> None:
     """Write the command line's file."""
     parser = argparse.ArgumentParser(description="Write demonstrations of paths for the tiny model.")
     parser.add_argument("--output", type=Path, required=True, help="JSONL file")
-    parser.add_argument("--episodes", type=int, default=3_000)
+    parser.add_argument("--episodes", type=int, default=6_000)
+    parser.add_argument("--settings", type=json.loads, default={}, help="arguments of PlanPath, as JSON")
     options = parser.parse_args()
-    environment = PlanPath()
+    environment = PlanPath(**options.settings)
     tasks = environment.tasks("train")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w", encoding="utf-8") as file:
