@@ -130,7 +130,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Effects of papers",
             "Each against the arm that its paper compares with (`benchmarks/learning/effects.py`): "
             "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), "
-            "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), [self-play](self_play.md#measured).",
+            "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), "
+            "[self-play](self_play.md#measured).",
             tables.effects,
         ),
         "branches": Section(

@@ -3,8 +3,8 @@
     python examples/tiny_model/make_path_demonstrations.py --output runs/tiny-path.jsonl
 
 The team plays ``PlanPath`` on grids of the training split. A reply is a shortest path's moves from where the team is,
-or less often a random move. A row is one agent's conversation. So the trained model knows the form of a reply and goes
-the right way more often than not, and its errors add up.
+or as often random moves. A row is one agent's conversation. So the trained model knows the form of a reply and goes the
+right way more often than not, and its errors add up.
 """
 
 from __future__ import annotations
