@@ -125,7 +125,7 @@ def test_a_run_ends_with_its_budget_of_tokens(effects: ModuleType, arm: str, mon
     two_groups = {**effect.data, "groups": 2, "group_size": 4}
     short = replace(effect, measure=partial(effects.AtTheBudget, 100, "plan_path"), data=two_groups)
     found = effects.run(replace(short, model=lambda: "builtin:tiny"), effect.arms[arm], 0)
-    # untrained on the game nobody moves: 2 tasks x 4 episodes or branches x 5 turns x 2 agents x 1 token a rollout
+    # the built-in model makes no move here: 2 tasks x 4 episodes or branches x 5 turns x 2 agents x 1 token a rollout
     assert found["tokens"] == 80
     assert 0 <= found["success before"] <= found["reward before"] <= 1.25
 
