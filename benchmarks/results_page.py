@@ -119,7 +119,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "effects": Section(
             "Effects of papers",
             "In parentheses minus the first arm, to which the paper compares: "
-            "[Dr.MAS](algorithms/dr_mas.md#measured), [asynchronous rollouts](async.md#measured), "
+            "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), [asynchronous rollouts](async.md#measured), "
             "[RAE](algorithms/rae.md#measured), [self-play](self_play.md#measured).",
         ),
         "branches": Section(

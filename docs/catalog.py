@@ -28,7 +28,9 @@ PAGES = {
     "math": "../environments.md#math",
     "class_completion": "collaborative_coding.md",
     "length_ratio": "writing.md",
-    **dict.fromkeys(("coordination", "halves", "helpers", "kuhn_poker", "tic_tac_toe", "word_emission"), "games.md"),
+    **dict.fromkeys(
+        ("coordination", "halves", "helpers", "kuhn_poker", "plan_path", "tic_tac_toe", "word_emission"), "games.md"
+    ),
 }
 """Pages of environments whose page is not named like them."""
 

@@ -7,6 +7,8 @@
     asynchronous  configs/scaling/async.yaml, shortened, against synchronous rollouts of as many episodes
     rae           self-play at tic-tac-toe in which alpha always begins: the score against random moves
     league        tic-tac-toe against past snapshots and against itself, likewise
+    at_grpo       a planner and an executor in a grid, after the recipe tiny_path; equal generated tokens
+    at_grpo_long  the same in a larger grid, with longer paths
 
 The first arm is the baseline. Means over the seeds have 95 % intervals (Student's t), the differences to the baseline
 are paired by seed. ``--json`` keeps the runs that its file has, and is written after each.
@@ -15,11 +17,14 @@ are paired by seed. ``--json`` keeps the runs that its file has, and is written 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import logging
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,20 +34,21 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import fit
+from branches import Budget, fit
 from lightning.pytorch import Callback
 from mrlm_callbacks import SelfPlay
 from mrlm_callbacks.anchor_games import AnchorGames
-from mrlm_environments import Helpers, MathEnvironment, TicTacToe
+from mrlm_environments import Helpers, MathEnvironment, PlanPath, TicTacToe
 from mrlm_environments.games.tic_tac_toe import MARKS
 from torch import Tensor
 
 from mrlm_pl.advantages import group_means, group_normalized_advantages
-from mrlm_pl.algorithms import GRPO, RAE, REINFORCE, DrMAS
+from mrlm_pl.algorithms import ATGRPO, GRPO, RAE, REINFORCE, DrMAS
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.learner.credit.returns import Returns
+from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import evaluate
@@ -52,6 +58,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from few_values import mean_and_half
 from provenance import provenance
 
+ROOT = Path(__file__).parents[2]
 EPISODES = 300
 """Episodes of the evaluation after a run."""
 
@@ -141,6 +148,45 @@ class AgainstChance(Callback):
         self.found = {"score": (1 + report.agents["alpha"].reward) / 2, "illegal": report.metrics["illegal"].value}
 
 
+class AtTheBudget(Budget):
+    """End the run with its budget of generated tokens, and evaluate the weights before and after."""
+
+    def __init__(self, budget: float, environment: str) -> None:
+        super().__init__(budget, environment)
+        self.found: dict[str, float] = {}
+
+    def on_train_start(self, trainer: Any, *arguments: Any) -> None:
+        self.evaluate(trainer, " before")
+
+    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
+        self.evaluate(trainer, "")
+        self.found["tokens"] = self.seen["progress/generated_tokens"]
+
+    def evaluate(self, trainer: Any, moment: str) -> None:
+        report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
+        self.found |= {f"success{moment}": report.accuracy, f"reward{moment}": report.mean_reward}
+
+
+@functools.cache
+def after_tiny_path(settings: str = "{}") -> str:
+    """Run the recipe of a hurried planner and executor, and return the folder of its policy.
+
+    Args:
+        settings: arguments of the environment, as JSON.
+    """
+    folder = Path(tempfile.mkdtemp())
+    script, config = ROOT / "examples/tiny_model/make_path_demonstrations.py", ROOT / "configs/recipes/tiny_path.yaml"
+    mrlm, rows = str(Path(sys.executable).with_name("mrlm")), str(folder / "rows.jsonl")
+    for command in (
+        [sys.executable, str(script), "--output", rows, "--settings", settings],
+        [mrlm, "fit", "--config", str(config), "--output", str(folder / "run"), "--data.train", rows],
+    ):
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
+        if result.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    return str(folder / "run/policies/main")
+
+
 @dataclass(frozen=True)
 class Arm:
     """An algorithm, with what differs from the effect's other arms.
@@ -171,6 +217,8 @@ class Effect:
         sampling: of a turn.
         measure: makes the callback whose ``found`` are the numbers of a run.
         learning_rate: of all policies.
+        options: of all arms' classes.
+        model: returns the model that all policies begin with.
     """
 
     environment: Callable[[], Environment]
@@ -179,6 +227,8 @@ class Effect:
     sampling: Sampling
     measure: Callable[[], Any]
     learning_rate: float = 5e-4
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: Callable[[], str] = lambda: "builtin:tiny"
 
 
 def asynchronous(lag: int) -> Arm:
@@ -197,6 +247,7 @@ def league(draw: str) -> Arm:
 
 
 HELPERS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
+LONG = {"size": 4, "walls": 3, "distance": [3, 6], "turns": 8}
 GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
 
 EFFECTS = {
@@ -237,15 +288,32 @@ EFFECTS = {
         measure=AgainstChance,
         learning_rate=2e-3,
     ),
+    "at_grpo": Effect(
+        PlanPath,
+        {"GRPO": Arm(GRPO), "AT-GRPO": Arm(ATGRPO), "all agents": Arm(OverAllAgents)},
+        data={"groups": 8, "group_size": 8, "iterations": 1000},
+        sampling=Sampling(max_tokens=1),
+        measure=partial(AtTheBudget, 20_000, PlanPath.name),
+        options={"optimization": Optimization(schedule="constant_with_warmup", warmup_steps=10)},
+        model=after_tiny_path,
+    ),
 }
+EFFECTS["at_grpo_long"] = replace(
+    EFFECTS["at_grpo"],
+    environment=partial(PlanPath, **LONG),
+    arms={"GRPO": Arm(GRPO), "AT-GRPO": Arm(ATGRPO)},
+    measure=partial(AtTheBudget, 30_000, PlanPath.name),
+    model=partial(after_tiny_path, json.dumps(LONG)),
+)
 
 
 def run(effect: Effect, arm: Arm, seed: int) -> dict[str, float]:
     """Return the numbers of a run."""
+    model = effect.model()
     lightning.seed_everything(seed, verbose=False)
     started = time.process_time()
     policies = {
-        name: Policy("builtin:tiny", learning_rate=effect.learning_rate, trained=name != "opponent")
+        name: Policy(model, learning_rate=effect.learning_rate, trained=name != "opponent")
         for name in sorted({*arm.seats.values()} or {"learner"})
     }
     data = RolloutDataModule(
@@ -256,7 +324,8 @@ def run(effect: Effect, arm: Arm, seed: int) -> dict[str, float]:
         **{**effect.data, **arm.data},
     )
     measure = effect.measure()
-    fit(arm.cls(policies, dict(arm.seats) or None, **arm.options), data, seed, *arm.callbacks(), measure)
+    algorithm = arm.cls(policies, dict(arm.seats) or None, **{**effect.options, **arm.options})
+    fit(algorithm, data, seed, *arm.callbacks(), measure)
     found = {name: round(value, 4) for name, value in measure.found.items()}
     return {**found, "cpu_seconds": round(time.process_time() - started, 1)}
 

@@ -70,6 +70,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "word_emission": lambda: shipped.WordEmission(),
     "halves": lambda: shipped.Halves(),
     "helpers": lambda: shipped.Helpers(),
+    "plan_path": lambda: shipped.PlanPath(),
     "tic_tac_toe": lambda: shipped.TicTacToe(),
     "kuhn_poker": lambda: shipped.KuhnPoker(),
     "knowledge_graph": lambda: shipped.KnowledgeGraphEnvironment(),

@@ -24,6 +24,7 @@ from .games.halves import Halves as Halves
 from .games.helpers import Helpers as Helpers
 from .games.kuhn_poker import KuhnPoker as KuhnPoker
 from .games.length_ratio import LengthRatioGame as LengthRatioGame
+from .games.plan_path import PlanPath as PlanPath
 from .games.tic_tac_toe import TicTacToe as TicTacToe
 from .games.word_emission import WordEmission as WordEmission
 from .harness.environment import HarnessEnvironment as HarnessEnvironment

@@ -44,7 +44,7 @@ APPLIED = {
         ("collaborative_coding", "class_completion", "collaborative_reasoning"), KNOWN | {"canary", "failure"}
     ),
     **dict.fromkeys(("writing", "length_ratio", "coordination", "word_emission", "halves", "helpers"), KNOWN),
-    "tic_tac_toe": KNOWN,
+    **dict.fromkeys(("plan_path", "tic_tac_toe"), KNOWN),
     "kuhn_poker": ALWAYS | {"floor"},
     "debate": ALWAYS | {"floor", "failure"},
     **dict.fromkeys(("webshop", "alfworld"), KNOWN | {"failure"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -115,6 +116,18 @@ def test_chance_answers_each_move_of_alpha_with_a_free_cell(effects: ModuleType)
 def test_alpha_always_begins(effects: ModuleType) -> None:
     game = effects.AlphaBegins()
     assert all("alpha" in game.reset(game.tasks("train")[index]) for index in range(10))
+
+
+@pytest.mark.parametrize("arm", ["GRPO", "AT-GRPO"])
+def test_a_run_ends_with_its_budget_of_tokens(effects: ModuleType, arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "EPISODES", 4)
+    effect = effects.EFFECTS["at_grpo"]
+    two_groups = {**effect.data, "groups": 2, "group_size": 4}
+    short = replace(effect, measure=partial(effects.AtTheBudget, 100, "plan_path"), data=two_groups)
+    found = effects.run(replace(short, model=lambda: "builtin:tiny"), effect.arms[arm], 0)
+    # the built-in model makes no move here: 2 tasks x 4 episodes or branches x 5 turns x 2 agents x 1 token a rollout
+    assert found["tokens"] == 80
+    assert 0 <= found["success before"] <= found["reward before"] <= 1.25
 
 
 def test_differences_are_to_the_first_arm_by_seed(effects: ModuleType) -> None:
