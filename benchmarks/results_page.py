@@ -119,8 +119,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "effects": Section(
             "Effects of papers",
             "In parentheses minus the first arm, to which the paper compares: "
-            "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), [asynchronous rollouts](async.md#measured), "
-            "[RAE](algorithms/rae.md#measured), [self-play](self_play.md#measured).",
+            "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), "
+            "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), "
+            "[self-play](self_play.md#measured).",
         ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
