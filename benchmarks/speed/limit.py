@@ -157,7 +157,7 @@ def attention_seconds(size: str) -> dict[str, float]:
     shapes = [(tokens, number, width) for number in (heads, kv_heads, kv_heads)]
     states = [torch.randn(shape, requires_grad=True) for shape in shapes]
     gradient = torch.randn(shapes[0])
-    update = best_seconds(lambda: layout.attend(*states, None).backward(gradient))
+    update = best_seconds(lambda: torch.autograd.grad(layout.attend(*states, None), states, gradient))
 
     def by_context(x: Tensor) -> Tensor:
         return x.unflatten(0, (PROMPTS, GROUP)).transpose(1, 2).flatten(2, 3)
@@ -265,6 +265,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.steps < WARMUP + 2:
+        parser.error(
+            f"--steps is {options.steps}; at least {WARMUP + 2} are needed: a warm-up, a measured and a counted step"
+        )
     torch.set_num_threads(options.threads)
     sizes: dict[str, dict[str, Any]] = {}
     found = {**provenance(), "threads": options.threads, "copy_bytes_per_second": bandwidth(), "sizes": sizes}

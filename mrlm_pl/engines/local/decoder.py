@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.engines.local.generation import Backend
 from mrlm_pl.engines.local.llama_weights import LayerWeights, StepWeights
-from mrlm_pl.policy.forward.half_precision import state_dtype
+from mrlm_pl.policy.forward.half_precision import attention_dtype
 from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -47,9 +47,9 @@ class Decoder(Backend):
         return bucket(count) if kernels_by_shape(self.device, self.weights.dtype) else count
 
     @property
-    def state_dtype(self) -> torch.dtype:
+    def attention_dtype(self) -> torch.dtype:
         """The dtype of keys, values and element-wise results between two projections."""
-        return state_dtype(self.weights.dtype, self.device)
+        return attention_dtype(self.weights.dtype, self.device)
 
     @abstractmethod
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class Decoder(Backend):
         ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
         """
-        w, between = self.weights, self.state_dtype
+        w, between = self.weights, self.attention_dtype
         x = w.embed(ids.flatten())
         rotated = w.heads + w.kv_heads
         for i, layer in enumerate(w.layers):

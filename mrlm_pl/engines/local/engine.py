@@ -68,8 +68,8 @@ class InProcessEngine(Engine):
     computations.
 
     Args:
-        dtype: compute dtype of the projections and attention; None is the module's own. With a module in float32 and
-            bfloat16 here, the precision is that of ``torch.autocast`` (norms and residuals in float32).
+        dtype: compute dtype of the projections and, but on a CPU, of all between them; None is the module's own. Norms
+            and residuals are in the module's. On a CPU attention, with its keys and values, is in at least float32.
         max_batch_tokens: most tokens of a batch, contexts and ``max_tokens`` together, which bounds the memory of keys
             and values; more requests take several batches.
         cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.

@@ -3,8 +3,8 @@
 Against ``model.forward`` it fuses projections, writes keys and values in place, never repeats them for grouped queries
 or for the rows of a shared context, computes logits at last positions only and needs no attention mask where the
 contexts are equally long.
-Precision follows ``torch.autocast``: projections in the compute dtype, residual stream and norms in the module's dtype,
-attention in the compute dtype or, on a CPU, in at least float32, as in the learner.
+Precision follows ``torch.autocast``: projections in the compute dtype, residual stream and norms in the module's dtype.
+All else is in the compute dtype, or on a CPU in at least float32, as attention is in the learner.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class FusedDecoder(Decoder):
         ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=self.device)
         capacity = max(offsets) + width
         shape = (len(w.layers), 2, len(contexts), w.kv_heads, capacity, w.head_dim)
-        states = torch.zeros(shape, dtype=self.state_dtype, device=self.device)
+        states = torch.zeros(shape, dtype=self.attention_dtype, device=self.device)
         for u, context in enumerate(contexts):
             if context.states is not None:
                 states[:, :, u, :, : context.cached] = context.states

@@ -110,7 +110,7 @@ class DecoderRows(ContextRows):
         w = decoder.weights
         self._decoder = decoder
         shape = (len(w.layers), 2, len(lengths), w.kv_heads, decoder.rounded(max(lengths)), w.head_dim)
-        self.shared = torch.zeros(shape, dtype=decoder.state_dtype, device=decoder.device)
+        self.shared = torch.zeros(shape, dtype=decoder.attention_dtype, device=decoder.device)
         self._lengths = list(lengths)
         self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
         self._fed = self._end = 0

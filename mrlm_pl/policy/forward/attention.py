@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from mrlm_pl.policy.forward.devices import on_device
-from mrlm_pl.policy.forward.half_precision import state_dtype
+from mrlm_pl.policy.forward.half_precision import attention_dtype
 from mrlm_pl.policy.forward.packing import Segments
 from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 
@@ -291,7 +291,7 @@ def packed_attention_forward(
             "another thread uses the module during token_logprobs; give that thread its own copy of the model"
         )
     # under autocast the rotary embedding promotes queries and keys: one dtype before keys are copied
-    computed = state_dtype(value.dtype, value.device)
+    computed = attention_dtype(value.dtype, value.device)
     query, key, states = (x[0].transpose(0, 1).to(computed) for x in (query, key, value))
     with torch.autocast(value.device.type, enabled=False):  # which would cast to its own dtype
         found = packed_layout.attend(query, key, states, scaling, dropout)

@@ -281,6 +281,20 @@ def test_a_bfloat16_module_generates_in_its_own_dtype(make_engine: MakeEngine) -
     assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=0.1)
 
 
+def test_a_session_continues_in_bfloat16(make_engine: MakeEngine) -> None:
+    model = build("qwen2")
+    engine, fresh = (make_engine(model, dtype=torch.bfloat16) for _ in range(2))
+    row = contexts(12)[0]
+    (first,) = run(engine, request(row, session="e/", max_tokens=6))
+    later = (*row, *first.token_ids, 3, 4)
+    (second,) = run(engine, request(later, session="e/", max_tokens=6))
+    assert engine.stats.cached_tokens == len(row) + len(first.token_ids) - 1
+    (expected,) = run(fresh, request(later, max_tokens=6))
+    assert second.token_ids == expected.token_ids
+    # keys and values are kept in float32, so that only the products' shapes differ
+    assert second.logprobs == pytest.approx(expected.logprobs, abs=0.01)
+
+
 def test_policies_of_different_models_are_served_in_one_call(make_engine: MakeEngine) -> None:
     models = {"p": build("llama"), "q": build("gpt2")}
     engine = make_engine(models["p"])
