@@ -19,7 +19,9 @@ LONGEST_LINE = 64 << 20
 class LineFile:
     """Read the complete lines of a file, and any of them again by its offset.
 
-    Memory is bounded: a chunk, the longest line, and per 8 MB of text one place.
+    Memory is bounded: a chunk, the longest line, and per 8 MB of text at most one place.
+    Reading starts again at these places, the beginnings of frames and members. So each line of a ``.gz`` file of a single
+    member, such as ``gzip`` writes, is found by unpacking the file from its beginning.
 
     Args:
         path: the file.
