@@ -78,7 +78,7 @@ class McpTools(ToolSet):
         if bool(command) == bool(url):
             raise ConfigurationError(f"McpTools: command is {command!r} and url is {url!r}; give one of them")
         positive("McpTools: ", timeout=timeout, start_timeout=start_timeout)
-        library("mcp", "mcp")
+        library("mcp", "mcp", "McpTools")
         self.command, self.args, self.env, self.url = command, list(args), env, url
         self.timeout, self.start_timeout, self.shared, self.only = timeout, start_timeout, shared, only
         self._label = f"MCP server {url or ' '.join([str(command), *args])!r}"
