@@ -49,7 +49,8 @@ def test_cells_of_a_table_are_text_and_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("{", r"not JSON \("), ("5", "must hold a list of objects"), ('{"a": 1}', "must hold a list of")]
+    ("text", "fault"),
+    [("{", r"not JSON \("), ("5", "must hold a list of objects"), ('{"a": 1}', "must hold a list of")],
 )
 def test_json_of_another_form_is_named(text: str, fault: str, tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text(text)

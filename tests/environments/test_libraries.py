@@ -24,8 +24,10 @@ def test_a_broken_install_is_named_with_its_fault(tmp_path: Path, monkeypatch: p
 
 def test_the_setting_that_needs_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(ConfigurationError, match="^sql: database_url needs sqlalchemy, which is not installed; pip"):
+    with pytest.raises(
+        ConfigurationError, match=r"^sql: database_url needs sqlalchemy, which is not installed; pip install"
+    ):
         ServerDatabase("mysql+pymysql://host", (), 1.0)
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ConfigurationError, match="^McpTools needs mcp, which is not installed; pip"):
+    with pytest.raises(ConfigurationError, match=r"^McpTools needs mcp, which is not installed; pip install"):
         McpTools("python")
