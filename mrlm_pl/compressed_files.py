@@ -67,6 +67,7 @@ class _Members:
         while start < len(data):
             if self.whole and data[start : start + 1] == self._padding:
                 start += 1
+                self.pending = len(data) - start
                 continue
             fed = data[start : start + FED]
             try:

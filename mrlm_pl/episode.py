@@ -371,11 +371,13 @@ class Episode:
             ValueError: a number is NaN or infinite.
         """
         check_finite(self)
+        if not has_text_keys(self):
+            return json.dumps(self.to_dict(), separators=(",", ":"))
         data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         try:
             task = {**vars(self.task), "data": msgspec.Raw(data.encode())}
             return json_line({"schema": SCHEMA, **vars(self), "task": task})
-        except UNENCODABLE:
+        except UnicodeEncodeError:  # a lone surrogate
             return json.dumps(self.to_dict(), separators=(",", ":"))
 
     @classmethod
@@ -389,17 +391,28 @@ class Episode:
         return cls.from_dict(json.loads(text))
 
 
-UNENCODABLE = (TypeError, UnicodeEncodeError)
-"""Errors of :func:`json_line` for what ``json`` can write: None and truth values as keys, and lone surrogates."""
-
-
 def json_line(record: Mapping[str, Any]) -> str:
     """Return a record as one line of JSON.
 
     Raises:
-        TypeError, UnicodeEncodeError: msgspec cannot write a key or a text.
+        UnicodeEncodeError: a text holds a lone surrogate.
     """
     return msgspec.json.encode(record, enc_hook=_plain).decode()
+
+
+def has_text_keys(episode: Episode) -> bool:
+    """Return True unless the arguments of a tool call have other keys than text, which msgspec does not write as JSON.
+
+    Such keys are None, a truth value or a number.
+    """
+
+    def has(value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return all(isinstance(key, str) and has(item) for key, item in value.items())
+        return not isinstance(value, (list, tuple)) or all(map(has, value))
+
+    messages = (message for row in episode.rows() for message in row.messages)
+    return all(has(call.arguments) for message in messages for call in message.tool_calls)
 
 
 def check_finite(episode: Episode) -> None:

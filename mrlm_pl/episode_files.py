@@ -174,6 +174,8 @@ class EpisodeWriter:
 
     def _write(self, path: Path, episodes: Sequence[Episode]) -> None:
         write_episodes(path, episodes)
+        if path.suffix == ".zst":
+            path.with_suffix(".gz").unlink(missing_ok=True)  # of an earlier version, whose run was resumed
         self.retention.remove_displaced(path)
 
     def finish(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mrlm_pl.episode import SCHEMA, UNENCODABLE, Episode, Trajectory, Turn, by_group, check_finite, decided, json_line
+from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, by_group, check_finite, decided, has_text_keys, json_line
 from mrlm_pl.grouping import grouped
 
 
@@ -100,10 +101,10 @@ class TurnTree:
         for path in self.paths:
             check_finite(path)
         record = self.to_dict()
-        try:
-            return json_line(record)
-        except UNENCODABLE:
-            return json.dumps(record, separators=(",", ":"))
+        if all(map(has_text_keys, self.paths)):
+            with suppress(UnicodeEncodeError):  # a lone surrogate
+                return json_line(record)
+        return json.dumps(record, separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TurnTree:

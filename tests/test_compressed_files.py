@@ -80,3 +80,10 @@ def test_another_decoder_starts_at_the_pending_bytes_of_a_whole_one() -> None:
                 rest = data[len(data) - decoder.pending :]
                 assert b"".join(decoder_of(path).feed(rest)) == b"".join(texts)[done:]
         assert others >= 4
+
+
+@pytest.mark.parametrize("padding", [1, 100, CHUNK])
+def test_padding_is_no_pending_data(padding: int, tmp_path: Path) -> None:
+    decoder = decoder_of(tmp_path / "a.gz")
+    assert b"".join(decoder.feed(gzip.compress(TEXT) + bytes(padding))) == TEXT
+    assert (decoder.whole, decoder.pending) == (True, 0)

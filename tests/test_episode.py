@@ -107,17 +107,46 @@ def test_numbers_that_json_has_not_are_refused(number: float) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda arguments: arguments, lambda arguments: {"nested": [arguments]}])
-def test_keys_of_arguments_become_those_of_json(wrap: Any, tmp_path: Path) -> None:
-    keys = {None: 1, True: 2, 1.5: 3, 7: 4, "k": 5}
-    call = Message("assistant", "", (ToolCall("0", "t", wrap(keys)),))
-    turn = Turn("a", 0, 0, 1, 0.0, {}, "stop", "main", 0, "e", node="root")
+@pytest.mark.parametrize("node", ["", "root"])
+@pytest.mark.parametrize(
+    ("key", "expected"), [(None, "null"), (True, "true"), (1.5, "1.5"), (1e16, "1e+16"), (7, "7"), ("k", "k")]
+)
+def test_keys_of_arguments_become_those_of_json(
+    key: object, expected: str, node: str, wrap: Any, tmp_path: Path
+) -> None:
+    write_episodes(tmp_path / "e.jsonl.zst", [calling(wrap({key: 1}), node)])
+    (read,) = read_episodes(tmp_path / "e.jsonl.zst")
+    assert read.rows()[0].messages[0].tool_calls[0].arguments == wrap({expected: 1})
+
+
+@pytest.mark.parametrize("node", ["", "root"])
+@pytest.mark.parametrize(
+    ("key", "error", "fault"),
+    [
+        (b"x", TypeError, "keys must be str, int, float, bool or None, not bytes"),
+        ((1,), TypeError, "keys must be str, int, float, bool or None, not tuple"),
+        (float("nan"), ValueError, "not JSON compliant"),
+    ],
+)
+def test_keys_that_json_has_not_are_refused(
+    key: object, error: type[Exception], fault: str, node: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=fault):
+        write_episodes(tmp_path / "e.jsonl.zst", [calling({key: 1}, node)])
+
+
+def calling(arguments: Any, node: str) -> Episode:
+    """Return an episode with one tool call, of a turn tree if there is a ``node``."""
+    call = Message("assistant", "", (ToolCall("0", "t", arguments),))
+    turn = Turn("a", 0, 0, 1, 0.0, {}, "stop", "main", 0, "e", node=node)
     row = Trajectory("a", "main", (1,), (True,), (-0.5,), (turn,), (call,))
-    for played in (row, replace(row, turns=(replace(turn, node=""),))):
-        episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {"a": (played,)}, "end")
-        write_episodes(tmp_path / "e.jsonl.gz", [episode])
-        (read,) = read_episodes(tmp_path / "e.jsonl.gz")
-        expected = {"null": 1, "true": 2, "1.5": 3, "7": 4, "k": 5}
-        assert read.rows()[0].messages[0].tool_calls[0].arguments == wrap(expected)
+    return Episode("id", Task("e", "train", 1), "g", 3, 4, {"a": (row,)}, "end")
+
+
+def test_a_lone_surrogate_in_a_turn_tree_stays(tmp_path: Path) -> None:
+    episode = calling({"text": "\ud800"}, "root")
+    write_episodes(tmp_path / "e.jsonl.zst", [episode])
+    assert list(read_episodes(tmp_path)) == [episode]
 
 
 def test_lone_surrogates_and_large_integers_stay(tmp_path: Path) -> None:

@@ -224,3 +224,12 @@ def test_episodes_that_are_not_trained_on_say_why(
     for item in episodes:
         trained = any(turn.advantage is not None for row in item.rows() for turn in row.turns)
         assert trained == (item.excluded is None)
+
+
+def test_a_resumed_run_replaces_the_file_of_an_earlier_version(tmp_path: Path) -> None:
+    for number in (0, 1):
+        write_episodes(tmp_path / f"iteration-{number:06d}.jsonl.gz", [episode(number)])
+    writer = EpisodeWriter()
+    writer.write(tmp_path / "iteration-000001.jsonl.zst", [episode(2)])
+    writer.finish()
+    assert [item.id for item in read_episodes(tmp_path)] == ["0", "2"]

@@ -8,15 +8,16 @@ from types import ModuleType
 from mrlm_pl.errors import ConfigurationError
 
 
-def library(name: str, extra: str) -> ModuleType:
+def library(name: str, extra: str, user: str = "") -> ModuleType:
     """Return a module of a library.
 
     Args:
         name: of the module.
         extra: that installs the library.
+        user: the setting or class that needs it, for the message; the extra tells it where this is empty.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: it, or a library that it needs, is not installed or cannot be loaded.
 
     >>> library("no_such_library", "gymnasium")
     Traceback (most recent call last):
@@ -24,5 +25,8 @@ def library(name: str, extra: str) -> ModuleType:
     """
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{error.name} is not installed; pip install 'mrlm[{extra}]'") from error
+    except ImportError as error:
+        missing = error.name or name
+        subject = f"{user} needs {missing}, which" if user else missing
+        fault = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
+        raise ConfigurationError(f"{subject} {fault}; pip install 'mrlm[{extra}]'") from error

@@ -258,9 +258,13 @@ def _local_rows(path: Path) -> list[Any]:
         raw = _unpacked(path) if path.suffix in (".zst", ".gz") else path.read_bytes()
         if suffix == ".parquet":
             return _parquet_rows(raw)
-        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](raw.decode("utf-8-sig"))
-    except (OSError, EOFError, ValueError, MemoryError, RecursionError, csv.Error) as error:
+        text = raw.decode("utf-8-sig")
+    except (OSError, EOFError, ValueError, MemoryError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    try:
+        return {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}[suffix](text)
+    except DataError as fault:
+        raise DataError(f"{path}: {fault}") from fault
 
 
 def _unpacked(path: Path) -> bytes:
@@ -300,18 +304,24 @@ def _jsonl_rows(text: str) -> list[Any]:
 
 def _csv_rows(text: str) -> list[Any]:
     wrong = DataError("the row has more or fewer cells than the header")
-    rows = csv.DictReader(io.StringIO(text), strict=True)
+    try:
+        rows = list(csv.DictReader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise DataError(f"not CSV ({error})") from error
     return [wrong if None in row or None in row.values() else row for row in rows]
 
 
 def _json_rows(text: str) -> list[Any]:
-    content = json.loads(text)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON ({error})") from error
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         single = len(lists) == 1 and lists[0] and not isinstance(lists[0][0], dict)  # its list is a field of it
         content = [content] if single else lists[0] if len(lists) == 1 else None
     if not isinstance(content, list):
-        raise ValueError("it must hold a list of objects, or one object with a single list of them")
+        raise DataError("must hold a list of objects, or one object with a single list of them")
     return content
 
 
@@ -351,10 +361,16 @@ def _from_hub(source: str, load: Callable[[str, str | None], T]) -> T:
         ) from error
 
 
-def _lone_surrogate(row: Mapping[str, Any]) -> str | None:
-    """Return the first lone surrogate in the texts of a row; neither files nor tokenizers take it."""
-    try:
-        json.dumps(row, ensure_ascii=False, skipkeys=True, default=lambda other: None).encode()
-    except UnicodeEncodeError as error:
-        return ascii(error.object[error.start])
+def _lone_surrogate(value: Any) -> str | None:
+    """Return the first lone surrogate in a JSON-like value; neither files nor tokenizers take it."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return ascii(value[error.start])
+        return None
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, map(_lone_surrogate, value)), None)
     return None

@@ -127,10 +127,9 @@ class ReportFile:
                 return
             text = file.read(LONGEST_LINE)
         self.rows, self._records, self._changed = [], {}, changed
-        with suppress(ValueError, RecursionError):  # it is said by the notes
+        with suppress(KeyError, ValueError, RecursionError):  # it is said by the notes
             records = list(report_records(text))
-            self._records = {record["id"]: record for record in records}
-            self.rows = list(map(report_summary, records))
+            self.rows, self._records = list(map(report_summary, records)), {record["id"]: record for record in records}
 
     def record(self, episode: str) -> dict[str, Any] | None:
         """Return a transcript as a record without turns and tokens; None if there is no such one."""

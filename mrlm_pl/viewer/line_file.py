@@ -19,7 +19,9 @@ LONGEST_LINE = 64 << 20
 class LineFile:
     """Read the complete lines of a file, and any of them again by its offset.
 
-    Memory is bounded: a chunk, the longest line, and per 8 MB of text one place.
+    Memory is bounded: a chunk, the longest line, and per 8 MB of text at most one place.
+    Reading starts again at these places, where frames and members begin; a ``.gz`` file of a single member, as ``gzip``
+    writes it, has none but its beginning, from which it is unpacked for each line.
 
     Args:
         path: the file.

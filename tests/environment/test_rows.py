@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -43,8 +44,18 @@ def test_cells_of_a_table_are_text_and_complete(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"d\.csv, row 2: the row has more or fewer cells than the header"):
             read_rows(str(tmp_path / "d.csv"), None, ())
     (tmp_path / "d.csv").write_text('a,b\n1,"2\n')
-    with pytest.raises(DataError, match=r"d\.csv cannot be read: Error"):
+    with pytest.raises(DataError, match=r"d\.csv: not CSV \("):
         read_rows(str(tmp_path / "d.csv"), None, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("{", r"not JSON \("), ("5", "must hold a list of objects"), ('{"a": 1}', "must hold a list of")],
+)
+def test_json_of_another_form_is_named(text: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text(text)
+    with pytest.raises(DataError, match=rf"d\.json: {fault}"):
+        read_rows(str(tmp_path / "d.json"), None, ())
 
 
 def test_a_missing_field_is_named_with_its_row(tmp_path: Path) -> None:
@@ -247,3 +258,11 @@ def test_half_a_character_is_refused_with_its_row(tmp_path: Path, row: str) -> N
     file.write_text('{"a": "\\ud83d\\ude00"}\n' + row + "\n")
     with pytest.raises(DataError, match=r"row 2: '\\u[a-f0-9]{4}' is half of a character \(a lone surrogate\)"):
         read_rows(str(file), None, ())
+
+
+@pytest.mark.parametrize(
+    "value", [MappingProxyType({"b": "\ud800"}), {(1, 2): "\ud800"}, {("\ud800",): 1}, ("\ud800",)], ids=repr
+)
+def test_half_a_character_is_found_in_rows_of_a_program(value: object) -> None:
+    with pytest.raises(DataError, match=r"row 1: '\\ud800' is half of a character"):
+        read_rows([{"a": value}], None, ())

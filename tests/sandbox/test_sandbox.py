@@ -362,6 +362,22 @@ def test_a_killed_server_leaves_no_folder(level: str) -> None:
     assert not folder or not os.path.exists(os.path.dirname(folder))
 
 
+def test_a_level_that_cannot_be_set_up_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def refuse(level: Isolation, packages: tuple[str, ...]) -> ServerProcess:
+        started.append((level, packages))
+        raise SandboxError(f"sandbox level {level.title!r} cannot be set up here: no module {packages}")
+
+    monkeypatch.setattr(server_process, "ServerProcess", refuse)
+    monkeypatch.setattr(server_process, "_refused", {})
+    for _ in range(2):
+        for packages in (("one",), ("two",)):
+            with pytest.raises(SandboxError, match=f"'limits' cannot be set up here: no module .*{packages[0]}"):
+                server(Isolation.LIMITS, packages)
+    assert started == [(Isolation.LIMITS, ("one",)), (Isolation.LIMITS, ("two",))]
+
+
 def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(level: Isolation) -> ServerProcess:
         if level is Isolation.NAMESPACES:

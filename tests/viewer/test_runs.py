@@ -419,3 +419,13 @@ def test_a_broken_report_says_so(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text('{"a": 5}')
     assert run_of(path).index.table()["notes"] == ["report.json holds no transcripts"]
+
+
+def test_a_report_whose_transcripts_lack_a_field_shows_none_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    said = {"task": "math/test/0", "messages": {"solver": [{"role": "user", "content": "1 + 1?"}]}}
+    path.write_text(json.dumps({"seed": 0, "seats": {"solver": "main"}, "transcripts": [said]}))
+    index = run_of(path).index
+    assert index.table()["notes"] == ["report.json holds no transcripts"]
+    with pytest.raises(DataError, match="there is no episode 'math-0'"):
+        index.record("math-0")

@@ -85,9 +85,10 @@ class Record:
         found, totals, last = dict[str, float](), dict[str, float](), len(self.rounds)
         for turn in range(1, (self.planned if done else last) + 1):
             found |= self._turn(min(turn, last) - 1, turn)
-            for name, value in self._changes(turn - 1).items() if 1 < turn <= last else ():
-                found[f"turn_{turn}_{name}"] = value
-                totals[name] = totals.get(name, 0.0) + value
+            if 1 < turn <= last:
+                for name, value in self._changes(turn - 1).items():
+                    found[f"turn_{turn}_{name}"] = value
+                    totals[name] = totals.get(name, 0.0) + value
         found |= totals
         spoken = [answer for played in self.rounds for answer in played.spoken.values()]
         found |= {name: float(sum(name in answer.faults for answer in spoken)) for name in FAULTS}

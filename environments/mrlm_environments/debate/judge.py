@@ -28,7 +28,7 @@ class Debate:
 
     Args:
         topic: the claim that PRO argues for and CON against.
-        arguments: all turns, in the order in which they were spoken; each side has one or more.
+        arguments: all turns, in the order in which they were spoken.
         seed: all randomness of judging it.
     """
 

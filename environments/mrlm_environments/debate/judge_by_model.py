@@ -75,7 +75,7 @@ class LanguageModelJudge(Judge):
         Raises:
             JudgeError: there is no verdict, and the fallback is ``error``.
         """
-        opener = debate.arguments[0].side
+        opener = debate.arguments[0].side if debate.arguments else SIDES[0]
         firsts = (opener, OPPONENT[opener]) if self.both_orders else (opener,)
         with ThreadPoolExecutor(len(firsts)) as pool:
             asked = [pool.submit(self._ask, debate, first) for first in firsts]

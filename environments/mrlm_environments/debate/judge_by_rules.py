@@ -51,7 +51,7 @@ class RuleJudge(Judge):
     :func:`measure` and ``docs/environments/debate.md`` say how each is counted. Consistency is the lowest score of a
     side's arguments over the highest, times their mean soundness. Coverage is the share of the other side's arguments,
     of those heard before a side's last turn, that are taken up later; a side that has heard none gets the mean
-    relevance of its own arguments.
+    relevance of its own arguments. A side that says nothing scores 0.
 
     It reads no meaning: it is for tests, small models and as a check on other judges. A policy that is trained long
     enough against it will exploit its blind spots.
@@ -80,6 +80,8 @@ class RuleJudge(Judge):
 
     def _side(self, side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measures]]) -> dict[str, float]:
         own = [measures for speaker, _, measures in turns if speaker == side]
+        if not own:
+            return dict.fromkeys((*WEIGHTS, "consistency", "coverage"), 0.0)
         means = {name: sum(item.parts[name] for item in own) / len(own) for name in WEIGHTS}
         scores = [item.score for item in own]
         soundness = sum(item.soundness for item in own) / len(own)

@@ -163,7 +163,7 @@ def query_file(path: str) -> Callable[[str], Any]:
         ConfigurationError: pyoxigraph is not installed.
         DataError: the file cannot be read.
     """
-    pyoxigraph = library("pyoxigraph", "graph")
+    pyoxigraph = library("pyoxigraph", "graph", "knowledge_graph: a graph's file")
     store = pyoxigraph.Store()
     try:
         store.bulk_load(path=str(Path(path).expanduser()), format=pyoxigraph.RdfFormat.N_TRIPLES)

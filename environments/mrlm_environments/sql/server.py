@@ -37,7 +37,7 @@ class ServerDatabase:
     collation: str | None = None
 
     def __init__(self, url: str, tables: Sequence[Table], seconds: float) -> None:
-        sqlalchemy = library("sqlalchemy", "sql")
+        sqlalchemy = library("sqlalchemy", "sql", "sql: database_url")
         try:
             parsed = sqlalchemy.make_url(url)
             if parsed.get_backend_name() not in BACKENDS:

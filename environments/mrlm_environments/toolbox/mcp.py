@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as LateError
 from contextlib import asynccontextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from mrlm_environments.libraries import library
@@ -78,10 +78,11 @@ class McpTools(ToolSet):
         if bool(command) == bool(url):
             raise ConfigurationError(f"McpTools: command is {command!r} and url is {url!r}; give one of them")
         positive("McpTools: ", timeout=timeout, start_timeout=start_timeout)
-        library("mcp", "mcp")
+        library("mcp", "mcp", "McpTools")
         self.command, self.args, self.env, self.url = command, list(args), env, url
         self.timeout, self.start_timeout, self.shared, self.only = timeout, start_timeout, shared, only
         self._label = f"MCP server {url or ' '.join([str(command), *args])!r}"
+        self._offered: tuple[ToolSchema, ...] | None = None
         self._connection: _Connection | None = None
         self._finalizer: weakref.finalize[..., McpTools] | None = None
 
@@ -92,6 +93,8 @@ class McpTools(ToolSet):
             McpError: the server cannot be started or reached, has no tool of a name in ``only``, or offers one whose
                 name or schema cannot be used; the message names it.
         """
+        if self._offered is None:  # no cached_property: before Python 3.12 all instances would wait for one another
+            self._offered = self._listed()
         return [_RemoteTool(schema, self) for schema in self._offered]
 
     def open(self, task: Task) -> None:
@@ -138,8 +141,7 @@ class McpTools(ToolSet):
             self._finalizer = weakref.finalize(self, self._connection.close)
         return self._connection
 
-    @cached_property
-    def _offered(self) -> tuple[ToolSchema, ...]:
+    def _listed(self) -> tuple[ToolSchema, ...]:
         running = self._connection is not None
         try:
             schemas = self._connected().list_tools(self.start_timeout)

@@ -146,7 +146,13 @@ def _indexed(path: Path) -> tuple[sqlite3.Connection, int, threading.Lock]:
         if not isinstance(row["title"], str) or not isinstance(row["text"], str):
             raise DataError(f"corpus {str(path)!r}, row {number}: title and text must be texts")
     connection = sqlite3.connect(":memory:", check_same_thread=False)
-    connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='porter unicode61')")
+    try:
+        connection.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize='porter unicode61')")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        raise ConfigurationError(
+            f"this Python's SQLite cannot search text ({error}); use a Python whose SQLite has FTS5"
+        ) from error
     connection.executemany("INSERT INTO documents VALUES (?, ?)", [(row["title"], row["text"]) for row in rows])
     connection.commit()
     return connection, len(rows), threading.Lock()

@@ -198,6 +198,7 @@ class WebShopEnvironment(Environment):
         if not session.bought:
             components, success = {"incomplete": -self.incomplete_penalty}, False
         else:
+            assert session.product is not None
             target = self.catalog.products[self._task.data["asin"]]
             found = match(session.product, session.options, target, self._task.data, self.catalog.nouns)
             components, success = found.components, found.complete

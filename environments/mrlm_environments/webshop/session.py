@@ -26,10 +26,8 @@ class Session:
         list_actions: True ends :meth:`text` with the available actions.
 
     Attributes:
-        product: that was opened last.
+        product: that is open; None before one is.
     """
-
-    product: Product
 
     def __init__(self, catalog: Catalog, instruction: str, page_size: int, list_actions: bool) -> None:
         self.catalog, self.instruction = catalog, instruction
@@ -40,6 +38,7 @@ class Session:
         self.page = "search"  # or results, item or one of SUB_PAGES
         self.results: tuple[str, ...] = ()
         self.number = 1
+        self.product: Product | None = None
         self.options: dict[str, str] = {}
         self.bought = False
 
@@ -72,7 +71,7 @@ class Session:
         elif kind == "turn":
             self.number += int(arguments[0])
         elif kind == "results":
-            self.page, self.options = "results", {}
+            self.page, self.product, self.options = "results", None, {}
         elif kind == "item":
             self.page, self.product = "item", self.catalog.products[arguments[0]]
         elif kind == "sub":
@@ -96,6 +95,7 @@ class Session:
             if self.number * self.page_size < len(self.results):
                 targets[NEXT.lower()] = ("turn", "1")
             return targets | {asin.lower(): ("item", asin) for asin in self.shown()}
+        assert self.product is not None
         if self.page != "item":
             return targets | {PREVIOUS.lower(): ("item", self.product.asin)}
         targets[PREVIOUS.lower()] = ("results",)
@@ -135,6 +135,7 @@ class Session:
             listed = [part for product in found for part in (product.asin, product.title, product.price_text)]
             return [*top, f"Page {self.number} (Total results: {len(self.results)})", *buttons, *listed]
         product = self.product
+        assert product is not None
         top.append(PREVIOUS)
         if self.page == "description":
             return [*top, product.description]

@@ -186,7 +186,11 @@ class ServerProcess:
                 ended.set()
 
 
-_servers: dict[tuple[Isolation, tuple[str, ...]], ServerProcess] = {}
+_Kind = tuple[Isolation, tuple[str, ...]]
+_servers: dict[_Kind, ServerProcess] = {}
+_refused: dict[_Kind, str] = {}
+"""Reasons of kinds that cannot be set up: each further request would start a process, and others would wait."""
+
 _lock = threading.Lock()
 
 
@@ -197,11 +201,18 @@ def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
         SandboxError: the machine does not offer the level, or a package cannot be loaded.
     """
     with _lock:
-        found = _servers.get((level, packages))
+        kind = (level, packages)
+        if kind in _refused:
+            raise SandboxError(_refused[kind])
+        found = _servers.get(kind)
         if found is None or not found.alive:
             if found is not None:
                 found.close()
-            found = _servers[level, packages] = ServerProcess(level, packages)
+            try:
+                found = _servers[kind] = ServerProcess(level, packages)
+            except SandboxError as error:
+                _refused[kind] = str(error)
+                raise
         return found
 
 

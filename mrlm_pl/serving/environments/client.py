@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import grpc
@@ -85,12 +84,13 @@ class RemoteEnvironment(Environment, proxy=True):
         self.addresses = addresses_of(address, token_file, identity, message_mb)
         self.name, self.settings, self._who = name, dict(settings or {}), f"environment {name!r}"
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
+        self._described: tuple[str, ...] | None = None
         self._place: Address | None = None
         self._session, self._turn = "", 0
         self._tools: dict[str, tuple[ToolSchema, ...]] = {}
         self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
 
-    @cached_property
+    @property
     def agents(self) -> tuple[str, ...]:  # type: ignore[override] # requested at the first read
         """The agents, as the first server that answers has them.
 
@@ -98,8 +98,10 @@ class RemoteEnvironment(Environment, proxy=True):
             RemoteError: no server answers.
             ConfigurationError: there is no such environment, or its settings are wrong.
         """
-        request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
-        return tuple(self._ask("Describe", request).environments[0].agents)
+        if self._described is None:  # no cached_property: before Python 3.12 all instances would wait for one another
+            request = pb.DescribeRequest(environment=self.name, settings=to_json(self.settings))
+            self._described = tuple(self._ask("Describe", request).environments[0].agents)
+        return self._described
 
     def tasks(self, split: str) -> TaskSource:
         """Return the server's tasks, read in parts; see :meth:`Environment.tasks`."""

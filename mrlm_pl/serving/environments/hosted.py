@@ -73,7 +73,7 @@ class Offer:
         with self._lock:
             variants, self._variants = list(self._variants.values()), {}
         for making in variants:
-            if making.done():
+            if making.done() and making.exception() is None:
                 _close(making.result().environment)
         if self._hosts is not None:
             self._hosts.close()
@@ -96,8 +96,7 @@ class Offer:
                     self._variants.pop(key, None)  # clients may try any number of settings
                 making.set_exception(error)
             else:
-                making.set_result(variant)
-                self._make_room()
+                self._keep(key, making, variant)
         return making.result()
 
     def _make(self, name: str, settings: Mapping[str, Any]) -> Environment:
@@ -106,8 +105,12 @@ class Offer:
             return self._hosts.host(environment)
         return environment
 
-    def _make_room(self) -> None:
+    def _keep(self, key: tuple[str, str], making: Future[_Variant], variant: _Variant) -> None:
+        """Keep a variant as the newest, whenever it was begun, and drop the oldest one beyond the bound."""
         with self._lock:
+            self._variants.pop(key, None)
+            self._variants[key] = making
+            making.set_result(variant)
             made = [key for key, making in self._variants.items() if making.done()]
             dropped = self._variants.pop(made[0]) if len(made) > self.MAX_VARIANTS else None
         if dropped is not None:

@@ -121,7 +121,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                     raise self._failed(session, as_error(raised)) from raised
             # A task of its own: if the caller disconnects, the turn is executed all the same, for its repetition.
             session.busy = asyncio.ensure_future(self._make_step(session, actions))
-            session.busy.add_done_callback(lambda done: done.cancelled() or done.exception())  # read: the caller may go
+            session.busy.add_done_callback(_retrieved)
         return await asyncio.shield(session.busy)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
@@ -327,3 +327,9 @@ def refusal_of(error: BaseException) -> RefusalError:
         case asyncio.CancelledError():
             return RefusalError(Code.ABORTED, "the session was ended during its turn")
     return RefusalError(Code.ABORTED, text)
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """Mark the error of a turn as read, since its caller may be gone."""
+    if not done.cancelled():
+        done.exception()

@@ -135,6 +135,10 @@ def test_a_judge_that_favors_the_first_side_gives_a_tie(endpoint: Endpoint) -> N
     assert judge(endpoint, both_orders=False).judge(DEBATE).winner() == "CON", "who opened is shown first"
 
 
+def test_a_debate_without_a_word_is_asked_about_in_the_usual_order(endpoint: Endpoint) -> None:
+    assert judge(endpoint).judge(Debate("Cities should ban private cars.", ())).winner() == "PRO"
+
+
 def test_the_prompt_shows_all_speeches_in_rounds() -> None:
     texts = [argument.text for argument in DEBATE.arguments]
     shown = judging_prompt(DEBATE, "PRO")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from mrlm_environments.debate.judge import Argument, Debate, Side, Verdict
+from mrlm_environments.debate.judge import SIDES, Argument, Debate, Side, Verdict
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 
 from mrlm_pl.environment.check import HOSTILE_REPLIES
@@ -136,3 +136,10 @@ def test_hostile_texts_are_judged_in_bounded_time(text: str) -> None:
 def test_the_length_of_a_full_argument_must_be_positive() -> None:
     with pytest.raises(ConfigurationError, match="words is 0"):
         RuleJudge(words=0)
+
+
+def test_a_side_that_says_nothing_scores_0() -> None:
+    one_sided = verdict(("PRO", FOR))
+    assert one_sided.score("CON") == 0.0 < one_sided.score("PRO")
+    assert one_sided.parts["CON"].keys() == one_sided.parts["PRO"].keys()
+    assert not any(verdict().score(side) for side in SIDES)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,19 @@ def test_the_servers_tools_are_tools(server: McpTools) -> None:
     assert add.schema.description == "Add two numbers."
     assert set(add.schema.parameters["properties"]) == {"a", "b"}
     assert add.call({"a": 17, "b": 25}) == "42"
+
+
+def test_nobody_waits_for_the_server_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def met(self: McpTools) -> Any:
+        both.wait(10)
+        raise McpError(f"{self.url} is gone")
+
+    monkeypatch.setattr(McpTools, "_connected", met)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(McpTools(url=f"http://{host}").tools) for host in "ab"]
+    assert [str(item.exception()) for item in asked] == ["http://a is gone", "http://b is gone"]
 
 
 def test_a_tool_that_fails_tells_why(server: McpTools) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,3 +120,20 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
         WebSearch(backend=Fixed(), corpus=path)
     with pytest.raises(DataError, match="row 2"):
         WebSearch(corpus=path).call({"query": "x"})
+
+
+def test_a_python_that_cannot_search_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[sqlite3.Connection] = []
+
+    class Without(sqlite3.Connection):
+        def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+            made.append(self)
+            return super().execute(statement.replace("fts5", "no_fts5"), *values)  # type: ignore[arg-type]
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *names, **options: connect(*names, factory=Without, **options))
+    path = corpus(tmp_path / "c.jsonl", [{"title": "a", "text": "b"}])
+    with pytest.raises(ConfigurationError, match=r"SQLite cannot search text \(no such module: .*\); use a Python"):
+        asked("b", backend=CorpusSearch(path))
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        made[0].commit()

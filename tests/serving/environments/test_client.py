@@ -184,6 +184,21 @@ def test_nobody_answers_who_is_asked(serve: Server, monkeypatch: pytest.MonkeyPa
     assert remote(gone, serve()).agents == ("agent",)
 
 
+def test_nobody_waits_for_the_server_of_another(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    ask = RemoteEnvironment._ask
+
+    def met(self: RemoteEnvironment, method: str, request: Any) -> Any:
+        both.wait(10)
+        return ask(self, method, request)
+
+    monkeypatch.setattr(RemoteEnvironment, "_ask", met)
+    environments = [remote(serve()), remote(serve())]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda each: each.agents, environments)) == [("agent",)] * 2
+    assert environments[0].agents == ("agent",), "asked for once"
+
+
 def test_a_server_is_swapped_for_another_on_the_same_port(serve: Server) -> None:
     first = serve()
     environment = remote(first)

@@ -418,6 +418,59 @@ def test_environments_that_make_room_are_closed(serve: Any, monkeypatch: pytest.
     assert all(id(item) in Scripted.closed for item in made)
 
 
+def test_a_slow_environment_is_kept_though_quicker_ones_began_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Offer, "MAX_VARIANTS", 2)
+    monkeypatch.setattr(Scripted, "closed", [])
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make(settings: Any) -> Scripted:
+        if settings["greeting"] == "slow":
+            begun.set()
+            assert go_on.wait(10)
+        return Scripted(**settings)
+
+    made = offer(more={"scripted": make})
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(made.template, "scripted", {"greeting": "slow"})
+        assert begun.wait(10)
+        quick = [made.template("scripted", {"greeting": greeting}) for greeting in ("a", "b")]
+        go_on.set()
+        slow.result(10)
+    assert made.template("scripted", {"greeting": "slow"}) is slow.result()
+    assert [id(item) in Scripted.closed for item in (slow.result(), *quick)] == [False, True, False]
+    made.close()
+
+
+def test_an_environment_that_fails_during_the_end_leaves_no_other_open() -> None:
+    begun, go_on, failed = threading.Event(), threading.Event(), threading.Event()
+
+    class Last(Scripted):
+        """Its end waits for the failure of another one."""
+
+        def close(self) -> None:
+            go_on.set()
+            assert failed.wait(10)
+            super().close()
+
+    def make(settings: Any) -> Scripted:
+        if settings["greeting"] == "fails":
+            begun.set()
+            assert go_on.wait(10)
+            raise ValueError("no such greeting")
+        return (Last if settings["greeting"] == "first" else Scripted)(**settings)
+
+    made = offer(more={"scripted": make})
+    with ThreadPoolExecutor(1) as pool:
+        first = made.template("scripted", {"greeting": "first"})
+        failing = pool.submit(made.template, "scripted", {"greeting": "fails"})
+        failing.add_done_callback(lambda done: failed.set())
+        assert begun.wait(10)
+        last = made.template("scripted", {"greeting": "last"})
+        made.close()
+    assert isinstance(failing.exception(), ValueError)
+    assert all(id(item) in Scripted.closed for item in (first, last))
+
+
 def test_an_environment_is_made_once_for_all_its_sessions(serve: Any) -> None:
     slow = threading.Lock()
 
