@@ -66,8 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     found = next((result.measures for result in report.checks if result.name == "splits are disjoint"), {})
     if few := [f"{count:g} in {split}" for split, count in found.items() if count < FEW_PROBLEMS]:
         tell(
-            f"warning: {environment.name} has few different problems ({', '.join(few)}, in up to {MOST_DRAWN} tasks of a "
-            "split): a score over them says little about others"
+            f"warning: {environment.name} has few different problems ({', '.join(few)}, in up to {MOST_DRAWN} tasks "
+            "of a split): a score over them says little about others"
         )
     if options.output is not None:
         with replacing(options.output) as draft:
