@@ -21,7 +21,7 @@ ROWS = 50
 """Episodes in a list."""
 
 ENDS = 5
-"""Iterations at either end of a run whose mean reward is told."""
+"""Iterations at either end of a run whose mean reward is printed."""
 
 WIDEST = 1000
 """Columns of the widest table."""
