@@ -93,7 +93,13 @@ SYNONYMS = {
     "epsilon": "clip",
     "gae_lambda": "lam",
     "lr": "learning_rate",
+    "max_completion_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "num_generations": "group_size",
+    "num_iterations": "passes",
+    "num_turns": "max_turns",
     "share": "reward",
+    "termination_threshold": "stop_above",
     "whiten": "whiten_advantages",
 }
 """Names of our settings in other frameworks."""

@@ -34,6 +34,12 @@ HOSTILE_REPLIES = (
 
 Level = Literal["contract", "semantic"]
 
+FEW_PROBLEMS = 10
+"""A split with fewer different problems scores little more than these."""
+
+MOST_DRAWN = 64
+"""Tasks of a split that are drawn in search of :data:`FEW_PROBLEMS` different problems."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -100,11 +106,13 @@ class _Checker:
 
     # Each check returns a message, a finding that nothing was checked, or raises the fault.
 
-    def splits(self) -> str | Finding:
-        """Check that every split has tasks, and none is posed in two of them."""
+    def splits(self) -> Finding:
+        """Check that every split has tasks, and none is posed in two of them; measure each split's problems."""
         owners: dict[str, str] = {}
         for split in SPLITS:
-            for task in self.tasks(split):
+            for number, task in enumerate(islice(self.environment.tasks(split), MOST_DRAWN)):
+                if number >= self.count and list(owners.values()).count(split) >= FEW_PROBLEMS:
+                    break
                 identity = self.environment.identity(task)
                 if identity is None:
                     continue
@@ -117,7 +125,10 @@ class _Checker:
                     )
         if not owners:
             return Finding("tasks have no identity", applies=False)
-        return f"{len(owners)} different problems, none in two splits"
+        counts = {split: list(owners.values()).count(split) for split in SPLITS}  # counting ends at FEW_PROBLEMS
+        more = {split: " or more" * (count >= FEW_PROBLEMS) for split, count in counts.items()}
+        shown = ", ".join(f"{count}{more[split]} in {split}" for split, count in counts.items())
+        return Finding(f"different problems found: {shown}; none in two splits", measures=counts)
 
     def task_data(self) -> str:
         """Check that tasks are JSON-like data, and the same index gives the same task."""

@@ -8,6 +8,7 @@ their path. Ours are found in the same way. A class of the working folder is nam
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -16,7 +17,7 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -90,10 +91,13 @@ def dotted_path(name: str) -> str:
     """Return the import path of a class in a file, ``./folder/my_file.py:MyClass``; any other name as it is.
 
     Raises:
-        ConfigurationError: there is no such file, or its name is that of another module.
+        ConfigurationError: there is no such file, its name is that of another module, or it is named without a class.
     """
     match = _IN_FILE.match(name)
-    if not match:
+    if match is None and name.endswith(".py") and Path(name).is_file():
+        named = " or ".join(f"{name}:{item}" for item in _classes_in(Path(name)) or ["MyClass"])
+        raise ConfigurationError(f"{name!r} is a file; name a class in it: {named}")
+    if match is None:
         return name
     file = Path(match.group(1)).expanduser().resolve()
     if not file.is_file():
@@ -105,6 +109,14 @@ def dotted_path(name: str) -> str:
     if found is None or found.origin is None or Path(found.origin).resolve() != file:
         raise ConfigurationError(f"{name!r}: another module is named {file.stem!r}; rename the file")
     return f"{file.stem}.{match.group(2)}"
+
+
+def _classes_in(file: Path) -> list[str]:
+    """Return the names of the classes at the top of a file; empty if it is no Python."""
+    with suppress(SyntaxError, ValueError):
+        nodes = ast.parse(file.read_text(encoding="utf-8")).body
+        return [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return []
 
 
 def imported(name: str) -> Any:

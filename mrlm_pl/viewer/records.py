@@ -83,11 +83,12 @@ _HEAD = msgspec.json.Decoder(_RecordHead)
 COLUMNS = (
     "id", "iteration", "task", "group", "agents", "policies", "reward", "rewards", "turns", "tokens", "advantage",
     "success", "truncated", "length", "tool_failure", "error", "stop", "seed", "branch",
-    "tree", "excluded",
+    "tree", "excluded", "signed_advantage",
 )  # fmt: skip
 """Columns of the table of episodes.
 
-``advantage`` is the largest absolute one of a turn; None where none is stored. ``branch`` is True for an episode that
+``advantage`` is the largest absolute one of a turn, ``signed_advantage`` the same with its sign; None where none is
+stored. ``branch`` is True for an episode that
 branches from another one.
 """
 
@@ -111,17 +112,19 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
         agent: math.fsum(turn.reward for row in rows for turn in row.turns) for agent, rows in head.trajectories.items()
     }
     team = len(head.agents) or len(rewards)
-    advantages = [abs(turn.advantage) for turn in turns if turn.advantage is not None]
+    advantages = [turn.advantage for turn in turns if turn.advantage is not None]
+    largest = max(advantages, key=abs, default=None)
     task = head.task
     return [
         head.id, head.iteration, f"{task.environment}/{task.split}/{task.index}", head.group, list(rewards),
         sorted({row.policy for rows in head.trajectories.values() for row in rows}),
         math.fsum(rewards.values()) / team if team else 0.0, list(rewards.values()), len(turns),
-        sum(turn.stop - turn.start for turn in turns), max(advantages, default=None), head.success, head.truncated,
+        sum(turn.stop - turn.start for turn in turns), None if largest is None else abs(largest), head.success,
+        head.truncated,
         any(turn.finish_reason == "length" for turn in turns),
         head.tool_failure,
         head.error, head.stop_reason, f"{task.seed}/{head.seed}", head.origin is not None, tree,
-        head.excluded,
+        head.excluded, largest,
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,9 @@ from mrlm_pl.viewer.runs import Run
 
 ROWS = 50
 """Episodes in a list."""
+
+ENDS = 5
+"""Iterations at either end of a run whose mean reward is printed."""
 
 WIDEST = 1000
 """Columns of the widest table."""
@@ -52,7 +56,7 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
 
 
 def print_episodes(run: Run, console: Console, iteration: int | None = None) -> None:
-    """Print a line for each of the newest episodes, or of those of an iteration.
+    """Print a line for each of the newest episodes, below the rewards' course, or of those of an iteration.
 
     Raises:
         ConfigurationError: the iteration has no episodes.
@@ -65,10 +69,12 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
             raise ConfigurationError(
                 f"iteration: the run has no episode of iteration {iteration}; leave out `--iteration` to see the newest"
             )
-    table = Table("episode", "iteration", "task", "group", "reward", "turns", "tokens", "|advantage|", "stop")
+    if iteration is None and (course := _course(run)):
+        console.print(course, highlight=False)
+    table = Table("episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage", "stop")
     for row in rows[: ROWS if iteration is None else None]:
         texts = (row["id"], str(row["iteration"]), row["task"], row["group"])
-        numbers = (row["reward"], row["turns"], row["tokens"], row["advantage"])
+        numbers = (row["reward"], row["turns"], row["tokens"], row["signed_advantage"])
         ended = row["error"] or row["excluded"] or row["stop"]
         table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
     _print_whole(table, console)
@@ -77,6 +83,17 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         console.print(f"the newest {ROWS} of {len(rows)}; {more}", highlight=False)
     for note in found["notes"]:
         console.print(visible(note), style="yellow")
+
+
+def _course(run: Run) -> str:
+    """Return the mean reward of the first and of the last iterations; empty below two."""
+    rewards = [value for value in run.logged().get("rollout/reward", ()) if value is not None]
+    part = min(ENDS, len(rewards) // 2)
+    if not part:
+        return ""
+    first, last = (math.fsum(values) / part for values in (rewards[:part], rewards[-part:]))
+    ends = f"{_number(first)} in the first {part}, {_number(last)} in the last {part}"
+    return f"mean reward {ends} of {len(rewards)} iterations"
 
 
 def _print_whole(table: Table, console: Console) -> None:

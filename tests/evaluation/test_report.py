@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.comparison import compare, read_report
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
 from mrlm_pl.evaluation.report import evaluation_specs, summarize
+from mrlm_pl.evaluation.table import report_table
 
 
 def episode(
@@ -70,6 +72,12 @@ def test_repeated_samples_of_a_task_are_not_independent() -> None:
     repeated = mean_interval([[1.0] * 10, [0.0] * 10])
     assert repeated == pytest.approx(alone)
     assert mean_interval([[1.0, 0.0]]) == (-math.inf, math.inf)
+
+
+def test_the_number_of_problems_is_told_where_it_is_far_below_that_of_the_episodes() -> None:
+    few = report_table(summary([episode(task, 0.0, False) for task in (0, 1) for _ in range(5)]), Sampling())
+    assert "\nepisodes       10; 2 different problems\n" in few
+    assert "problem" not in report_table(summary([episode(task, 0.0, False) for task in range(10)]), Sampling())
 
 
 def test_failed_episodes_are_counted_and_not_scored() -> None:

@@ -60,6 +60,19 @@ def test_the_runs_and_the_episodes_of_one(folder: Path, mrlm) -> None:
     assert "not trained on: greedy" in mrlm("view", "--text", str(greedy), "--episode", "0-greedy")[1]
 
 
+def test_a_list_of_episodes_tells_the_course_of_the_rewards_and_the_signs_of_the_advantages(
+    tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    run = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.0, 0.25, 0.5, 1.0, 0.5])
+    with_credit(run / "episodes" / "iteration-000000.jsonl.zst", advantage=-0.125)
+    out = mrlm("view", "--text", str(run))[1]
+    assert out.startswith("mean reward 0.125 in the first 2, 0.75 in the last 2 of 5 iterations\n")
+    (line,) = [line for line in out.splitlines() if "math/train" in line]
+    assert " -0.125 " in line
+    assert "mean reward" not in mrlm("view", "--text", str(run), "--iteration", "0")[1]
+
+
 def test_the_episodes_of_an_iteration(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     iterations = [[episode(f"{number}-{member}", iteration=number) for member in range(30)] for number in range(3)]

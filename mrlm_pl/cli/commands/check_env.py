@@ -9,11 +9,11 @@ from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
-from mrlm_pl.environment.check import Level, check_data, check_environment
+from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, Level, check_data, check_environment
 from mrlm_pl.environment.rows import all_rows
 from mrlm_pl.environment.tasks import SPLITS
 from mrlm_pl.episode_files import write_lines
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, tell
 
 SPLIT = "test"
 """Split of all rows of ``--data``."""
@@ -45,8 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     words = with_first_as("--environment", arguments)
     if not {word.partition("=")[0].partition(".")[0] for word in words} & {"--environment", "--config", "-h", "--help"}:
         raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
-    found = [value for option, value in option_values(words) if option == "--data"]
-    data = found[-1] if found else None
+    files = [value for option, value in option_values(words) if option == "--data"]
+    data = files[-1] if files else None
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
     options = parser.instantiate(read(parser, words))
@@ -63,6 +63,12 @@ def run(arguments: Sequence[str]) -> int:
     print(f"{environment.name}: {sum(result.passed for result in applied)} of {len(applied)} checks passed")
     if report.passed and (sizes := _sizes(environment)):
         print(f"{environment.name}: {sizes}")
+    found = next((result.measures for result in report.checks if result.name == "splits are disjoint"), {})
+    if few := [f"{count:g} in {split}" for split, count in found.items() if count < FEW_PROBLEMS]:
+        tell(
+            f"warning: {environment.name} has few different problems ({', '.join(few)}, in up to {MOST_DRAWN} tasks "
+            "of a split): a score over them says little about others"
+        )
     if options.output is not None:
         with replacing(options.output) as draft:
             draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")

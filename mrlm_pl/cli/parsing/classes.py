@@ -232,6 +232,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
     if cls is None:
         raise MistakeError(key, _unknown_name(name, bases))
     left: list[str] = []
+    dropped: list[str] = []
     for argument, earlier in value.get(EARLIER, {}).items():
         old = named_class(earlier, bases, key)
         if argument not in arguments or old is cls or _fits(arguments[argument], argument, cls, key):
@@ -239,11 +240,15 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
         given = arguments.pop(argument)
         if given == _defaults(old).get(argument):
             left.append(argument)
-        elif not value.get(DROPPED):
+        elif value.get(DROPPED) is not None:
+            dropped.append(argument)
+        else:
             raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
     if left:
         names = ", ".join(left)
         tell(f"{cls.__name__} does not take {names}, left at {old.__name__}'s defaults")
+    if dropped and value[DROPPED]:
+        tell(f"{cls.__name__} does not take {', '.join(dropped)}, set for {old.__name__}: dropped")
     others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}
     inner = {ARGUMENTS: checked(arguments, cls, key)} if arguments and isinstance(cls, type) else {}
     return {**others, CLASS: class_path(cls) if isinstance(cls, type) else name, **inner}

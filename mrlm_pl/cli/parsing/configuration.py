@@ -1,7 +1,8 @@
 """The files and options of a command, merged into one configuration of plain data.
 
 A class is a mapping with ``class_path`` and ``init_args``. Where a later file or option names another class, the
-arguments of the earlier one stay, marked with the class that they were given for.
+arguments of the earlier one stay, marked with the class that they were given for; where it is named with ``init_args``,
+those that it does not take are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ EARLIER = "earlier"
 """Key of a class's mapping: the earlier class of each argument that was given for one."""
 
 DROPPED = "dropped"
-"""Key of a class's mapping: it was named with ``init_args: {}``, which drops unfit arguments of an earlier class."""
+"""Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""
 
 SWITCHES = ("true", "false", "null")
 """Plain values in place of settings, which an option for one of the settings replaces; see :func:`merged`."""
@@ -89,7 +90,7 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
     if CLASS in old and CLASS in new and old[CLASS] != new[CLASS]:
         given = old.get(ARGUMENTS) or {}
         old = {**old, EARLIER: {**dict.fromkeys(given, old[CLASS]), **old.get(EARLIER, {})}}
-        new = {**new, DROPPED: new.get(ARGUMENTS) == {}}
+        new = {**new, DROPPED: new.get(ARGUMENTS)}
     if EARLIER in old:
         kept = {key: cls for key, cls in old[EARLIER].items() if key not in (new.get(ARGUMENTS) or {})}
         old = {**old, EARLIER: kept}

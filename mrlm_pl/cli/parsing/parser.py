@@ -6,9 +6,11 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from docstring_parser import parse
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader
 from yaml import YAMLError
 
@@ -17,13 +19,15 @@ from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_
 from mrlm_pl.cli.parsing.configuration import merged
 from mrlm_pl.cli.parsing.early_check import settings_options
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest, place_of_error
+from mrlm_pl.runs.plugins import imported
 
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.+)' \(choose from (.+)\)$")
 _KIND = re.compile(r"argument (\S+): invalid (\w+) value: '(.*)'$")
 _OPTION_VALUE = re.compile(r'Parser key "(\w+)":')
 _ROLE = re.compile(r":[a-z]+:`(?:~(?:\w+\.)*)?([\w.]+)`")
-_CLASS_HELP = re.compile(r"^Help for --", re.MULTILINE)
+_CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
+_SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
 _INNER_HELP = re.compile(r"^  --\S+\.help\n(?: {20,}.*\n)+", re.MULTILINE)  # those of groups; classes take a value
 
 
@@ -115,16 +119,39 @@ class ShortErrors:
         if fault := _unfit_option(message, self, words):
             raise ConfigurationError(str(fault)) from ex
         text = explain(message, self)
-        key = text.partition(":")[0]
+        unknown = _SUBCOMMAND_OPTION.search(message)
+        key = unknown[2] if unknown else text.partition(":")[0]
         raise ConfigurationError(f"{text}{'' if ' ' in key else file_of_key(key, words)}") from ex
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help in plain words, without options that the command line does not take."""
+        if shown := _CLASS_HELP.search(self.description or ""):  # type: ignore[attr-defined]
+            described = descriptions(imported(shown[2]))
+            for action in self._actions:  # type: ignore[attr-defined]
+                if action.help is None:
+                    action.help = described.get(action.dest.removeprefix(f"{shown[1]}."))
         text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
         if not _CLASS_HELP.search(text):
             return text
         text = _INNER_HELP.sub("", text)
         return text + policy_help() if "--model.policies" in text else text
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """Return the texts of a class's arguments that its docstring describes several at a time, by name.
+
+    Where it says ``a, b: see :class:`X```, they are those of ``X``, which the parser library does not follow.
+    """
+    found: dict[str, str] = {}
+    for entry in parse(cls.__doc__ or "").params:
+        names, text = entry.arg_name.split(", "), entry.description or ""
+        owner = _SEE_CLASS.match(text)
+        texts: dict[str, str | None] = {}
+        with suppress(ImportError):  # a docstring may name a class by less than its path: then its own text is shown
+            own = parse(imported(owner[1]).__doc__ or "").params if owner else []
+            texts = {item.arg_name: item.description for item in own}
+        found |= {name: texts.get(name) or text for name in names}
+    return found
 
 
 def policy_help() -> str:
@@ -247,6 +274,8 @@ def _unaccepted_by_command(message: str, parser: Any) -> str | None:
     group = key.split(".")[0]
     # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
     near = nearest(group, groups) if group not in groups else nearest(key, known)
+    if group not in groups and "trainer" in groups:
+        near = next((option[2:] for option in settings_options() if option.endswith(f".{group}")), near)
     return f"{command} has no key {key!r}" + (f"; did you mean {near!r}?" if near else f"; see `mrlm {command} --help`")
 
 

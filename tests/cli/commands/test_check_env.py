@@ -29,6 +29,13 @@ def test_the_sizes_of_the_splits_are_named(mrlm, tmp_path):
     status, out, err = mrlm("check-env", "math", "--environment.data", data)
     assert status == 0, out + err
     assert out.splitlines()[-1] == "math: 12 tasks in train, 3 tasks in validation, 1,234 tasks in test"
+    assert "different problems found: 10 or more in train, 3 in validation, 10 or more in test; none" in out
+    assert "warning: math has few different problems (3 in validation, in up to 64 tasks of a split)" in err
+
+
+def test_no_warning_of_few_problems_where_there_are_enough(mrlm):
+    status, out, err = mrlm("check-env", "math")
+    assert (status, "few different problems" in out + err) == (0, False)
 
 
 def test_arguments_reach_the_environment(mrlm, monkeypatch):

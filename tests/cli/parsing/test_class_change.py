@@ -95,6 +95,17 @@ def test_the_advised_option_drops_what_does_not_fit(fit):
     assert model["init_args"]["max_length"] == 77
 
 
+@pytest.mark.parametrize("form", ["option", "file"])
+def test_a_class_with_its_own_arguments_drops_those_that_it_does_not_take(fit, form):
+    named = "{class_path: code, init_args: {max_attempts: 2}}"
+    Path("code.yaml").write_text(f"data: {{init_args: {{environment: {named}}}}}\n")
+    status, out, err = fit(*(("--data.environment", named) if form == "option" else ("--config", "code.yaml")))
+    assert status == 0, err
+    arguments = yaml.safe_load(out)["data"]["init_args"]["environment"]["init_args"]
+    assert (arguments["max_attempts"], arguments["kinds"], arguments["difficulty"]) == (2, None, [1, 2])
+    assert "CodeEnvironment does not take kinds, set for MathEnvironment: dropped" in err
+
+
 def test_the_defaults_in_a_run_s_own_configuration_do_not_bind_another_class(fit):
     _, out, _ = fit("--model.gamma", "1.0")
     Path("run.yaml").write_text(out)

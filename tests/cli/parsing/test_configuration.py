@@ -372,3 +372,19 @@ def test_plugin_that_fails_names_its_distribution(mrlm, config, tmp_path, monkey
     assert status == 2
     assert "'mrlm-broken'" in err
     assert "a_module_that_does_not_exist" in err
+
+
+@pytest.mark.parametrize("value", ["math", "{class_path: math}"])
+def test_an_environment_at_the_top_of_a_file_is_told_its_place(mrlm, tmp_path, value):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: GRPO\nenvironment: {value}\n")
+    status, _, err = mrlm("fit", "--config", str(file))
+    assert status == 2
+    assert f"did you mean 'data.environment'? ({file}, line 2)" in err
+
+
+def test_the_help_of_an_algorithm_describes_what_its_docstring_leaves_to_another_class(mrlm):
+    words = " ".join(mrlm("fit", "--model.help", "MAGRPO")[1].split())
+    assert "--model.joint_mode {align,cross} `align` combines the g-th decisions of the agents; `cross`" in words
+    assert "--model.normalize {true,false} divide by the standard deviation of the comparison." in words
+    assert "--model.seats SEATS which policy decides for each agent" in words

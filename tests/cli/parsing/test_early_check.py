@@ -30,6 +30,7 @@ TYPOS = {
     "--model.policies.mian.learning_rate": "there is no policy 'mian'; did you mean 'main'?",
     "--data.sampling.temprature": "'temperature'",
     "--data.grups": "'groups'",
+    "--data.num_generations": "did you mean 'group_size'?",
     "--trainer.max_epoch": "'max_epochs'",
 }
 

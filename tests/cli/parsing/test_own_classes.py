@@ -98,6 +98,7 @@ def test_a_server_finds_it_and_hosts_it_under_its_name(folder: Path, module: str
         ("{}x.Rhyme", ("there is no module '{}x'; did you mean '{}'?",)),
         ("nowhere_at_all.Rhyme", ("there is no module 'nowhere_at_all'", "working folder or on PYTHONPATH")),
         ("./{}x.py:Rhyme", ("there is no file", "did you mean '{}.py'?")),
+        ("./{}.py", ("'./{}.py' is a file; name a class in it: ./{}.py:Rhyme",)),
         ("json.JSONDecoder", ("JSONDecoder",)),
     ],
 )
