@@ -181,6 +181,18 @@ def test_a_changed_grader_is_found(make: Callable[..., Environment], tmp_path: P
     assert any("reward" in place for places in report.changed.values() for place in places)
 
 
+def test_a_temperature_that_the_environment_measures_is_compared(tmp_path: Path) -> None:
+    class Heated(Dice):
+        def reply(self, message: Message) -> Outcome:
+            return dataclasses.replace(super().reply(message), metrics={"temperature": self.scale})
+
+    path = written(tmp_path, recorded(Heated(), 12))
+    assert replay("builtin:tiny", Heated(), episodes=path).equal == 12
+    changed = replay("builtin:tiny", Heated(scale=2.0), episodes=path).changed
+    assert len(changed) == 12
+    assert all("metrics.temperature: 1.0, 2.0" in places for places in changed.values())
+
+
 @pytest.mark.parametrize("turns", [1, 3])
 def test_an_episode_that_ends_earlier_or_later_differs(tmp_path: Path, turns: int) -> None:
     _, path = dice(tmp_path)
