@@ -118,8 +118,8 @@ def test_a_frozen_policy_with_adapters_is_named(tmp_path: Path) -> None:
         check(["--config", str(file)])
     check(["--config", str(file), "--model.policies.judge.lora", "null"])
     check(["--config", str(file), "--model.policies.judge.trained", "true"])
+    given = ("--model.policies.solver.trained=false", "--model.policies.solver.lora.rank=8")
     with pytest.raises(ConfigurationError, match=r"policy 'solver' has lora but is not trained.*true`$"):
-        given = ("--model.policies.solver.trained=false", "--model.policies.solver.lora.rank=8")
         check(["--config", str(file), "--model.policies.judge.lora=null", *given])
 
 
