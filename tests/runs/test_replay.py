@@ -42,6 +42,7 @@ SHIPPED = [
     "kuhn_poker",
     "length_ratio",
     "math",
+    "plan_path",
     "question",
     "scored",
     "shell",
@@ -283,6 +284,15 @@ def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[i
     status, out, err = mrlm("replay", str(run), "--episode", "no such episode")
     assert status == 2
     assert "no episode with id 'no such episode'" in err
+
+
+@pytest.mark.parametrize("command", ["replay", "rescore", "whatif"])
+def test_a_run_that_is_left_out_is_asked_for(mrlm: Callable[..., tuple[int, str, str]], command: str) -> None:
+    status, _, err = mrlm(command, "--episodes", "episodes.jsonl")
+    assert status == 2
+    assert err.startswith("mrlm: error: RUN missing: the episodes are played in a run's environment; give it first")
+    assert f"`mrlm {command} RUN`" in err
+    assert mrlm(command, "--help")[0] == 0
 
 
 def test_the_commands_say_what_differs(
