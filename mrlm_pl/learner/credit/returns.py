@@ -161,7 +161,7 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
     """
     try:
         signature = inspect.signature(rule)
-    except (TypeError, ValueError):  # a function of a C extension that does not say what it takes
+    except (TypeError, ValueError):  # a function of a C extension without a signature
         return
     try:
         signature.bind(*arguments)
