@@ -88,6 +88,7 @@ def writing(option: str, path: str | Path) -> Iterator[None]:
 
 
 SYNONYMS = {
+    "accuracy": "success",
     "beta": "kl",
     "discount": "gamma",
     "epsilon": "clip",
@@ -102,7 +103,7 @@ SYNONYMS = {
     "termination_threshold": "stop_above",
     "whiten": "whiten_advantages",
 }
-"""Names of our settings in other frameworks."""
+"""Names of our settings and metrics in other frameworks."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -119,13 +120,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     'value_clip'
     >>> nearest("discount", ["joint_mode", "gamma"])
     'gamma'
+    >>> nearest("rollout/accuracy", ["rollout/reward", "rollout/success"])
+    'rollout/success'
     """
     word = name.lower()
     folded = {item.lower(): item for item in known}
     swaps = {word[:at] + word[at + 1] + word[at] + word[at + 2 :] for at in range(len(word) - 1)}
     swapped = [item for item in folded if item in swaps]
     longer = sorted((item for item in folded if word and item.startswith(word)), key=len)
-    meant = [item for item in folded if item == SYNONYMS.get(word)]
+    group, slash, last = word.rpartition("/")
+    meant = [item for item in folded if item == f"{group}{slash}{SYNONYMS.get(last)}"]
     ends = [item for item in folded if item.endswith(f"_{word}")]
     found = swapped or longer or meant or difflib.get_close_matches(word, folded, n=1) or ends
     return folded[found[0]] if found else None

@@ -14,6 +14,7 @@ from mrlm_pl.advantages import (
     leave_one_out_advantages,
 )
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.returns import check_takes
 from mrlm_pl.learner.credit.turn_returns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
@@ -53,7 +54,7 @@ class GRPO(PolicyGradient):
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:
-        ConfigurationError: an unknown name or a value out of range.
+        ConfigurationError: an unknown name, a value out of range, or a function that takes other arguments.
     """
 
     smallest_group = 2
@@ -75,6 +76,7 @@ class GRPO(PolicyGradient):
         if isinstance(advantage, str) and advantage not in ADVANTAGES:
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
+        check_takes(self.advantage, "rewards", "groups")
         one_of(("episode", "turn"), "", credit=credit)
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
         if credit == "turn":

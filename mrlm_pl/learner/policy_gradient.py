@@ -25,7 +25,7 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import BASELINES, checked_advantages, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import BASELINES, check_takes, checked_advantages, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.optimization import Optimization
@@ -255,10 +255,11 @@ class PolicyGradient(Algorithm):
         """Return :meth:`advantages`.
 
         Raises:
-            ConfigurationError: they are not one number for each return.
+            ConfigurationError: they are not one number for each return, or their rule takes other arguments.
         """
         own = type(self).advantages is PolicyGradient.advantages
         rule: Any = (own and self.advantage) or self.advantages
+        check_takes(rule, *(("rewards", "groups") if own and self.advantage else ("returns",)))
         return checked_advantages(self.advantages(returns), len(returns.reward), rule)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

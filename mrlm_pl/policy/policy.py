@@ -114,7 +114,7 @@ class Policy(nn.Module):
         self.random_init_seed, self.dropout = random_init_seed, dropout
         lora = None if lora is None else as_settings(LoRA, lora, "lora")
         if lora is not None and not trained:
-            raise PolicyError(f"policy {model!r} has lora but is not trained; leave one of them out")
+            raise PolicyError(f"{owner}it has lora but is not trained; set `lora: null`, or `trained: true`")
         if compile and gradient_checkpointing:
             raise PolicyError(
                 f"policy {model!r} has compile and gradient_checkpointing: layers that are recomputed do not run as "

@@ -110,10 +110,10 @@ class SeatedModel:
         """
         specs = evaluation_specs(self.environment, num_episodes, split, seed, samples_per_task, self.name)
         if len(specs) < num_episodes:
-            tell(
-                f"warning: {num_episodes} episodes requested, but the {split} split has tasks for {len(specs)}; play "
-                "each task several times with --samples-per-task"
-            )
+            first = "play each task several times with --samples-per-task"
+            remedy = first if samples_per_task == 1 else "raise --samples-per-task, or lower --num-episodes"
+            found = f"the {split} split has tasks for {len(specs)}"
+            tell(f"warning: {num_episodes} episodes requested, but {found}; {remedy}")
         return specs
 
     def seated(self) -> dict[str, str]:

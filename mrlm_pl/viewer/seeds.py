@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import math
+import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +214,8 @@ def compare_seeds(
     points = min(reached.values()) * np.arange(1, POINTS + 1) / POINTS
     first = [next(iter(members.values())) for members in grouped.values()]
     notes = [*_other_tasks([runs[name] for name in first], metric), *notes]
-    named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), first)
+    folders = _folders([list(members.values()) for members in grouped.values()])
+    named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), folders)
     families = [
         Family(label, {seed: np.interp(points, *logged[name]) for seed, name in members.items()})
         for label, members in zip(named, grouped.values(), strict=True)
@@ -231,8 +234,23 @@ def _other_tasks(runs: Sequence[Run], metric: str) -> list[str]:
     return [f"Warning: the rows were trained on different tasks ({shown}); their `{metric}` may not be comparable."]
 
 
+def _folders(families: Sequence[Sequence[str]]) -> list[str]:
+    """Return a name for each family: the folder that holds its runs and no other family's, else its first run.
+
+    >>> _folders([["a/seed-0", "a/seed-1"], ["b/one", "b/two"], ["b/three"]])
+    ['a', 'b/one', 'b/three']
+    """
+    parents = [{os.path.dirname(name) for name in names} for names in families]
+    held = Counter(parent for own in parents for parent in own)
+    return [
+        parent if len(names) > 1 and len(own) == 1 and held[parent] == 1 and parent else names[0]
+        for names, own in zip(families, parents, strict=True)
+        for parent in [min(own)]
+    ]
+
+
 def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return what tells families apart: the settings in which they differ, else the names of their first runs."""
+    """Return what tells families apart: the settings in which they differ, else their names."""
     known = [json.loads(family) for family in families]
     settings = [dict(found) if isinstance(found, list) else {} for found in known]
     differing = [

@@ -254,3 +254,34 @@ def test_a_rule_of_ones_own_returns_one_finite_number_for_each_return(
     message = rf"<lambda> returned {fault}; it must return .* of the 8 returns.* \(.*test_grpo\.py:\d+\)"
     with pytest.raises(ConfigurationError, match=message):
         quiet_trainer().fit(GRPO({"main": Policy(str(model_folder))}, advantage=rule), data)
+
+
+def one_argument(rewards: torch.Tensor) -> torch.Tensor:
+    return rewards
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        (one_argument, r"one_argument\(rewards: .* is called with \(rewards, groups\): too many positional arguments"),
+        (lambda rewards, groups, scale: rewards, r"<lambda>\(rewards, groups, scale\) .*: missing .*'scale'"),
+    ],
+)
+def test_a_rule_of_ones_own_takes_rewards_and_groups(rule: Any, fault: str, model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{fault}; let it take these arguments \(.*test_grpo\.py:\d+\)"):
+        GRPO({"main": Policy(str(model_folder))}, advantage=rule)
+    GRPO({"main": Policy(str(model_folder))}, advantage=lambda rewards, groups, scale=2.0: rewards * scale)
+
+
+def test_a_subclass_of_ones_own_takes_returns(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    from mrlm_pl.data import RolloutDataModule
+
+    class Two(GRPO):
+        def advantages(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return rewards
+
+    data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=1, sampling=Sampling(max_tokens=3))
+    with pytest.raises(
+        ConfigurationError, match=r"missing .*'groups'; let it take these arguments \(.*test_grpo\.py:\d+\)"
+    ):
+        quiet_trainer().fit(Two({"main": Policy(str(model_folder))}), data)

@@ -219,7 +219,7 @@ def test_checkpoints_are_small(tmp_path: Path, echo: Any, quiet_trainer: Any) ->
 def test_mistakes_are_told(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"lora\.rank is 0"):
         LoRA(rank=0)
-    with pytest.raises(PolicyError, match="has lora but is not trained"):
+    with pytest.raises(PolicyError, match="has lora but is not trained; set `lora: null`"):
         Policy(str(model_folder), lora=LoRA(), trained=False)
     with pytest.raises(ConfigurationError, match="target_modules"):
         Policy(str(model_folder), lora=LoRA(target_modules=["no_such_layer"])).load()

@@ -42,6 +42,7 @@ SHIPPED = [
     "kuhn_poker",
     "length_ratio",
     "math",
+    "plan_path",
     "question",
     "scored",
     "shell",
@@ -181,6 +182,18 @@ def test_a_changed_grader_is_found(make: Callable[..., Environment], tmp_path: P
     assert any("reward" in place for places in report.changed.values() for place in places)
 
 
+def test_a_temperature_that_the_environment_measures_is_compared(tmp_path: Path) -> None:
+    class Heated(Dice):
+        def reply(self, message: Message) -> Outcome:
+            return dataclasses.replace(super().reply(message), metrics={"temperature": self.scale})
+
+    path = written(tmp_path, recorded(Heated(), 12))
+    assert replay("builtin:tiny", Heated(), episodes=path).equal == 12
+    changed = replay("builtin:tiny", Heated(scale=2.0), episodes=path).changed
+    assert len(changed) == 12
+    assert all("metrics.temperature: 1.0, 2.0" in places for places in changed.values())
+
+
 @pytest.mark.parametrize("turns", [1, 3])
 def test_an_episode_that_ends_earlier_or_later_differs(tmp_path: Path, turns: int) -> None:
     _, path = dice(tmp_path)
@@ -271,6 +284,15 @@ def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[i
     status, out, err = mrlm("replay", str(run), "--episode", "no such episode")
     assert status == 2
     assert "no episode with id 'no such episode'" in err
+
+
+@pytest.mark.parametrize("command", ["replay", "rescore", "whatif"])
+def test_a_run_that_is_left_out_is_asked_for(mrlm: Callable[..., tuple[int, str, str]], command: str) -> None:
+    status, _, err = mrlm(command, "--episodes", "episodes.jsonl")
+    assert status == 2
+    assert err.startswith("mrlm: error: RUN missing: the episodes are played in a run's environment; give it first")
+    assert f"`mrlm {command} RUN`" in err
+    assert mrlm(command, "--help")[0] == 0
 
 
 def test_the_commands_say_what_differs(

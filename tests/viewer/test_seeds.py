@@ -181,6 +181,15 @@ def test_runs_without_settings_or_seeds_stand_alone(tmp_path: Path) -> None:
     assert [family.label for family in found.families] == [str(tmp_path / name) for name in ("one", "three", "two")]
 
 
+def test_a_family_without_a_label_has_the_name_of_the_folder_of_its_seeds(tmp_path: Path) -> None:
+    for sweep, settings in (("one", {"gamma": 0.5}), ("two", {})):
+        for seed in range(2):
+            run(tmp_path / sweep / f"seed-{seed}", seed, [1.0], **settings, **dict.fromkeys("abcd", sweep))
+    run(tmp_path / "alone", 0, [1.0])
+    labels = [family.label for family in compared(tmp_path).families]
+    assert labels == [str(tmp_path / name) for name in ("alone", "one", "two")]
+
+
 def test_runs_of_different_tasks_are_named(tmp_path: Path) -> None:
     configuration = copy.deepcopy(CONFIGURATION)
     run(tmp_path / "a", 0, [1.0])
@@ -226,6 +235,12 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
 def test_mistakes_are_named(words: list[str], message: str, folder: Path, mrlm: Any) -> None:
     status, _, err = mrlm("report", str(folder), *words)
     assert (status, message in err, len(err.splitlines())) == (2, True, 1), err
+
+
+def test_the_help_has_no_markup(mrlm: Any) -> None:
+    out = mrlm("report", "--help")[1]
+    assert "`mrlm report RUN ...`: compare runs" in out
+    assert "``" not in out
 
 
 def test_an_argument_that_is_left_out_is_named(mrlm: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -41,9 +42,10 @@ def report_run(arguments: Sequence[str]) -> int:
     name = read.name_of(environment)
     output = output_file(options.output)
     other = read_report(options.compare, name) if options.compare else None
-    if other is not None and other.get("settings") is not None:  # the report of a run does not have them
-        tell_of_other_settings(read.environment_settings(), other["settings"], options.compare)
     sampling = sampling_of(options, read.run.validation_sampling)
+    if other is not None:
+        tell_of_other_settings("environment", read.environment_settings(), other.get("settings"), options.compare)
+        tell_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
     report = evaluate(
         options.model,
         environment,
@@ -205,21 +207,35 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
     return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 
-def tell_of_other_settings(own: Mapping[str, Any], other: Mapping[str, Any], path: str) -> None:
-    """Warn on stderr if an evaluation to compare with was played with other settings of the environment.
+def tell_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str, Any] | None, path: str) -> None:
+    """Warn on stderr if an evaluation to compare with was played with other settings.
 
     Args:
-        own: the environment's arguments.
-        other: those of the report at ``path``.
+        kind: of the settings: ``environment`` or ``sampling``.
+        own: the settings of this evaluation.
+        other: those of the report at ``path``; None where it has none, as that of a run.
     """
+    if other is None:
+        return
     own = json.loads(json.dumps(own, default=str))
     changed = [
         f"{name} is {json.dumps(own.get(name))} here and {json.dumps(other.get(name))} there"
         for name in sorted(own.keys() | other.keys())
-        if own.get(name) != other.get(name)
+        if not _equal_settings(own.get(name), other.get(name))
     ]
     if changed:
-        tell(f"warning: {path} has other environment settings: {'; '.join(changed)}")
+        tell(f"warning: {path} has other {kind} settings: {'; '.join(changed)}")
+
+
+def _equal_settings(own: Any, other: Any) -> bool:
+    """Return whether two settings are equal; two names of one file are."""
+    if isinstance(own, dict) and isinstance(other, dict):
+        return own.keys() == other.keys() and all(_equal_settings(own[name], other[name]) for name in own)
+    if isinstance(own, list) and isinstance(other, list):
+        return len(own) == len(other) and all(map(_equal_settings, own, other))
+    if isinstance(own, str) and isinstance(other, str) and os.path.exists(own) and os.path.exists(other):
+        return os.path.samefile(own, other)
+    return bool(own == other)
 
 
 def _comparison(found: Comparison, tasks: int, path: str) -> str:

@@ -146,7 +146,11 @@ def record_parser(command: str, text: str) -> CommandParser:
 
 
 def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOptions]:
-    read = read_with_run(parser, with_first_as("--model", arguments), weights=False)
+    missing = (
+        f"RUN missing: the episodes are played in a run's environment; give it first, as in `{parser.prog} RUN`, or "
+        f"name a model and an environment, as in `{parser.prog} builtin:tiny --environment math --episodes FILE`"
+    )
+    read = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
     options = parser.instantiate(read.config)
     tell(f"playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})")
     return options, read

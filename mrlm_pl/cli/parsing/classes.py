@@ -158,7 +158,7 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
     except ArgumentError as error:
         members = [member for member in _members(annotation) if member is not type(None)]
         choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
-        kinds = [getattr(member, "__name__", str(member)) for member in members if get_origin(member) is not Literal]
+        kinds = [_kind(member) for member in members if get_origin(member) is not Literal]
         if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
             reason = str(error).strip().rpartition("\n")[2].partition(": ")[2]  # after the type's name
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
@@ -169,6 +169,13 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
                 reason += f"; write a list, as in `[{value}]`"
         return MistakeError(key, reason + (f"; did you mean {str(near)!r}?" if near else ""))
     return None
+
+
+def _kind(member: Any) -> str:
+    """Return the name of a type in a message."""
+    if get_origin(member) is Callable:
+        return "a function by its import path (`package.function`)"
+    return getattr(member, "__name__", str(member))
 
 
 @cache

@@ -100,7 +100,10 @@ def check_environment_names(arguments: Sequence[str]) -> None:
 
 
 def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Refuse an option for a policy that no file or seat names, if a configured one has a similar name."""
+    """Refuse an option for a policy that no file or seat names, if a configured one has a similar name.
+
+    Refuse adapters of a frozen policy too: the policy itself does not know its name.
+    """
     options = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=]+)")
     given = [match.group(1) for argument in arguments if (match := options.match(argument))]
     words = [word for pair in option_values(arguments) if pair[0] == "--config" for word in ("--config", pair[1])]
@@ -113,6 +116,15 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
                 f"model.policies.{name}",
                 f"there is no policy {name!r}; did you mean {near!r}? A new policy needs a seat: name it in "
                 "`--model.seats` too",
+            )
+    model = config.get("model")
+    policies = (model.get(ARGUMENTS) or {}).get("policies") if isinstance(model, Mapping) else None
+    for name, policy in policies.items() if isinstance(policies, Mapping) else ():
+        own = policy.get(ARGUMENTS, policy) if isinstance(policy, Mapping) else {}
+        if str(own.get("trained")).lower() == "false" and str(own.get("lora")).lower() not in ("none", "null"):
+            raise MistakeError(
+                f"model.policies.{name}",
+                f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`",
             )
 
 

@@ -13,6 +13,7 @@ from mrlm_pl.cli.parsing.config_files import check_files, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.environment import Environment
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import import_environment, imported
 from mrlm_pl.runs.records.run import RecordedEnvironment, RecordedRun, read_run
 
@@ -67,7 +68,9 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
     return parser.read(arguments, {"environment": Environment})
 
 
-def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: bool = True) -> RunOptions:
+def read_with_run(
+    parser: CommandParser, arguments: Sequence[str], *, weights: bool = True, without: str | None = None
+) -> RunOptions:
     """Return the options; the default environment is that of the run that ``--model`` names, with its arguments.
 
     Options for the environment come on top of the run's arguments, also where they name the same environment again.
@@ -76,6 +79,7 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: b
         parser: of the command.
         arguments: the command line.
         weights: whether the run must have exported its policies.
+        without: the message where no run and no model is named; None is the parser's own.
 
     Raises:
         ConfigurationError: as :func:`read`; there is no environment, the run has several and none is chosen, or the
@@ -86,6 +90,9 @@ def read_with_run(parser: CommandParser, arguments: Sequence[str], *, weights: b
     config, _ = merged(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     named = named.get(CLASS) if isinstance(named, dict) else named
+    helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
+    if model is None and without is not None and not helped:
+        raise ConfigurationError(without)
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}), None)
     run = read_run(model, weights=weights)

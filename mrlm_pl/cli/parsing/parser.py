@@ -190,6 +190,10 @@ class PlainParser(argparse.ArgumentParser):
     def __init__(self, command: str, description: str, **options: Any) -> None:
         super().__init__(prog=f"mrlm {command}", description=description, allow_abbrev=False, **options)
 
+    def format_help(self) -> str:
+        """Return the help in plain words."""
+        return plain_words(super().format_help())
+
     def error(self, message: str) -> NoReturn:
         """Raise a short message.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,26 @@ def returns_of(
 def paired(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
     """Return each return [N] with its baseline [N]."""
     return list(zip(returns.tolist(), [None] * len(returns) if baselines is None else baselines.tolist(), strict=True))
+
+
+def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
+    """Validate that a rule of the user's can be called with these positional arguments.
+
+    Raises:
+        ConfigurationError: it takes another number of them.
+    """
+    try:
+        signature = inspect.signature(rule)
+    except (TypeError, ValueError):  # a function of a C extension without a signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(rule, "__qualname__", type(rule).__qualname__)
+        where = f" ({place(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
+        raise ConfigurationError(
+            f"{name}{signature} is called with ({', '.join(arguments)}): {error}; let it take these arguments{where}"
+        ) from error
 
 
 def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ from mrlm_pl.episode_files import episode_files, not_kept, read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, RecordPlayer, differences
+from mrlm_pl.runs.collection import TEMPERATURE
 from mrlm_pl.runs.evaluation import SeatedModel
 from mrlm_pl.runs.records.run import recorded_iterations
 
@@ -79,7 +81,8 @@ def replay(
     """Play recorded episodes again in a fresh environment, and compare every observation, reward and component.
 
     No model is read: the decisions are those of the record. Equal episodes prove that the environment is deterministic,
-    that the record is whole, and that rewards are computed as they were.
+    that the record is whole, and that rewards are computed as they were. The temperature that a collection noted among
+    the metrics is not compared: no environment computed it.
 
     Args:
         run: a run folder; its policies need not be exported.
@@ -97,7 +100,7 @@ def replay(
     for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
         if again is None:
             failed += 1
-        elif found := differences(recorded, again):
+        elif found := differences(_as_played(recorded, again), again):
             changed[recorded.id] = found
         else:
             equal += 1
@@ -185,6 +188,14 @@ def chosen_episodes(
         rest = f"; there are {dict(others)} of other environments" if others else ""
         rest += f"; {gone}" if (gone := not_kept(episode_files(place), recorded_iterations(place.parent))) else ""
         raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
+
+
+def _as_played(recorded: Episode, again: Episode) -> Episode:
+    """Return the record without the temperature that a collection noted; one that the environment computes stays."""
+    if TEMPERATURE in again.metrics or TEMPERATURE not in recorded.metrics:
+        return recorded
+    metrics = {name: value for name, value in recorded.metrics.items() if name != TEMPERATURE}
+    return dataclasses.replace(recorded, metrics=metrics)
 
 
 def _pairs(

@@ -45,6 +45,14 @@ def test_episodes_are_whole_records_and_the_same_twice(collect):
     assert [path.name for path in Path("deep").iterdir()] == ["a.jsonl"]
 
 
+def test_a_replay_of_collected_episodes_finds_them_equal_to_their_record(collect, mrlm, model_folder):
+    collect("-n", "6", "--temperatures", "0.5", "1", "--output", "a.jsonl")
+    assert all("temperature" in episode.metrics for episode in read_episodes_file("a.jsonl"))
+    named = ("--environment", "parrot", "--environment.difficulty", "[1]", "--episodes", "a.jsonl")
+    status, out, _ = mrlm("replay", str(model_folder), *named)
+    assert (status, out) == (0, "6 of 6 episodes are equal to their record\n")
+
+
 def read_episodes_file(path: str) -> Any:
     from mrlm_pl.episode import Episode
 

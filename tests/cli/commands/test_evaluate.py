@@ -242,6 +242,8 @@ def test_a_split_with_fewer_tasks_than_episodes_is_told(mrlm, model_folder):
     status, _, err = mrlm(*options, "2")
     assert status == 0, err
     assert "mrlm: warning: 2 episodes requested, but the test split has tasks for 1; play each task" in err
+    more = mrlm(*options, "6", "--samples-per-task", "2")[2]
+    assert "6 episodes requested, but the test split has tasks for 2; raise --samples-per-task, or lower" in more
     status, out, err = mrlm(*options, "200", "--output", "r.json")
     assert "episodes       1, 200 requested (no more tasks)" in out
     report = json.loads(Path("r.json").read_text())
@@ -270,6 +272,22 @@ def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folde
     Path("few.json").write_text(json.dumps({**other, "tasks": other["tasks"][:1]}))
     options = ("--num-episodes", "3", "--compare", "few.json")
     assert "few.json has only 1 of the 3 tasks of this evaluation" in mrlm("eval", *team, *one[:4], *options)[2]
+
+
+def test_other_settings_than_those_of_the_compared_report_are_told(mrlm, model_folder):
+    Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    play = ("eval", "--model", str(model_folder), "--environment", "math", "-n", "1", "--environment.data")
+    here, there = '{"test": "rows.jsonl"}', json.dumps({"test": str(Path("rows.jsonl").resolve())})
+    assert mrlm(*play, there, "--max-tokens", "2", "--output", "r.json")[0] == 0
+    status, _, err = mrlm(*play, here, "--max-tokens", "2", "--compare", "r.json")
+    assert (status, "warning" in err) == (0, False), err
+    _, _, err = mrlm(*play, here, "--max-tokens", "3", "--temperature", "0.5", "--compare", "r.json")
+    assert (
+        "r.json has other sampling settings: max_tokens is 3 here and 2 there; temperature is 0.5 here and 1.0" in err
+    )
+    Path("copy.jsonl").write_text(Path("rows.jsonl").read_text())
+    _, _, err = mrlm(*play, '{"test": "copy.jsonl"}', "--max-tokens", "2", "--compare", "r.json")
+    assert "r.json has other environment settings: data is" in err
 
 
 def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate, monkeypatch):

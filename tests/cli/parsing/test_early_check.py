@@ -98,6 +98,32 @@ def test_a_typo_in_a_file_has_its_line_and_one_in_an_option_has_none(
         check(["--config", str(file), "--data.environment", "coode"])
 
 
+FROZEN = """
+model:
+  class_path: GRPO
+  init_args:
+    seats: {agent: solver}
+    policies:
+      solver: {model: "builtin:tiny"}
+      judge:
+        trained: false
+        lora: {rank: 8}
+"""
+
+
+def test_a_frozen_policy_with_adapters_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(FROZEN)
+    message = r"policy 'judge' has lora but is not trained; set `lora: null`, or `trained: true` \(.*run.yaml, line 8\)"
+    with pytest.raises(ConfigurationError, match=message):
+        check(["--config", str(file)])
+    check(["--config", str(file), "--model.policies.judge.lora", "null"])
+    check(["--config", str(file), "--model.policies.judge.trained", "true"])
+    given = ("--model.policies.solver.trained=false", "--model.policies.solver.lora.rank=8")
+    with pytest.raises(ConfigurationError, match=r"policy 'solver' has lora but is not trained.*true`$"):
+        check(["--config", str(file), "--model.policies.judge.lora=null", *given])
+
+
 @pytest.mark.parametrize("first", ["--environment.text=", ""])
 def test_a_word_may_be_longer_than_a_file_name(first: str) -> None:
     check_environment_names([first + 300 * "x", "--model", 300 * "y"])
