@@ -20,7 +20,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of, tell
 from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, import_exports, imported, subclasses
 
-MOST_NAMES = 32
+MOST_NAMES = 40
 """A message with the nearest name lists all names only up to this number."""
 
 FSDP = "mrlm_pl.trainer.fsdp.FSDP"
