@@ -19,7 +19,7 @@ from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
 from mrlm_pl.rollout.replay import differences
-from mrlm_pl.runs import replay, rescore
+from mrlm_pl.runs import collect, replay, rescore
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.hosted import Offer
@@ -271,6 +271,14 @@ def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[i
     status, out, err = mrlm("replay", str(run), "--episode", "no such episode")
     assert status == 2
     assert "no episode with id 'no such episode'" in err
+
+
+def test_collected_episodes_are_equal_to_their_record(tmp_path: Path) -> None:
+    collect(
+        "builtin:tiny", "math", output=tmp_path / "some.jsonl", num_episodes=4, temperatures=(0.5, 1.0), device="cpu"
+    )
+    report = replay("builtin:tiny", "math", episodes=tmp_path / "some.jsonl")
+    assert (report.equal, report.changed) == (4, {})
 
 
 def test_the_commands_say_what_differs(

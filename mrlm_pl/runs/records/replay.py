@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ from mrlm_pl.episode_files import episode_files, not_kept, read_episodes
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, RecordPlayer, differences
+from mrlm_pl.runs.collection import TEMPERATURE
 from mrlm_pl.runs.evaluation import SeatedModel
 from mrlm_pl.runs.records.run import recorded_iterations
 
@@ -97,7 +99,7 @@ def replay(
     for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
         if again is None:
             failed += 1
-        elif found := differences(recorded, again):
+        elif found := differences(recorded, _with_temperature(again, recorded)):
             changed[recorded.id] = found
         else:
             equal += 1
@@ -185,6 +187,12 @@ def chosen_episodes(
         rest = f"; there are {dict(others)} of other environments" if others else ""
         rest += f"; {gone}" if (gone := not_kept(episode_files(place), recorded_iterations(place.parent))) else ""
         raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
+
+
+def _with_temperature(again: Episode, recorded: Episode) -> Episode:
+    """Return a replay with the temperature that ``collect`` noted in the record, which a replay does not sample at."""
+    noted = {name: value for name, value in recorded.metrics.items() if name == TEMPERATURE}
+    return dataclasses.replace(again, metrics=noted | dict(again.metrics))
 
 
 def _pairs(
