@@ -42,6 +42,7 @@ SHIPPED = [
     "kuhn_poker",
     "length_ratio",
     "math",
+    "plan_path",
     "question",
     "scored",
     "shell",
