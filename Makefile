@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: quickstart test check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model clean
 
-quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about two minutes)
+quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about a minute)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
 
 # One thread per worker, since more would compete for two cores. One worker more than cores, since tests wait for

@@ -449,6 +449,23 @@ def test_functions_of_an_own_file_are_named_on_the_command_line(module: str, mrl
         assert (status, answer in err, len(err.splitlines())) == (2, True, 1), err
 
 
+def test_a_configuration_names_a_file_for_each_split(module: str, mrlm: Any) -> None:
+    Path("held.jsonl").write_text(json.dumps({"question": "held out", "answer": "1"}) + "\n")
+    data = "{train: rows.jsonl, validation: held.jsonl}"
+    words = (
+        "--environment.data",
+        data,
+        "--environment.prompt",
+        "{question}",
+        "--environment.rewards",
+        f"[{module}.exact]",
+    )
+    played = ("collect", "--model", "builtin:tiny", "--environment", "question", *words, "--split", "validation")
+    status, _, err = mrlm(*played, "-n", "1", "--output", "held-out.jsonl")
+    assert status == 0, err
+    assert "held out" in Path("held-out.jsonl").read_text()
+
+
 def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: Any) -> None:
     rewards = [f"{module}.exact", {"call": f"{module}.length", "weight": 0.1}]
     arguments = {"data": "rows.jsonl", "prompt": "{question}", "rewards": rewards, "success_at": 1.0}

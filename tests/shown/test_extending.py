@@ -53,14 +53,14 @@ def iterations_of(run: str) -> int:
 @pytest.mark.parametrize("by", ["path", "name"])
 def test_all_are_used_from_yaml(by: str, mrlm) -> None:
     package = "my_lab." if by == "path" else ""
-    names = [f"{package}{name}" for name in ("Backwards", "PlainEngine", "RewardGoal")]
+    names = [f"{package}{name}" for name in ("Sums", "PlainEngine", "RewardGoal")]
     status, _, errors = mrlm("fit", "--config", configuration(*names, reward=-1.0), "--trainer.default_root_dir", "run")
     assert status == 0, errors
     assert iterations_of("run") == 2, "the goal was reached in the first two iterations"
 
 
 def test_an_unreached_goal_does_not_stop_the_run(mrlm) -> None:
-    config = configuration("backwards", "PlainEngine", "RewardGoal", reward=2.0)
+    config = configuration("sums", "PlainEngine", "RewardGoal", reward=2.0)
     status, _, errors = mrlm("fit", "--config", config, "--trainer.default_root_dir", "run")
     assert status == 0, errors
     assert iterations_of("run") == SMALL["iterations"]
@@ -69,7 +69,7 @@ def test_an_unreached_goal_does_not_stop_the_run(mrlm) -> None:
 @pytest.mark.parametrize("by", ["path", "name"])
 def test_the_algorithm_and_its_rule_are_used_from_yaml(by: str, mrlm) -> None:
     package = "my_lab." if by == "path" else ""
-    config = configuration("backwards", "PlainEngine", "RewardGoal", reward=2.0)
+    config = configuration("sums", "PlainEngine", "RewardGoal", reward=2.0)
     small = ("--data.iterations", "1", "--trainer.default_root_dir")
     status, _, errors = mrlm("fit", "--config", config, "--model", f"{package}MedianGRPO", *small, "own")
     assert status == 0, errors
@@ -89,18 +89,19 @@ def test_the_rule_subtracts_the_median_of_each_group() -> None:
 
 
 def test_the_environment_keeps_the_contract() -> None:
-    from my_lab import Backwards
+    from my_lab import Sums
 
-    check_environment(Backwards())
-    environment = Backwards(letters=3)
+    check_environment(Sums())
+    environment = Sums(largest=9)
     task = environment.tasks("train")[0]
-    right, wrong = Message("assistant", task.data["word"][::-1]), Message("assistant", "zzz")
+    first, second = task.data["terms"]
+    right, wrong = Message("assistant", f"{first}+{second}={first + second}"), Message("assistant", "about 10")
     environment.reset(task)
-    first = environment.step({"agent": right})
-    assert (first.done, first.rewards) == (True, {"agent": 1.0})
+    won = environment.step({"agent": right})
+    assert (won.done, won.rewards) == (True, {"agent": 1.0})
     environment.reset(task)
-    second = environment.step({"agent": wrong})
-    assert (second.done, second.rewards) == (False, {"agent": 0.0})
+    hint = environment.step({"agent": wrong})
+    assert (hint.done, hint.rewards) == (False, {"agent": 0.0})
     assert environment.step({"agent": right}).rewards == {"agent": 0.5}
 
 

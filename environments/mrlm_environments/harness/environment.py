@@ -64,7 +64,7 @@ class HarnessEnvironment(QuestionEnvironment):
 
     def __init__(
         self,
-        data: str | os.PathLike[str] | dict[str, Any] | list[dict[str, Any]],
+        data: dict[str, Any] | list[dict[str, Any]] | str | os.PathLike[str],  # first: a path takes a mapping as text
         command: list[str] | None = None,
         function: Callable[..., Any] | None = None,
         rewards: list[Reward | Callable[..., Any]] | None = None,

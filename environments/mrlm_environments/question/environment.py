@@ -79,7 +79,7 @@ class QuestionEnvironment(Environment):
 
     def __init__(
         self,
-        data: str | os.PathLike[str] | dict[str, Any] | list[dict[str, Any]],
+        data: dict[str, Any] | list[dict[str, Any]] | str | os.PathLike[str],  # first: a path takes a mapping as text
         rewards: list[Reward | Callable[..., Any]],
         prompt: str = "{prompt}",
         agents: Sequence[str] = ("agent",),
