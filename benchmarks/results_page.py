@@ -136,6 +136,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "grpo_step": Section(
             "A GRPO step against TRL", "Generation, reward, loss and update of the same model, prompts and lengths."
         ),
+        "grpo_step_amx": Section(
+            "A GRPO step against TRL on a processor with AMX", "The same, where matrix products in bf16 have hardware."
+        ),
         "team_step": Section(
             "A team's step against CoMLRL", "MAGRPO, two agents with a turn tree: [teams](teams.md#speed)."
         ),
@@ -162,6 +165,11 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "shared_machine": Section(
             "A busy machine",
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
+        ),
+        "rollout": Section(
+            "Generation against transformers",
+            "Tokens per second of the in-process engine and of `model.generate`: 4 prompts of 64 tokens, 8 samples of "
+            "64 tokens each, two threads.",
         ),
         "batching": Section(
             "Batching",

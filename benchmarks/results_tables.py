@@ -296,6 +296,9 @@ def grpo_step(found: Any) -> str:
     return columns((step(row, "trl") for row in found["rows"]), *formats)
 
 
+grpo_step_amx = grpo_step
+
+
 def distillation_step(found: Any) -> str:
     """Return the costs of a step of distillation."""
     return columns([step(found, "trl")], *STEP)
@@ -426,6 +429,12 @@ def batching(found: Any) -> str:
     return pivot("processor time", ratios) + "\n" + pivot(title, weights)
 
 
+def rollout(found: Any) -> str:
+    """Return tokens per second of the engine and of transformers by size."""
+    formats = ("size: {size}", "generate: {generate_tokens_per_second:,.0f}", "mrlm: {engine_tokens_per_second:,.0f}")
+    return columns(found["rows"], *formats, "mrlm / generate: {engine_ratio:.2f}")
+
+
 def rounds(found: Any) -> str:
     """Return the ratios of rounds to lockstep by the seconds of an answer and the piece."""
     formats = ("{environment_seconds}", "{lockstep_seconds:.2f}", "{piece}")
@@ -437,7 +446,7 @@ def rounds(found: Any) -> str:
 def limit(found: Any) -> str:
     """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
     units = ("seconds", "products_seconds", "attention_seconds", "operators_seconds")
-    trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step")["rows"]}
+    trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step_amx")["rows"]}
     cells = []
     for size, precisions in found["sizes"].items():
         for precision, phases in precisions.items():
