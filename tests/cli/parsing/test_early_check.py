@@ -197,6 +197,8 @@ def test_what_cannot_be_told_is_left_to_the_parser(
 def test_numbers_of_any_form_are_left_to_the_parser(value: str) -> None:
     config = str(ROOT / "configs" / "quickstart.yaml")
     check(["--config", config, "--data.iterations", value, "--trainer.gradient_clip_val", value])
+    with pytest.raises(ConfigurationError, match="did you mean 'iterations'"):  # the same value, for another key
+        check(["--config", config, "--data.iteratons", value])
 
 
 def test_the_last_class_on_the_command_line_has_the_keys() -> None:
