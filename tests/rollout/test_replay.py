@@ -41,7 +41,7 @@ class Digits(Engine):
         raise AssertionError("the player loads no weights")
 
 
-class Sums(Environment):
+class ReplayedSums(Environment):
     """``a`` and ``b`` say digits at the same time, then ``c`` hears both; the sum of all three is rewarded."""
 
     name = "sums"
@@ -63,7 +63,7 @@ class Sums(Environment):
 
 
 def play(specs: Sequence[EpisodeSpec], bonus: float = 0.0) -> tuple[list[Episode], Digits]:
-    environment, engine = Sums(), Digits()
+    environment, engine = ReplayedSums(), Digits()
     environment.bonus = bonus
     seats = {agent: Seat("main", CHAT, Sampling(), 2048) for agent in environment.agents}
     player = EpisodePlayer({"sums": environment}, seats, engine)
@@ -75,7 +75,7 @@ def play(specs: Sequence[EpisodeSpec], bonus: float = 0.0) -> tuple[list[Episode
 
 @pytest.fixture(scope="module")
 def episode() -> Episode:
-    (made,), _ = play([EpisodeSpec("e", Sums().tasks("train")[0], "g", seed=5, iteration=2)])
+    (made,), _ = play([EpisodeSpec("e", ReplayedSums().tasks("train")[0], "g", seed=5, iteration=2)])
     return made
 
 

@@ -27,7 +27,7 @@ from mrlm_pl.turn_tree import TurnTree, episodes_of
 from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
 
 
-class Sums(Environment):
+class GrowingSums(Environment):
     """Both players say a digit at once, for some turns; each earns both digits together. Everybody hears everything."""
 
     name = "sums"
@@ -55,7 +55,7 @@ class Sums(Environment):
         return Step({agent: [Message("user", " ".join(self.said))] for agent in self.agents}, rewards)
 
 
-class Flaky(Sums):
+class Flaky(GrowingSums):
     """Its first steps fail, in any episode."""
 
     name = "flaky"
@@ -76,7 +76,7 @@ class Flaky(Sums):
         return super().step(actions)
 
 
-class Moody(Sums):
+class Moody(GrowingSums):
     """Says something else each time it is played."""
 
     name = "moody"
@@ -88,7 +88,7 @@ class Moody(Sums):
         return step if step.done else Step({agent: [Message("user", str(Moody.count))] for agent in self.agents})
 
 
-class TakesTurns(Sums):
+class TakesTurns(GrowingSums):
     """``a`` decides, then ``b``."""
 
     name = "takes_turns"
@@ -123,7 +123,7 @@ def said(episode: Episode, agent: str) -> list[str]:
 @pytest.mark.parametrize(("mode", "paths"), [("align", 9), ("cross", 81), ("counterfactual", 81)])
 @pytest.mark.parametrize("forks", [True, False])
 def test_every_path_is_an_episode_of_its_own_decisions(mode: Any, paths: int, forks: bool) -> None:
-    (episodes,), _ = grow(Sums(forks=forks), Branching(mode), branches=3)
+    (episodes,), _ = grow(GrowingSums(forks=forks), Branching(mode), branches=3)
     assert len(episodes) == paths == len({episode.id for episode in episodes})
     for episode in episodes:
         assert episode.error is None
@@ -138,7 +138,7 @@ def test_every_path_is_an_episode_of_its_own_decisions(mode: Any, paths: int, fo
 
 def test_the_tree_of_a_group_has_every_state_and_decision_once() -> None:
     """Two turns of two agents with three decisions each: 1 + 3 states, 3 + 9 joint actions, 4 x 2 x 3 decisions."""
-    (episodes,), _ = grow(Sums(), Branching("align"), branches=3)
+    (episodes,), _ = grow(GrowingSums(), Branching("align"), branches=3)
     tree = TurnTree.of(episodes)
     children = tree.children()
     assert (len(children), len(tree.actions), len(tree.decisions)) == (4, 12, 24)
@@ -160,7 +160,7 @@ def test_the_tree_of_a_group_has_every_state_and_decision_once() -> None:
 
 @pytest.mark.parametrize("mode", ["align", "cross", "counterfactual"])
 def test_a_tree_in_a_file_has_the_tokens_of_each_decision_once_and_loses_nothing(mode: Any, tmp_path: Path) -> None:
-    (first, second), _ = grow(Sums(turns=3), Branching(mode), trees=2)
+    (first, second), _ = grow(GrowingSums(turns=3), Branching(mode), trees=2)
     alone = replace(first[0], id="alone", group="g", trajectories={})
     write_episodes(tmp_path / "trees.jsonl.gz", [*first, *second, alone])
     with gzip.open(tmp_path / "trees.jsonl.gz", "rt") as file:
@@ -184,14 +184,14 @@ def test_files_of_before_the_schema_are_read() -> None:
 
 
 def test_forked_and_replayed_environments_give_the_same_records() -> None:
-    (forked,), _ = grow(Sums(turns=3), Branching("cross"))
-    (replayed,), _ = grow(Sums(turns=3, forks=False), Branching("cross"))
+    (forked,), _ = grow(GrowingSums(turns=3), Branching("cross"))
+    (replayed,), _ = grow(GrowingSums(turns=3, forks=False), Branching("cross"))
     assert [said(e, "a") + said(e, "b") for e in forked] == [said(e, "a") + said(e, "b") for e in replayed]
     assert [e.trajectories for e in forked] == [e.trajectories for e in replayed]
 
 
 def test_turns_name_their_state_and_decision() -> None:
-    (episodes,), _ = grow(Sums(), Branching("align"))
+    (episodes,), _ = grow(GrowingSums(), Branching("align"))
     keys = [[(turn.node, turn.sample) for turn in e.trajectories["a"][0].turns] for e in episodes]
     assert [e.id for e in episodes] == ["t0-0-0", "t0-0-1", "t0-1-0", "t0-1-1"]
     assert keys == [
@@ -205,7 +205,7 @@ def test_turns_name_their_state_and_decision() -> None:
 
 
 def test_a_level_of_all_trees_and_agents_is_one_engine_call() -> None:
-    _, engine = grow(Sums(turns=3), Branching("align"), branches=2, trees=3)
+    _, engine = grow(GrowingSums(turns=3), Branching("align"), branches=2, trees=3)
     assert [len(call) for call in engine.calls] == [3 * 2 * 2, 3 * 2 * 4, 3 * 2 * 8]
     seeds = [request.seed for call in engine.calls for request in call]
     assert len(set(seeds)) == len(seeds)
@@ -213,7 +213,7 @@ def test_a_level_of_all_trees_and_agents_is_one_engine_call() -> None:
     assert list(contexts.values()) == [12], "decisions in one state are asked for with the same prompt"
 
 
-class Words(Sums):
+class Words(GrowingSums):
     """Any reply counts; both players hear the number of the turn."""
 
     name = "words"
@@ -265,7 +265,7 @@ def test_paths_are_paid_apart_for_an_earlier_decision_that_they_share() -> None:
 
 
 def test_a_shared_decision_is_measured_once() -> None:
-    (episodes,), engine = grow(Sums(), Branching("cross"), branches=2)
+    (episodes,), engine = grow(GrowingSums(), Branching("cross"), branches=2)
     assert len(episodes) == 16
     made = sum(len(call) for call in engine.calls)
     assert made == 2 * 2 + 4 * 2 * 2
@@ -276,7 +276,7 @@ def test_a_shared_decision_is_measured_once() -> None:
 
 
 def test_only_the_best_is_played_on() -> None:
-    (episodes,), _ = grow(Sums(), Branching("align", expand="best"), branches=4)
+    (episodes,), _ = grow(GrowingSums(), Branching("align", expand="best"), branches=4)
     stops = Counter(episode.stop_reason for episode in episodes)
     assert stops == {UNEXPANDED_STOP: 3, "end": 4}
     firsts = {e.step_rewards[0]["a"] for e in episodes if e.stop_reason == UNEXPANDED_STOP}
@@ -298,7 +298,7 @@ class Ones(ScriptedEngine):
 @pytest.mark.parametrize(("threshold", "paths"), [(2.9, 2), (3.0, 4)])
 def test_a_state_whose_mean_reward_is_above_the_threshold_ends(threshold: float, paths: int) -> None:
     # Joint rewards 1 + 1 and 2 + 2: their mean is 3, which has to be above the threshold, not at it.
-    environment = Sums()
+    environment = GrowingSums()
     player = EpisodePlayer({"sums": environment}, seats("a", "b"), Ones())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
     (episodes,) = TreePlayer(player, Branching("align", stop_above=threshold), 2).play_blocking([spec])
@@ -314,7 +314,7 @@ def test_a_step_that_fails_is_tried_again(forks: bool) -> None:
     (episodes,), _ = grow(Flaky(2, forks=forks), Branching("align"), retries=2, workers=1)
     assert len(episodes) == 4
     assert not any(episode.failed for episode in episodes)
-    (steady,), _ = grow(Sums(), Branching("align"))
+    (steady,), _ = grow(GrowingSums(), Branching("align"))
     assert [e.step_rewards for e in episodes] == [e.step_rewards for e in steady]
 
 
@@ -332,7 +332,7 @@ def test_an_environment_that_does_not_repeat_itself_is_refused() -> None:
         grow(Moody(forks=False, turns=2), Branching("align"))
 
 
-class Brittle(Sums):
+class Brittle(GrowingSums):
     """Its tools fail at the first try, after the step was judged."""
 
     name = "brittle"
@@ -368,7 +368,7 @@ def test_a_fault_after_the_judgement_is_tried_again_from_the_state_before() -> N
     assert sorted(episode.attempts for episode in episodes) == [1, 1, 2, 2]
 
 
-class Counted(Sums):
+class Counted(GrowingSums):
     """Counts the instances that are open."""
 
     name = "counted"
@@ -436,7 +436,7 @@ def test_paths_that_are_over_give_their_instances_back_at_once() -> None:
 
 
 def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
-    class Slow(Sums):
+    class Slow(GrowingSums):
         name = "slow"
 
         def step(self, actions: Mapping[str, Message]) -> Step:
@@ -451,19 +451,19 @@ def test_a_replay_has_the_deadline_of_a_step_for_each_step() -> None:
 
 def test_the_level_beyond_the_last_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.rollout.tree_player.MOST_JOINT_ACTIONS", 4)
-    (episodes,), _ = grow(Sums(5), Branching("align"), branches=2, max_turns=2)
+    (episodes,), _ = grow(GrowingSums(5), Branching("align"), branches=2, max_turns=2)
     assert len(episodes) == 4
 
 
 def test_limits_cut_all_paths() -> None:
-    (episodes,), _ = grow(Sums(turns=5), Branching("align"), max_turns=2)
+    (episodes,), _ = grow(GrowingSums(turns=5), Branching("align"), max_turns=2)
     assert len(episodes) == 4
     assert {(e.stop_reason, e.truncated) for e in episodes} == {("turn_limit", True)}
 
 
 def test_too_many_joint_actions_are_refused_before_they_are_sampled() -> None:
     with pytest.raises(ConfigurationError, match=r"1000000 joint actions.*group_size"):
-        grow(Sums(), Branching("cross"), branches=1000)
+        grow(GrowingSums(), Branching("cross"), branches=1000)
 
 
 @pytest.mark.parametrize("options", [{"joint_mode": "diagonal"}, {"expand": "some"}])
@@ -481,16 +481,16 @@ def test_joint_actions_are_counted_without_making_them(mode: Any, agents: int) -
 
 
 def test_paths_count_by_the_probability_with_which_they_are_taken() -> None:
-    (episodes,), _ = grow(Sums(), Branching("align", expand="best"), branches=4)
+    (episodes,), _ = grow(GrowingSums(), Branching("align", expand="best"), branches=4)
     weights = dict(zip((e.stop_reason for e in episodes), path_weights(episodes), strict=True))
     assert weights == {UNEXPANDED_STOP: 0.0, "end": 1 / 4}
-    (all_paths,), _ = grow(Sums(turns=3), Branching("align"), branches=2)
+    (all_paths,), _ = grow(GrowingSums(turns=3), Branching("align"), branches=2)
     assert path_weights(all_paths) == [1 / 8] * 8
     assert path_weights(plain_episodes()) == [1.0, 1.0]
 
 
 def plain_episodes() -> Sequence[Episode]:
-    environment = Sums()
+    environment = GrowingSums()
     player = EpisodePlayer({"sums": environment}, seats("a", "b"), ScriptedEngine())
     task = environment.tasks("train")[0]
     episodes = player.play_blocking([EpisodeSpec(f"e{n}", task, "g", seed=n) for n in range(2)])
@@ -499,7 +499,7 @@ def plain_episodes() -> Sequence[Episode]:
 
 
 def test_instances_do_not_pile_up_over_collections() -> None:
-    environment = Sums()
+    environment = GrowingSums()
     player = EpisodePlayer({"sums": environment}, seats("a", "b"), ScriptedEngine())
     trees = TreePlayer(player, Branching("align"), 3)
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
