@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,9 @@ AGENTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "ei
 TREES = ("magrpo", "marloo")
 """Algorithms whose turns branch."""
 FORWARD_TOKENS = 540
-"""Maximal tokens of a forward pass, two states at most; CoMLRL makes a pass per sequence."""
+"""Maximal tokens of a forward pass without trees; CoMLRL makes a pass per sequence."""
+STATES = 3
+"""States in a micro-batch of a tree, about 440 tokens of each agent."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 
@@ -57,6 +60,16 @@ class Work:
     def tasks_in_step(self) -> int:
         """Return the number of tasks in a step."""
         return 1 if self.algorithm in TREES or self.turns == 1 else self.group
+
+    @property
+    def micro_batches(self) -> int:
+        """Return the number of micro-batches of our update."""
+        return math.ceil(self.states / STATES) if self.algorithm in TREES else 1
+
+    @property
+    def states(self) -> int:
+        """Return the number of states of a tree."""
+        return sum(self.group**turn for turn in range(self.turns))
 
 
 def joint_reward(texts: list[str]) -> float:
@@ -103,11 +116,17 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
         def on_train_epoch_start(self, *args: Any) -> None:
             clock.begin()
 
-        def on_train_batch_end(self, *args: Any) -> None:
-            clock.tick()
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+                clock.tick()
 
     lightning.seed_everything(work.seed, verbose=False)
-    trainer = quiet_trainer(max_steps=work.steps, default_root_dir=tempfile.mkdtemp(), callbacks=[Ticks()])
+    trainer = quiet_trainer(
+        max_steps=work.steps,
+        accumulate_grad_batches=work.micro_batches,
+        default_root_dir=tempfile.mkdtemp(),
+        callbacks=[Ticks()],
+    )
     groups = work.tasks_in_step
     data = RolloutDataModule(
         Words(),
@@ -119,7 +138,9 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
     )
 
     def model(source: str = folder) -> Policy:
-        settings = {"chat_template": TEMPLATE, "max_forward_tokens": FORWARD_TOKENS, "weight_decay": 0.01}
+        settings: dict[str, Any] = {"chat_template": TEMPLATE, "weight_decay": 0.01}
+        if work.algorithm not in TREES:
+            settings["max_forward_tokens"] = FORWARD_TOKENS
         return Policy(source, learning_rate=work.learning_rate, **settings)
 
     policies = {name: model() for name in Words.agents}
@@ -184,8 +205,7 @@ def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
     }
     more: dict[str, Any] = {}
     if work.algorithm in TREES:
-        states = sum(work.group**turn for turn in range(work.turns))
-        settings |= {"joint_mode": "aligned", "rollout_buffer_size": states}
+        settings |= {"joint_mode": "aligned", "rollout_buffer_size": work.states}
         more["num_agents"] = work.agents
     else:
         settings |= {"critic_learning_rate": work.learning_rate, "rollout_buffer_size": work.group * work.turns}

@@ -74,8 +74,14 @@ class MADPO(Algorithm):
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
-    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
-        super().meet_rollouts(agents, environments, engine)
+    def meet_rollouts(
+        self,
+        agents: Collection[str],
+        environments: Sequence[str],
+        engine: Engine | None,
+        updates: int | None = None,
+    ) -> None:
+        super().meet_rollouts(agents, environments, engine, updates)
         self.reference = ReferencePolicy(used=True)
 
     def prepare(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -61,6 +61,9 @@ class Algorithm(LightningModule, ABC):
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
 
+    divides_groups: ClassVar[bool] = False
+    """Let the rows of a group be in several micro-batches: the loss compares none with another."""
+
     silence: str = EQUAL_RETURNS
     """The finding of :meth:`without_signal` about a group, for messages."""
 
@@ -102,6 +105,7 @@ class Algorithm(LightningModule, ABC):
         self.tasks_of_run: tuple[str, ...] = ()
         self.teachers: tuple[str, ...] = ()
         self._engine: Engine | None = None
+        self._updates: int | None = None
         self._absent: set[str] = set()
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
@@ -125,6 +129,10 @@ class Algorithm(LightningModule, ABC):
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
         """Add a policy's rows of a micro-batch whose loss has no gradient to the metrics of the update."""
+
+    def evaluates_others(self, batch: Batch) -> bool:
+        """Return whether :meth:`note_without_gradient` makes a forward pass; the same on every rank."""
+        return not batch.on_policy
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
@@ -174,13 +182,23 @@ class Algorithm(LightningModule, ABC):
         if self.critic is not None:
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
-    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
-        """Check the run's agents, and take note of its environments, in one order on all ranks, and of its engine.
+    def meet_rollouts(
+        self,
+        agents: Collection[str],
+        environments: Sequence[str],
+        engine: Engine | None,
+        updates: int | None = None,
+    ) -> None:
+        """Check the run's agents, and take note of the rest.
 
-        An engine of None is in process.
+        Args:
+            agents: of the run.
+            environments: their names, in one order on all ranks.
+            engine: that samples; None is in process.
+            updates: optimizer updates on each rollout; None is not known.
         """
         self.check_agents(agents)
-        self.tasks_of_run, self._engine = tuple(environments), engine
+        self.tasks_of_run, self._engine, self._updates = tuple(environments), engine, updates
 
     def idle_loss(self, name: str) -> Tensor:
         """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
@@ -308,7 +326,7 @@ class Algorithm(LightningModule, ABC):
             rows = batch.without_gradient.get(name)
             if rows is not None:
                 self.note_without_gradient(name, rows, batch)
-            elif name in batch.without_gradient and name in self.policies and not batch.on_policy:
+            elif name in batch.without_gradient and name in self.policies and self.evaluates_others(batch):
                 self.policy(name).idle_loss()  # the ranks of a sharded model make every forward pass together
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -35,7 +35,8 @@ class PolicyBatch:
         action_mask: [B, T] bool, True where the policy sampled the token.
         behavior_logp: [B, T] fp32 of the behavior policy, as the sampler reported them, 0 outside the mask.
         groups: [B] int64, number of the row's group: the episodes of a task, or the answers of a pair. A group is
-            served in one micro-batch, and a forward pass computes the common prefix of its rows once.
+            served in one micro-batch, unless the algorithm allows to divide it, and a forward pass computes the common
+            prefix of its rows once.
         comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
             or in one state of a turn tree.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.

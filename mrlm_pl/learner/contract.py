@@ -29,6 +29,9 @@ class RolloutLearner(Protocol):
     smallest_group: int
     """Fewest episodes per task that the advantage is defined for."""
 
+    divides_groups: bool
+    """True if the rows of a group may be in several micro-batches: no loss compares them."""
+
     silence: str
     """The finding of :meth:`without_signal` about a group, for messages."""
 
@@ -57,8 +60,21 @@ class RolloutLearner(Protocol):
 
     # Options.
 
-    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
-        """Check the agents, and take note of the environments, in one order on all ranks, and of the engine."""
+    def meet_rollouts(
+        self,
+        agents: Collection[str],
+        environments: Sequence[str],
+        engine: Engine | None,
+        updates: int | None = None,
+    ) -> None:
+        """Check the agents, and take note of the rest.
+
+        Args:
+            agents: of the run.
+            environments: their names, in one order on all ranks.
+            engine: that samples; None is in process.
+            updates: optimizer updates on each rollout; None is not known.
+        """
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Return True if the loss weighs each token by its sampler's probability."""

@@ -92,7 +92,9 @@ class PolicyGradient(Algorithm):
             counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the proportion of a
             policy's (task group, agent) pairs that it left out.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
-            so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision.
+            so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision. It costs
+            a pass over the rollout; with a single update on it, no reference policy and no teachers the update's own
+            pass has them.
         correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
             decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
         off_policy_threshold: bound on the mean of ``log mu - log pi`` over a trajectory's tokens; above it, tokens with
@@ -128,6 +130,8 @@ class PolicyGradient(Algorithm):
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
     """Places of the KL penalty, the default first; ``reward`` needs rewards of single tokens."""
+
+    divides_groups: ClassVar[bool] = True
 
     advantage: Callable[[Tensor, Tensor], Tensor] | None = None
     """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
@@ -318,8 +322,14 @@ class PolicyGradient(Algorithm):
         limits = {name: sampling.of(name).max_tokens for name in self.policies}
         return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
-    def meet_rollouts(self, agents: Collection[str], environments: Sequence[str], engine: Engine | None) -> None:
-        super().meet_rollouts(agents, environments, engine)
+    def meet_rollouts(
+        self,
+        agents: Collection[str],
+        environments: Sequence[str],
+        engine: Engine | None,
+        updates: int | None = None,
+    ) -> None:
+        super().meet_rollouts(agents, environments, engine, updates)
         if self.distiller is not None:
             self.distiller.check_agents(agents)
             self.distiller.check_names(environments=environments)
@@ -328,6 +338,9 @@ class PolicyGradient(Algorithm):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         self.collection_over = False
+        # Nothing moves the policy between the rollout and its only update, and nothing here asks for pi_old.
+        unread = not self.reference.used and self.distiller is None
+        self.old_policy.is_current = self._updates == 1 and unread and self.recomputes(sampling)
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:
             episodes = with_baseline(episodes, greedy)
@@ -384,7 +397,7 @@ class PolicyGradient(Algorithm):
         policy = self.policy(name)
         if self.reference.used and rows.ref_logp is None:
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
-        if rows.proximal_logp is None and self.recomputes(sampling):
+        if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:
             rows.proximal_logp = policy(**rows.inputs())
 
     def recomputes(self, sampling: Sampling) -> bool:
@@ -414,6 +427,8 @@ class PolicyGradient(Algorithm):
             return loss
         mask = rows.action_mask
         logp, entropy, values, taught = self._outputs(name, rows, batch)
+        if self.old_policy.is_current:
+            rows = replace(rows, proximal_logp=logp.detach())
         losses, metrics = self._corrected_losses(logp, rows)
         if self._trains_values(rows):
             assert self.critic is not None
@@ -458,14 +473,18 @@ class PolicyGradient(Algorithm):
         return self.policy(name).outputs(**rows.inputs(), **wanted)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
+        logp = self.policies[name](**rows.inputs()) if self.evaluates_others(batch) else rows.proximal_logp
+        if self.old_policy.is_current:
+            rows = replace(rows, proximal_logp=logp)
         _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped
         self.metrics.add_policy(name, metrics, rows.action_mask.sum())
-        if not batch.on_policy:
-            self.metrics.add_divergences(name, self.policies[name](**rows.inputs()), rows)
-        elif rows.proximal_logp is not None:
-            self.metrics.add_divergences(name, rows.proximal_logp, rows)
-        else:
+        if logp is None:
             self.metrics.add_tokens(name, rows.old_logp, rows)
+        else:
+            self.metrics.add_divergences(name, logp, rows)
+
+    def evaluates_others(self, batch: Batch) -> bool:
+        return self.old_policy.is_current or super().evaluates_others(batch)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
@@ -485,6 +504,7 @@ class PolicyGradient(Algorithm):
             "kl_coefficients": dict(self.kl.coefficients),
             "entropy_coefficients": entropies,
             "collection_over": self.collection_over,
+            "old_policy_is_current": self.old_policy.is_current,
         }
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
@@ -494,3 +514,4 @@ class PolicyGradient(Algorithm):
                 controller = self.entropy_controllers[name]
                 controller.coefficient, controller.weight = coefficient, weight
         self.collection_over = progress.get("collection_over", False)
+        self.old_policy.is_current = progress.get("old_policy_is_current", False)

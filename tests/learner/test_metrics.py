@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.stream import micro_batches
+from mrlm_pl.data.rollout.stream import Part, micro_batches
 from mrlm_pl.engines import Sampling
 from mrlm_pl.learner import metrics as metric_log
 from mrlm_pl.learner.algorithm import Algorithm
@@ -108,7 +108,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     algorithm.policies["main"].forward = lambda **given: evaluated.append(len(given["lengths"])) or forward(**given)
     # Two tokens are trained on, eight are not: all advantages of their group are 0.
     rows = rows_of([[1.0, 1.0], [0.0] * 5, [3.0] * 3], [1.0, 0.0, 0.0])
-    (batch,) = micro_batches(algorithm, {"main": rows}, [torch.arange(3)], lambda sizes: sizes)
+    (batch,) = micro_batches(algorithm, {"main": rows}, [Part(torch.arange(3))], lambda sizes: sizes)
     batch.on_policy = on_policy
     assert [len(batch.policies["main"]), len(batch.without_gradient["main"])] == [1, 2]
     algorithm.training_step(batch, 0)

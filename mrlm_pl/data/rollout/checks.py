@@ -80,11 +80,15 @@ def check_updates(
             minibatches - 1,
             remedy,
         )
-    pieces = ranks * minibatches * accumulation
-    if groups % pieces:
+    updates = ranks * minibatches
+    in_update, rest = divmod(groups, updates)
+    if rest or (in_update % accumulation and (accumulation % in_update or not learner.divides_groups)):
+        multiple = f" or a multiple of {in_update}" if learner.divides_groups and not rest else ""
+        steps = "" if rest else f"; or make trainer.accumulate_grad_batches a divisor of {in_update}{multiple}"
         raise ConfigurationError(
             f"data.groups is {groups}, which {ranks} ranks x {minibatches} minibatches x "
-            f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {pieces}"
+            f"{accumulation} accumulation steps cannot share evenly; make it a multiple of {updates * accumulation}"
+            f"{steps}"
         )
 
 

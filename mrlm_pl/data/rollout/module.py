@@ -35,7 +35,8 @@ class RolloutDataModule(LightningDataModule):
 
     An iteration is one rollout of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times
     ``minibatches`` optimizer updates on it. With ``accumulate_grad_batches`` of the trainer, an update is divided into
-    that many micro-batches; the result does not depend on it. All randomness is a function of ``seed`` and the
+    that many micro-batches, of whole groups or, where they are more than the groups and the algorithm is a policy
+    gradient, of parts of a group; the result does not depend on it. All randomness is a function of ``seed`` and the
     position. ``stream`` holds rows and position (:class:`~mrlm_pl.data.rollout.stream.TrainingStream`), and
     ``collection`` collects, saves and measures (:class:`~mrlm_pl.data.rollout.collection.Collection`).
 
@@ -163,7 +164,8 @@ class RolloutDataModule(LightningDataModule):
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
-        learner.meet_rollouts(dict.fromkeys(agents), list(self.environments), self.players.given)
+        updates = self.stream.passes * self.stream.minibatches
+        learner.meet_rollouts(dict.fromkeys(agents), list(self.environments), self.players.given, updates)
         if stage == "fit":
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)

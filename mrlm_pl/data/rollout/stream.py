@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Part:
+    """The rows of a micro-batch: those of whole groups, or the ``share``-th of ``shares`` equal parts of one group's.
+
+    Attributes:
+        groups: group numbers [g].
+        share, shares: the part of each policy's rows in them, from 0, in an order that keeps common prefixes together.
+    """
+
+    groups: Tensor
+    share: int = 0
+    shares: int = 1
+
+    def rows(self, groups: Tensor, token_ids: Tensor) -> Tensor:
+        """Return the indices [b] of its rows among those with these group numbers [B] and tokens [B, T]."""
+        here = torch.isin(groups, self.groups).nonzero().flatten()
+        if self.shares > 1:
+            here = here[torch.from_numpy(np.lexsort(token_ids[here].T.flip(0).numpy()))]
+        return here.tensor_split(self.shares)[self.share]
+
+
+@dataclass(frozen=True)
 class Cut:
     """Divides a rollout: ``passes`` times into ``minibatches`` updates, each of ``accumulation`` micro-batches."""
 
@@ -37,17 +59,18 @@ class Cut:
         """Micro-batches (Lightning batches) of a rollout."""
         return self.passes * self.minibatches * self.accumulation
 
-    def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> tuple[Tensor, ...]:
-        """Return the groups of each micro-batch of the update that a position is in.
+    def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> list[Part]:
+        """Return the micro-batches of the update that a position is in; a group is divided where they are more.
 
         Args:
             position: of a micro-batch, from 0.
             shuffled: group numbers in the order in which a pass, counted from 0, serves them.
         """
-        per_pass = self.minibatches * self.accumulation
-        pass_number, piece = divmod(position, per_pass)
-        first = piece - piece % self.accumulation
-        return shuffled(pass_number).chunk(per_pass)[first : first + self.accumulation]
+        pass_number, update = divmod(position // self.accumulation, self.minibatches)
+        groups = shuffled(pass_number).chunk(self.minibatches)[update]
+        shares = max(1, self.accumulation // len(groups))
+        chunks = groups.chunk(self.accumulation // shares)
+        return [Part(chunk, share, shares) for chunk in chunks for share in range(shares)]
 
 
 class TrainingStream:
@@ -198,7 +221,7 @@ class TrainingStream:
 def micro_batches(
     learner: RolloutLearner,
     rows: Mapping[str, PolicyBatch],
-    parts: Sequence[Tensor],
+    parts: Sequence[Part],
     over_ranks: Callable[[Tensor], Tensor],
 ) -> list[Batch]:
     """Return the micro-batches of an update, with each learner's rows and the size of the whole update.
@@ -206,10 +229,10 @@ def micro_batches(
     Args:
         learner: whose models they are.
         rows: of the rollout, by policy.
-        parts: group numbers of each micro-batch.
+        parts: of the rollout, one for each micro-batch.
         over_ranks: the sum of a tensor over all ranks; called once.
     """
-    update, names = torch.cat(list(parts)), list(learner.learners)
+    update, names = torch.cat([part.groups for part in parts]), list(learner.learners)
     policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     sizes = torch.zeros(len(names), 3 + len(parts), dtype=torch.float64)
@@ -223,11 +246,11 @@ def micro_batches(
         trained = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
         acting = own.action_mask.any(-1)
         for number, part in enumerate(parts):
-            here = torch.isin(groups, part).to(own.groups.device)
-            if (here & trained).any():
-                policies[number][name] = own.select((here & trained).nonzero().flatten())
-            if (here & ~trained & acting).any():
-                others[number][name] = own.select((here & ~trained & acting).nonzero().flatten())
+            here = part.rows(groups, own.token_ids.cpu()).to(own.groups.device)
+            if trained[here].any():
+                policies[number][name] = own.select(here[trained[here]])
+            if (other := ~trained[here] & acting[here]).any():
+                others[number][name] = own.select(here[other])
                 size[3 + number] = 1.0
     sizes = over_ranks(sizes)
     totals = {name: BatchTotals(*size[:3].tolist()) for name, size in zip(names, sizes, strict=True) if size[0] > 0}

@@ -24,6 +24,8 @@ class OldPolicy:
 
     Attributes:
         corrects: True if losses are corrected.
+        is_current: True for a rollout whose only update takes pi_old from its own forward pass, with the weights of
+            the time of sampling.
 
     Raises:
         ConfigurationError: a value is out of range, or the correction needs pi_old from the learner.
@@ -34,6 +36,7 @@ class OldPolicy:
         self.correction, self.threshold = correction, threshold
         self.recompute = correction.recomputes(recompute)
         self.corrects = correction.kind != "none" or threshold is not None
+        self.is_current = False
 
     def corrected(self, losses: Tensor, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the losses [B, T] with the correction, and metrics: means over the action tokens.

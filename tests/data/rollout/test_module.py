@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from mrlm_pl.algorithms import GRPO
+from mrlm_pl.algorithms import GRPO, MADPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout import collection as collecting
 from mrlm_pl.data.rollout.evaluation import EpisodeBatch, Evaluation
@@ -161,11 +162,46 @@ def test_truncated_sampling_takes_the_old_log_probabilities_from_the_learner(
     assert deviations[False] > 0.1, "mu is not the learner's distribution when its tail was cut"
 
 
+@pytest.mark.parametrize("options", [{}, {"correction": {"kind": "truncated"}, "loss": "cispo"}])
+def test_the_only_update_on_a_rollout_takes_the_old_log_probabilities_from_its_own_pass(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    class HalfSilent(echo):  # type: ignore[misc]
+        """Groups of every second task have equal returns, hence no gradient: they count in the metrics alone."""
+
+        def begin(self, task: Task) -> str:
+            self.reward = 1.0 if task.index % 2 else None
+            return str(super().begin(task))
+
+    rows, found = Counter[str](), {}
+    forward, meet = Policy.forward, GRPO.meet_rollouts
+
+    def counted(policy: Policy, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        rows[kind] += len(token_ids)
+        return forward(policy, token_ids, *args, **kwargs)
+
+    monkeypatch.setattr(Policy, "forward", counted)
+    for kind in ("own", "apart"):
+        algorithm, data = make(
+            model_folder, HalfSilent(), options, iterations=1, sampling=Sampling(top_p=0.5, max_tokens=8)
+        )
+        if kind == "apart":  # an algorithm that does not know the number of updates makes a pass of its own
+            monkeypatch.setattr(GRPO, "meet_rollouts", lambda self, *given: meet(self, *given[:3]))
+        trainer = quiet_trainer(accumulate_grad_batches=2)
+        trainer.fit(algorithm, data)
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("train/")}
+        found[kind] = metrics, [weight.clone() for weight in algorithm.parameters()]
+    assert rows == {"own": 8 + 8, "apart": 16 + 8}, "the trained rows are evaluated once"
+    assert found["own"][0] == pytest.approx(found["apart"][0], rel=1e-5, abs=1e-6)
+    for own, apart in zip(found["own"][1], found["apart"][1], strict=True):
+        torch.testing.assert_close(own, apart, rtol=1e-4, atol=1e-6)
+
+
 def test_accumulation_and_micro_batches_do_not_change_the_update(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
     weights = []
-    for accumulation in (1, 2, 4):
+    for accumulation in (1, 2, 4, 8, 12):
         algorithm, data = make(model_folder, echo(), {"kl": {"coefficient": 0.1}}, iterations=1)
         trainer = quiet_trainer(accumulate_grad_batches=accumulation)
         trainer.fit(algorithm, data)
@@ -212,6 +248,18 @@ def test_groups_that_cannot_be_shared_evenly_are_refused(model_folder: Path, ech
     algorithm, data = make(model_folder, echo(), minibatches=3)
     with pytest.raises(ConfigurationError, match="multiple of 3"):
         quiet_trainer().fit(algorithm, data)
+    algorithm, data = make(model_folder, echo())
+    with pytest.raises(ConfigurationError, match=r"make it a multiple of 6; .*a divisor of 4 or a multiple of 4"):
+        quiet_trainer(accumulate_grad_batches=6).fit(algorithm, data)
+
+
+def test_a_loss_that_compares_the_rows_of_a_group_has_them_in_one_micro_batch(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    _, data = make(model_folder, echo())
+    algorithm = MADPO({"main": Policy(str(model_folder))})
+    with pytest.raises(ConfigurationError, match=r"make trainer\.accumulate_grad_batches a divisor of 4$"):
+        quiet_trainer(accumulate_grad_batches=8).fit(algorithm, data)
 
 
 def test_equal_rewards_give_no_gradient(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -17,13 +17,23 @@ def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches()
     cut = Cut(passes=2, minibatches=2, accumulation=2)
     assert cut.pieces == 8
     orders = [torch.tensor([3, 1, 0, 2, 5, 4, 7, 6]), torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])]
-    found = [
-        [part.tolist() for part in cut.update_at(position, lambda number: orders[number])] for position in range(8)
-    ]
+    updates = [cut.update_at(position, lambda number: orders[number]) for position in range(8)]
+    found = [[part.groups.tolist() for part in update] for update in updates]
     assert [update[position % 2] for position, update in enumerate(found)] == [
         [3, 1], [0, 2], [5, 4], [7, 6], [7, 6], [5, 4], [3, 2], [1, 0],
     ]  # fmt: skip
     assert found[:4] == [[[3, 1], [0, 2]], [[3, 1], [0, 2]], [[5, 4], [7, 6]], [[5, 4], [7, 6]]]
+
+
+def test_more_micro_batches_than_groups_divide_the_rows_of_each_group() -> None:
+    cut = Cut(passes=1, minibatches=2, accumulation=6)
+    rows = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
+    tokens = torch.tensor([[7, 1], [5, 2], [7, 0], [5, 3], [8, 0], [1, 3], [1, 2], [1, 1], [4, 4], [4, 4]])
+    update = cut.update_at(7, lambda number: torch.tensor([2, 3, 1, 0]))
+    found = [part.rows(rows, tokens).tolist() for part in update]
+    assert found == [[7], [6], [5], [1, 3], [2, 0], [4]], "rows with a common prefix are together"
+    first = cut.update_at(5, lambda number: torch.tensor([2, 3, 1, 0]))
+    assert [part.rows(rows, tokens).tolist() for part in first] == [[8], [], [], [9], [], []]
 
 
 def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +52,7 @@ def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeyp
     def made(learner: Any, rows: Any, parts: Any, over_ranks: Any) -> list[Batch]:
         found = [Batch({}, {}) for _ in parts]
         for number, batch in enumerate(found):
-            batch.origin = (rows["main"], number, parts[number].tolist())  # type: ignore[attr-defined]
+            batch.origin = (rows["main"], number, parts[number].groups.tolist())  # type: ignore[attr-defined]
         return found
 
     monkeypatch.setattr(stream, "micro_batches", made)
