@@ -166,8 +166,14 @@ def run_ours(
     callbacks: Sequence[Any] = (),
     shape: Shape = Shape(),
     clock: Clock | None = None,
+    *,
+    compiled: bool = False,
 ) -> dict[str, Any]:
-    """Return step times and memory of this project; further callbacks, and another clock, may measure more."""
+    """Return step times and memory of this project; further callbacks, and another clock, may measure more.
+
+    Args:
+        compiled: whether the learner's layers are compiled.
+    """
     import lightning
     from quiet_trainer import quiet_trainer
 
@@ -216,7 +222,8 @@ def run_ours(
         sampling=Sampling(max_tokens=shape.new_tokens),
         seed=seed,
     )
-    trainer.fit(GRPO({"main": Policy(folder, learning_rate=learning_rate, chat_template=TEMPLATE)}), data)
+    policy = Policy(folder, learning_rate=learning_rate, chat_template=TEMPLATE, compile=compiled)
+    trainer.fit(GRPO({"main": policy}), data)
     return clock.report()
 
 
@@ -229,11 +236,13 @@ def run_peer(
     clock: Clock | None = None,
     *,
     bf16: bool = False,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """Return step times and memory of TRL with its default generation; another clock may measure more.
 
     Args:
         bf16: whether its trainer computes in bf16 by autocast.
+        compiled: whether its trainer compiles the model.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -261,6 +270,7 @@ def run_peer(
         beta=0.0,
         use_cpu=True,
         bf16=bf16,
+        torch_compile=compiled,
         gradient_checkpointing=False,
         report_to="none",
         logging_steps=1,
@@ -286,7 +296,8 @@ def child(python: str, side: str, folder: str, options: argparse.Namespace) -> d
     """Run one side in its own process."""
     command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
     command += ["--steps", str(options.steps), "--threads", str(options.threads), "--precision", options.precision]
-    command += ["--peer-bf16"] * options.peer_bf16
+    command += ["--peer-bf16"] * options.peer_bf16 + ["--compile"] * options.compile
+    command += ["--peer-compile"] * options.peer_compile
     command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
     return of_child(command, side, options.threads)
 
@@ -338,6 +349,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="32-true", help="of ours; the peer computes in bf16 with --peer-bf16")
     parser.add_argument("--peer-bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="compile the layers of our learner")
+    parser.add_argument("--peer-compile", action="store_true", help="let the peer's trainer compile its model")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -349,9 +362,9 @@ def main() -> None:
 
         torch.set_num_threads(options.threads)
         run = (
-            partial(run_ours, precision=options.precision)
+            partial(run_ours, precision=options.precision, compiled=options.compile)
             if options.side == "ours"
-            else (partial(run_peer, bf16=options.peer_bf16))
+            else partial(run_peer, bf16=options.peer_bf16, compiled=options.peer_compile)
         )
         settings = {"learning_rate": options.learning_rate, "seed": options.seed}
         print(json.dumps(run(options.folder, options.steps, **settings)))
@@ -365,6 +378,7 @@ def main() -> None:
             results[side].append(child(python, side, folder, options))
     peer = "bf16-mixed" if options.peer_bf16 else "32-true"
     work = {"size": options.size, "precision": options.precision, "peer_precision": peer}
+    work |= {"compiled": options.compile, "peer_compiled": options.peer_compile}
     row = {**work, "threads": options.threads, "rounds": options.rounds}
     row |= compared(results["ours"], results["trl"], "trl")
     print(json.dumps(row, indent=2))
