@@ -18,9 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any
 
-from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, checked, copying, shown
+from mrlm_pl.environment.steps import ORDER_OF_CALLS, Observations, Step, are_numbers, checked, copying, shown
 from mrlm_pl.environment.tasks import SeededTasks, TaskSource
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, place, place_of
@@ -253,7 +253,7 @@ class SingleAgentEnvironment(Environment):
                 f'`Outcome({{"right": 1.0}})` ({place(self.reply)})'
             )
         parts = outcome.components
-        if not isinstance(parts, Mapping) or not all(isinstance(part, SupportsFloat) for part in parts.values()):
+        if not are_numbers(parts):
             raise EnvironmentContractError(
                 f"environment {self.name!r}: the components of the Outcome are {shown(parts)}; give numbers by name, "
                 f'as in `Outcome({{"right": 1.0}})` ({place(self.reply)})'

@@ -35,6 +35,9 @@ PLAIN_TEMPLATE = (
 MAX_REMEMBERED = 256
 """Most sets of tools for which a chat format remembers whether its template describes them."""
 
+MAX_PROMPTS = 32
+"""Most texts whose tokens a chat format remembers: the episodes of a group begin with the same one."""
+
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 _SENTINEL = "\u241f0\u241f"
 logger = logging.getLogger(__name__)
@@ -132,6 +135,7 @@ class ChatFormat:
         self._endless: EndlessTemplateError | None = None
         self._extra_stop_ids = tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
+        self._encoded: dict[str, list[int]] = {}
         self._loss_warned = False
 
     def render(
@@ -230,7 +234,13 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text`` without additional special tokens."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        ids = self._encoded.get(text)
+        if ids is None:
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            if len(self._encoded) >= MAX_PROMPTS:
+                self._encoded.clear()
+            self._encoded[text] = ids
+        return [*ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids`` without special tokens."""
