@@ -153,12 +153,12 @@ def sentences() -> Iterator[tuple[str, str]]:
     busy = {name: row["busy_by_quiet"] for name, row in results_tables.read("shared_machine")["settings"].items()}
     yield "scaling.md", f"{busy['default']:.1f} times as long, {busy['one thread']:.1f} with".replace(" 0.", " .")
     covered = results_tables.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
-    yield "decisions.md", f"covers the true accuracy in\n  {covered:.3f}".replace("0.", ".")
+    yield "decisions.md", f"covers the true accuracy in {covered:.3f}".replace("0.", ".")
 
 
 @pytest.mark.parametrize(("page", "text"), [*sentences()])
 def test_sentences_with_results_are_those_of_the_files(page: str, text: str) -> None:
-    assert text in (DOCS / page).read_text()
+    assert text in " ".join((DOCS / page).read_text().split()), "also across a line break"
 
 
 def source_of(path: str, name: str) -> str:

@@ -70,9 +70,9 @@ ALGORITHMS = {
 HEAD = """\
 # Conformance
 
-Our value of each loss and advantage on the vectors of `benchmarks/robustness/conformance/vectors.py` equals that of the
-paper's equation in plain Python and of the peers' own code ({versions}) within 1e-6, unless the last column has
-a larger difference or a reason. Losses are reduced by `token_mean` unless the second column names another reduction.
+Losses and advantages equal their paper's equation in plain Python and the peers' own code ({versions}) within 1e-6,
+unless the last column has a larger difference or a reason. Losses are reduced by `token_mean` unless the second
+column names another reduction. The vectors are in `benchmarks/robustness/conformance/vectors.py`.
 
 ```bash
 python -m benchmarks.robustness.conformance.page
@@ -85,8 +85,7 @@ python -m benchmarks.robustness.conformance.page
 ALGORITHMS_HEAD = """
 ## By algorithm
 
-Formulas of each algorithm with its default loss; options such as `loss`, `kl` and `top_entropy` add others. Its own
-tests cover plain sums and comparisons.
+Formulas of each algorithm with its default loss; options such as `loss`, `kl` and `top_entropy` add others.
 
 | algorithm | formulas |
 |---|---|
