@@ -13,7 +13,7 @@ from mrlm_pl.advantages import transition_gae
 from mrlm_pl.episode import Episode, Message, Trajectory, Turn
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import group_numbers
+from mrlm_pl.learner.credit.returns import credit_turns, group_numbers
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.learner.credit.turns import rewarded_rows
 from mrlm_pl.policy.chat import ChatFormat, Conversation, Row
@@ -188,13 +188,8 @@ def acting_batches(
         temperature: of the sampling, by policy.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
-    batches = {}
-    for policy, table in rewarded_rows(episodes, temperature).items():
-        batch = batches[policy] = table.batch
-        batch.advantages = torch.zeros(batch.action_mask.shape)
+    tables = rewarded_rows(episodes, temperature)
+    for table in tables.values():
         found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in table.origins]
-        batch.compared = tuple([(value, baseline) for value, baseline, _ in of_row] for of_row in found)
-        for place, (row, of_row) in enumerate(zip(batch.trajectories, found, strict=True)):
-            for turn, (_, _, advantage) in zip(row.turns, of_row, strict=True):
-                batch.advantages[place, turn.start : turn.stop] = advantage
-    return batches
+        credit_turns(table.batch, found)
+    return {policy: table.batch for policy, table in tables.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -80,13 +81,8 @@ class Coalitions(FurtherEpisodes):
         known: set[Key] = {_key(script_of(episode)) for episode in _ordinary(group)}
         specs: list[EpisodeSpec] = []
         for episode, other in _with_other(group):
-            asked: list[frozenset[str]] = []
-
-            def note(members: frozenset[str], asked: list[frozenset[str]] = asked) -> float:
-                asked.append(members)
-                return 0.0
-
-            self.shares(episode, note)
+            asked = defaultdict[frozenset[str], float](float)
+            self.shares(episode, asked.__getitem__)
             for members in asked:
                 script, absent = self.script(episode, other, members)
                 if (key := _key(script)) not in known:
