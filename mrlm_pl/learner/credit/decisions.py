@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -18,12 +18,11 @@ from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.returns import group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.learner.credit.returns import Tables, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.rewards import RewardShare
+from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import between, one_of
 from mrlm_pl.turn_tree import TurnTree, turn_trees
@@ -85,7 +84,7 @@ class DecisionReturns:
         """Return the places of each policy's decisions."""
         return grouped((decision.row.policy, place) for place, decision in enumerate(self.decisions))
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
         return rows_by_policy(
             [decision.row for decision in self.decisions],
@@ -158,9 +157,7 @@ class TreeCredit:
         """The branching of the decisions in each state."""
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
-    def returns(
-        self, episodes: Sequence[Episode], bonus: Callable[[Turn], float] | None, greedy: Sequence[Episode] = ()
-    ) -> DecisionReturns:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode] = ()) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
 
         Args:
@@ -186,9 +183,7 @@ class TreeCredit:
             torch.tensor(baselines, dtype=torch.float64) if self.counterfactual else None,
         )
 
-    def _greedy_return(
-        self, episode: Episode | None, decision: Decision, bonus: Callable[[Turn], float] | None
-    ) -> float:
+    def _greedy_return(self, episode: Episode | None, decision: Decision, bonus: TurnBonus) -> float:
         """Return the greedy episode's return from the decision's turn on, as the decision's return counts."""
         if episode is None:
             return math.nan
@@ -208,7 +203,7 @@ class TreeCredit:
         returns: DecisionReturns,
         advantages: Tensor,
         temperature: Mapping[str, float],
-    ) -> dict[str, PolicyBatch]:
+    ) -> Tables:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
@@ -247,7 +242,7 @@ class TreeCredit:
                 keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)
         return all(len(values) < 2 for values in keys.values())
 
-    def _valued(self, tree: TurnTree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
+    def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[Decision]:
         """Return the decisions of a tree with a value."""
         reach, made = reach_of(tree), dict[tuple[str, str], dict[int, Decision]]()
         for (node, agent, number), (turn, row) in tree.decisions.items():

@@ -13,9 +13,10 @@ from typing import Literal, get_args
 import torch
 
 from mrlm_pl.advantages import marginal_values, sampled_shapley_values, shapley_values
-from mrlm_pl.episode import Episode, Origin, Turn, by_group
+from mrlm_pl.episode import Episode, Origin, by_group
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
@@ -137,7 +138,7 @@ class Coalitions(FurtherEpisodes):
             )
         return shapley_values(agents, value)
 
-    def returns(self, episodes: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> Returns:
+    def returns(self, episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> Returns:
         """Return the contribution of each agent to each ordinary episode as its return.
 
         Episodes are left out if they or one of their replays failed.

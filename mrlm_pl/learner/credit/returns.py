@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,13 +19,17 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
 )
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
+from mrlm_pl.rewards import TurnBonus
 
 logger = logging.getLogger(__name__)
+
+Tables: TypeAlias = dict[str, PolicyBatch]
+"""The rows of a rollout by policy."""
 
 BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
     group_normalized_advantages: group_means,
@@ -82,7 +86,7 @@ class Returns:
         }
         return Returns(**found)
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
         An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
@@ -109,11 +113,7 @@ class Returns:
         )
 
 
-def returns_of(
-    episodes: Sequence[Episode],
-    turn_bonus: Callable[[Turn], float] | None = None,
-    greedy: Sequence[Episode] = (),
-) -> Returns:
+def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy: Sequence[Episode] = ()) -> Returns:
     """Return the returns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
@@ -151,7 +151,7 @@ def rows_by_policy(
     episodes: Sequence[int],
     temperature: Mapping[str, float],
     **credit: Sequence[Any],
-) -> dict[str, PolicyBatch]:
+) -> Tables:
     """Return the rows of each policy as a batch, the policies in the order in which they appear.
 
     Args:
@@ -280,7 +280,7 @@ def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]
     return torch.tensor([names.index(name) for name in environments.values()], device=groups.device)[groups]
 
 
-def agent_return(episode: Episode, agent: str, turn_bonus: Callable[[Turn], float] | None = None) -> float:
+def agent_return(episode: Episode, agent: str, turn_bonus: TurnBonus = None) -> float:
     """Return an agent's return in an episode, with ``turn_bonus`` added for each of its turns."""
     earned = episode.rewards()[agent]
     if turn_bonus is None:

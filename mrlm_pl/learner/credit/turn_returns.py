@@ -21,8 +21,8 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.returns import credit_turns, group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.learner.credit.returns import Tables, credit_turns, group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.settings import at_least, between, one_of
 
 
@@ -58,7 +58,7 @@ class TurnReturns:
     returns: Tensor
     baseline: Tensor | None = None
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
@@ -75,7 +75,7 @@ class TurnReturns:
         return tables
 
 
-def turn_returns_of(episodes: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> TurnReturns:
+def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> TurnReturns:
     """Return the turns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
