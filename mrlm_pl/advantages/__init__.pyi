@@ -1,7 +1,7 @@
-from .components import component_normalized_advantages as component_normalized_advantages
 from .gae import token_gae as token_gae
 from .gae import transition_gae as transition_gae
 from .gae import turn_discounts as turn_discounts
+from .groups import component_normalized_advantages as component_normalized_advantages
 from .groups import finite_rewards as finite_rewards
 from .groups import group_centered_advantages as group_centered_advantages
 from .groups import group_means as group_means
@@ -10,7 +10,7 @@ from .groups import leave_one_out_advantages as leave_one_out_advantages
 from .groups import remax_advantages as remax_advantages
 from .groups import step_normalized_advantages as step_normalized_advantages
 from .history import history_normalized_advantages as history_normalized_advantages
-from .rae import role_baselines as role_baselines
+from .history import role_baselines as role_baselines
 from .shapley import marginal_values as marginal_values
 from .shapley import sampled_shapley_values as sampled_shapley_values
 from .shapley import shapley_values as shapley_values

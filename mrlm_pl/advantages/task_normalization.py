@@ -7,7 +7,7 @@ first; each micro-batch is then normalized with the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -68,7 +68,7 @@ def task_scaled_advantages(
     tensor([[0.7071, 2.1213],
             [0.0000, 0.0000]])
     """
-    return _normalize(advantages, action_mask, task_types, moments, lambda a, of_task: a / of_task.std)
+    return _normalize(advantages, action_mask, task_types, moments, center=False)
 
 
 def task_standardized_advantages(
@@ -85,15 +85,11 @@ def task_standardized_advantages(
     >>> task_standardized_advantages(torch.tensor([[1.0, 3.0]]), mask, torch.tensor([0]))
     tensor([[-0.7071,  0.7071]])
     """
-    return _normalize(advantages, action_mask, task_types, moments, lambda a, of_task: (a - of_task.mean) / of_task.std)
+    return _normalize(advantages, action_mask, task_types, moments, center=True)
 
 
 def _normalize(
-    advantages: Tensor,
-    action_mask: Tensor,
-    task_types: Tensor,
-    moments: Mapping[int, Moments] | None,
-    formula: Callable[[Tensor, Moments], Tensor],
+    advantages: Tensor, action_mask: Tensor, task_types: Tensor, moments: Mapping[int, Moments] | None, *, center: bool
 ) -> Tensor:
     _check_task_types(action_mask, task_types)
     if moments is None:
@@ -104,8 +100,8 @@ def _normalize(
         if of_task is None:
             raise ValueError(f"task type {task} has no moments: merge the task_moments of every piece of the batch")
         if of_task.std > MIN_STD:
-            rows = (task_types == task)[:, None]
-            normalized = torch.where(rows, formula(normalized, of_task), normalized)
+            rows, shift = (task_types == task)[:, None], of_task.mean if center else 0.0
+            normalized = torch.where(rows, (normalized - shift) / of_task.std, normalized)
     return masked_values(normalized, action_mask)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages.groups import finite_rewards
+from mrlm_pl.grouping import grouped
 
 CrossReduction = Literal["mean", "sum"]
 
@@ -89,15 +90,12 @@ def counterfactual_advantages(
     >>> counterfactual_advantages(square, 0)
     {(0, 0): -1.0, (0, 1): -1.0, (1, 0): 1.0, (1, 1): 1.0}
     """
-    alike: dict[tuple[int, ...], list[tuple[int, float]]] = {}
-    for joint, value in returns.items():
-        number = joint[place]
-        alike.setdefault(joint[:place] + joint[place + 1 :], []).append((number, value + bonus(number)))
+    worth = {joint: value + bonus(joint[place]) for joint, value in returns.items()}
+    alike = grouped((joint[:place] + joint[place + 1 :], own) for joint, own in worth.items())
     advantages = {}
-    for joint, value in returns.items():
+    for joint, own in worth.items():
         others = alike[joint[:place] + joint[place + 1 :]]
-        own = value + bonus(joint[place])
-        advantages[joint] = math.fsum(own - other for _, other in others) / len(others)
+        advantages[joint] = math.fsum(own - other for other in others) / len(others)
     return advantages
 
 

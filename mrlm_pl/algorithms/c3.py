@@ -8,9 +8,9 @@ from typing import Any
 from mrlm_pl.advantages import leave_one_out_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.branches import alternatives_of
 from mrlm_pl.learner.credit.decisions import check_reduction
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
@@ -71,9 +71,7 @@ class C3(PolicyGradient):
         self._warned = False
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         if self.reward == "team" and not self._warned:
             self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
         returns = self.compared(alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling)))

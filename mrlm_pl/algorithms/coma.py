@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from typing import Any
 
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit, Weighting
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import RewardShare
-from mrlm_pl.turn_tree import turn_trees
-
-logger = logging.getLogger(__name__)
 
 
 class COMA(PolicyGradient):
@@ -60,31 +52,3 @@ class COMA(PolicyGradient):
             counterfactual=True,
             reduction=self.reduction,
         )
-        self._warned = False
-
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
-        states = [
-            [tuple(tree.actions[name].decisions.values()) for name in names]
-            for tree in turn_trees(episodes).values()
-            for names in tree.children().values()
-        ]
-        branching = [joints for joints in states if len(joints) > 1]
-        if branching and not self._warned and not any(map(_has_counterfactual, branching)):
-            self._warned = True
-            logger.warning(
-                "no joint action of this rollout differs from another in the decision of one agent alone, so all "
-                "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
-            )
-        return super().credit(episodes, sampling, greedy)
-
-
-def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether two of the joint actions differ in the decision of one agent alone.
-
-    >>> _has_counterfactual([(0, 0), (1, 1)]), _has_counterfactual([(0, 0), (1, 0)])
-    (False, True)
-    """
-    places = range(len(joints[0]))
-    return any(len({joint[:place] + joint[place + 1 :] for joint in joints}) < len(joints) for place in places)

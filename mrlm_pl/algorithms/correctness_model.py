@@ -94,7 +94,11 @@ class CorrectnessModel(RewardModelAlgorithm):
         return [*groups, {**head, "params": probe, "name": f"{head['policy']}/question_only"}]
 
     def idle_loss(self, name: str) -> Tensor:
-        return super().idle_loss(name) + self._idle_guess(name)
+        assert self.question_probe is not None
+        row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        nothing, lengths = torch.zeros_like(row, dtype=torch.bool), torch.tensor([2], device=self.device)
+        guess = token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
+        return super().idle_loss(name) + guess  # 0, with a gradient for the probe
 
     def take_part(self, batch: Batch) -> None:
         for name in self.policies:
@@ -139,14 +143,6 @@ class CorrectnessModel(RewardModelAlgorithm):
         )
         losses = correctness_loss(values, rows.correct, first[:, :width])
         return losses.sum(1), values.detach()[first[:, :width]]
-
-    def _idle_guess(self, name: str) -> Tensor:
-        """0 (0-dim), from a forward pass with a gradient for the probe."""
-        assert self.question_probe is not None
-        row = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        nothing = torch.zeros_like(row, dtype=torch.bool)
-        lengths = torch.tensor([2], device=self.device)
-        return token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
 
     def measure(self, prefix: str, batch: Batch) -> None:
         self.take_part(batch)

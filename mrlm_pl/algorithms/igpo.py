@@ -14,7 +14,8 @@ from mrlm_pl.advantages import TurnBaseline
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.batch import collate_rows
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, TurnReturns, turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
@@ -78,9 +79,7 @@ class IGPO(PolicyGradient):
     def weights_in_credit(self) -> str | None:
         return "the information gains"
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         turns = turn_returns_of(episodes, self.turn_bonus(sampling))
         gains = information_gains(self.answer_logp(turns, [e.task for e in episodes if not e.failed]), turns.play)
         followed = merged(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
@@ -79,9 +79,7 @@ class IPPO(PolicyGradient):
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
         self._warned = False
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         if self.reward == "team":
             self._warned = self._warned or warn_of_constant_sum(episodes, "set `model.reward: own`")
             episodes = [paid_as_a_team(episode) for episode in episodes]

@@ -13,7 +13,7 @@ from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
-from mrlm_pl.learner.credit.returns import group_numbers
+from mrlm_pl.learner.credit.returns import Tables, group_numbers
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.losses import PreferenceLoss, joint_logp, preference_gap, preference_loss
 from mrlm_pl.losses.preference import preference_metrics, sequence_logp
@@ -84,9 +84,7 @@ class MADPO(Algorithm):
         super().meet_rollouts(agents, environments, engine, updates)
         self.reference = ReferencePolicy(used=True)
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         pairs, numbers = joint_pairs(episodes), group_numbers(episodes)
         rows_of_pairs = [RowPair(*(self._trained_rows(episode) for episode in pair)) for pair in pairs]
         tables = {}

@@ -13,9 +13,10 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.grouping import summed
 from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
 from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learned_in
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
@@ -143,9 +144,7 @@ class MAPoRL(PolicyGradient):
             if late:
                 raise ConfigurationError(f"turn_schedule names turn {late[0]}, but the agents act in {last} turns")
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         turns = self.trained_turns
         self.collections += 1
         sums: list[Sums] = []
@@ -160,15 +159,12 @@ class MAPoRL(PolicyGradient):
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""
-        totals: Sums = {}
-        for own in each_share(self.trainer, list(sums)):
-            for of_episode in own:
-                for name, (value, count) in of_episode.items():
-                    before = totals.get(name, (0.0, 0.0))
-                    totals[name] = (before[0] + value, before[1] + count)
+        shares = each_share(self.trainer, list(sums))
+        found = [item for own in shares for of_episode in own for item in of_episode.items()]
+        counts = summed((name, count) for name, (_, count) in found)
         played: set[int] = set()
-        for name, (value, count) in sorted(totals.items()):
-            self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / count
+        for name, value in sorted(summed((name, value) for name, (value, _) in found).items()):
+            self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / counts[name]
             turn = name.partition("turn_")[2]
             if turn:
                 played.add(int(turn))
@@ -198,7 +194,7 @@ class AnswerCritics(AgentCritics):
             answers.put(self.model(agent).values(**answers.batch.inputs()), values)
         return values, values.new_zeros(len(table.batch))
 
-    def rows(self, table: RewardedRows) -> dict[str, PolicyBatch]:
+    def rows(self, table: RewardedRows) -> Tables:
         assert table.batch.values is not None
         assert table.batch.returns is not None
         found = {}

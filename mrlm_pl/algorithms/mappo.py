@@ -8,8 +8,8 @@ from typing import Any, get_args
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -93,15 +93,13 @@ class MAPPO(PolicyGradient):
             max_forward_tokens=first.max_forward_tokens,
         )
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         advice = "MAPPO learns from the team's reward alone, so use IPPO"
         self._warned = self._warned or warn_of_constant_sum(episodes, advice)
         critic = self.critic.reader
         reader = JointReader(critic.chat, critic.context_window)
         states = joint_states(episodes, reader, self.turn_bonus(sampling))
-        rows: dict[str, PolicyBatch] = {}
+        rows: Tables = {}
         if states is not None:
             values = critic.values(**states.batch.to(self.device).inputs())
             credit = states.credit(values, self.gamma, self.lam, self.targets)

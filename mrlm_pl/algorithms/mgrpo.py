@@ -14,8 +14,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.returns import Returns, labels, returns_of
+from mrlm_pl.learner.credit.returns import Returns, Tables, labels, returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
@@ -66,9 +65,7 @@ class MGRPO(PolicyGradient):
         at_least(1, "", calls_per_group=calls_per_group)
         self.planner, self.calls_per_group = planner, calls_per_group
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         returns = self.compared(returns_of(episodes, self.turn_bonus(sampling)))
         advantages, chosen = self._checked_advantages(returns), self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))

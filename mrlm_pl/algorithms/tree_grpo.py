@@ -8,8 +8,8 @@ from typing import Any
 from mrlm_pl.advantages import TurnBaseline
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.branches import LeafCredit
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turn_returns import turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
@@ -64,8 +64,6 @@ class TreeGRPO(PolicyGradient):
         self.further = Expansions(rounds, nodes)
         self.leaves = LeafCredit(turn_baseline, normalize)
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         turns = self.leaves.compared(turn_returns_of(episodes, self.turn_bonus(sampling)), episodes)
         return turns.rows(self.leaves.advantages(turns, episodes), self.temperatures(sampling))

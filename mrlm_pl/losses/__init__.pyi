@@ -38,8 +38,8 @@ from .reduction import Reduction as Reduction
 from .reduction import batch_totals as batch_totals
 from .reduction import reduce_tokens as reduce_tokens
 from .reduction import token_weights as token_weights
-from .reward_model import bradley_terry_loss as bradley_terry_loss
-from .reward_model import correctness_loss as correctness_loss
+from .supervised import bradley_terry_loss as bradley_terry_loss
+from .supervised import correctness_loss as correctness_loss
 from .supervised import cross_entropy_loss as cross_entropy_loss
 from .token_loss import LOSSES as LOSSES
 from .token_loss import LossName as LossName

@@ -60,17 +60,14 @@ def preference_gap(
     >>> preference_gap(*sums).item(), preference_gap(*sums[:2]).item()
     (1.5, 2.0)
     """
-    given = [chosen_logp, rejected_logp]
-    if (ref_chosen_logp is None) != (ref_rejected_logp is None):
+    references = [logp for logp in (ref_chosen_logp, ref_rejected_logp) if logp is not None]
+    if len(references) == 1:
         raise ValueError("give both ref_chosen_logp and ref_rejected_logp, or neither for a reference-free gap")
-    if ref_chosen_logp is not None and ref_rejected_logp is not None:
-        given += [ref_chosen_logp, ref_rejected_logp]
-    if len({tuple(tensor.shape) for tensor in given}) > 1:
-        raise ValueError(f"log-prob sums have one shape [P]; got {[tuple(tensor.shape) for tensor in given]}")
+    shapes = [tuple(logp.shape) for logp in (chosen_logp, rejected_logp, *references)]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"log-prob sums have one shape [P]; got {shapes}")
     gap = chosen_logp - rejected_logp
-    if ref_chosen_logp is not None and ref_rejected_logp is not None:
-        gap = gap - (ref_chosen_logp - ref_rejected_logp).detach()
-    return gap
+    return gap - (references[0] - references[1]).detach() if references else gap
 
 
 def dpo_sigmoid_loss(

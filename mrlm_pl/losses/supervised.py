@@ -1,8 +1,9 @@
-"""Supervised token loss."""
+"""Losses of labeled data: the tokens of demonstrations, right and wrong answers, ranked pairs."""
 
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from mrlm_pl.losses.masking import masked_values
 
@@ -19,3 +20,48 @@ def cross_entropy_loss(logp: Tensor, token_mask: Tensor) -> Tensor:
     [[0.5, 0.0]]
     """
     return masked_values(-logp, token_mask)
+
+
+def correctness_loss(logits: Tensor, correct: Tensor, score_mask: Tensor) -> Tensor:
+    """Binary cross-entropy [B, T] between a token's score and its answer's correctness, 0 outside ``score_mask``.
+
+    Args:
+        logits: [B, T] raw scores; ``sigmoid`` of one is the predicted probability of a correct answer.
+        correct: [B], 1 (or True) for a right answer, 0 for a wrong one; a value between is a soft label.
+        score_mask: [B, T] bool, where a score counts: ``last_token_mask(action_mask)`` scores a finished answer,
+            ``action_mask`` itself scores every token of the response.
+
+    Raises:
+        ValueError: ``correct`` is not [B], or lies outside [0, 1].
+
+    Source: arXiv 2502.18439.
+
+    >>> import torch
+    >>> logits, mask = torch.tensor([[9.0, 0.0]]), torch.tensor([[False, True]])
+    >>> correctness_loss(logits, torch.tensor([1.0]), mask)  # ln 2 at score 0
+    tensor([[0.0000, 0.6931]])
+    """
+    if correct.shape != logits.shape[:1]:
+        raise ValueError(f"correct has shape {tuple(correct.shape)}; give one label per row, [{logits.shape[0]}]")
+    logits = masked_values(logits, score_mask)
+    labels = correct.to(logits.dtype)
+    if not bool(((labels >= 0) & (labels <= 1)).all()):
+        raise ValueError(f"correct holds {correct.tolist()}; labels lie in [0, 1]")
+    loss = F.binary_cross_entropy_with_logits(logits, labels[:, None].expand_as(logits), reduction="none")
+    return masked_values(loss, score_mask)
+
+
+def bradley_terry_loss(chosen_scores: Tensor, rejected_scores: Tensor, *, margin: float | Tensor = 0.0) -> Tensor:
+    """Pairwise ranking loss [P]: ``-log sigmoid(chosen - rejected - margin)`` from scores [P].
+
+    Source: arXiv 2203.02155 (pairs), 2307.09288 (margin).
+
+    >>> import torch
+    >>> round(bradley_terry_loss(torch.tensor([2.0]), torch.tensor([1.0])).item(), 6)  # ln(1 + e^-1)
+    0.313262
+    """
+    if chosen_scores.shape != rejected_scores.shape:
+        raise ValueError(
+            f"a pair has two scores; got shapes {tuple(chosen_scores.shape)} and {tuple(rejected_scores.shape)}"
+        )
+    return -F.logsigmoid(chosen_scores - rejected_scores - margin)

@@ -5,5 +5,6 @@ from .influence import incentive_signs as incentive_signs
 from .influence import incentives as incentives
 from .influence import influence_rewards as influence_rewards
 from .information_gain import information_gains as information_gains
+from .overlong import TurnBonus as TurnBonus
 from .overlong import overlong_penalties as overlong_penalties
 from .overlong import overlong_penalty as overlong_penalty

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from mrlm_pl.episode import Turn
 from mrlm_pl.errors import ConfigurationError
+
+TurnBonus: TypeAlias = Callable[[Turn], float] | None
+"""The addition to the environment's reward of a turn; None adds nothing."""
 
 
 def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:

@@ -11,6 +11,7 @@ from mrlm_pl.environment import Environment, Observations, Step
 from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.steps import TurnOrder
 from mrlm_pl.episode import Episode, Message, Origin, Task, Trajectory, Turn
+from mrlm_pl.grouping import summed
 from mrlm_pl.policy.chat import ChatFormat, Conversation
 from mrlm_pl.rollout.cross_policy import CrossPolicy, slot_name, snapshot_name
 from mrlm_pl.seeding import derive_seed
@@ -236,9 +237,8 @@ class Play:
                 # A reward of 0 without named parts is no component: it would be reported beside the named ones.
                 parts = step.components.get(agent) or ({"reward": reward} if reward else {})
                 row, turn = self.turns[latest[agent]]
-                sums = {name: turn.components.get(name, 0.0) + value for name, value in parts.items()}
-                turn = replace(turn, reward=turn.reward + reward, components={**turn.components, **sums})
-                self.turns[latest[agent]] = row, turn
+                components = summed([*turn.components.items(), *parts.items()])
+                self.turns[latest[agent]] = row, replace(turn, reward=turn.reward + reward, components=components)
         self.metrics.update(step.metrics)
         self.step_rewards.append(dict(step.rewards))
         self.history.append(self.actions)

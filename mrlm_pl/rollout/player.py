@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from mrlm_pl.concurrency.calls import EnvironmentCaller
 from mrlm_pl.concurrency.event_loop import END_SECONDS, EventLoopThread
 from mrlm_pl.engines.base import Engine
-from mrlm_pl.environment import Environment, Observations
+from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import (
@@ -228,16 +228,7 @@ class EpisodePlayer:
     async def reset(self, plays: Sequence[Play]) -> None:
         """Begin plays that were started; those that fail have their ``error`` set."""
         calls = [partial(play.environment.reset, play.spec.task) for play in plays]
-        self.now_waiting(plays, "its environment's reset")
-        for play, result in zip(plays, await self.caller.run(calls), strict=True):
-            play.environment_seconds += result.seconds
-            try:
-                observations: Observations = result.value_or_raise()
-                play.begin(observations, self.seats)
-            except _FATAL:
-                raise
-            except Exception as error:  # any other fault of an environment becomes a record
-                play.error = _describe(error, play, "reset")
+        await self._call("reset", plays, calls, Play.begin)
 
     def now_waiting(self, plays: Sequence[Play], what: str) -> None:
         """Record what plays wait for; everything before it is done."""
@@ -298,18 +289,21 @@ class EpisodePlayer:
     async def step(self, plays: Sequence[Play]) -> None:
         """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""
         calls = [partial(play.environment.step, dict(play.actions)) for play in plays]
-        self.now_waiting(plays, "its environment's step")
+        await self._call("step", plays, calls, Play.take)
+
+    async def _call(
+        self, phase: str, plays: Sequence[Play], calls: Sequence[Callable[[], Any]], receive: Callable[..., None]
+    ) -> None:
+        """Call each play's environment, and let the play receive the answer."""
+        self.now_waiting(plays, f"its environment's {phase}")
         for play, result in zip(plays, await self.caller.run(calls), strict=True):
             play.environment_seconds += result.seconds
             try:
-                play.take(result.value_or_raise(), self.seats)
+                receive(play, result.value_or_raise(), self.seats)
             except _FATAL:
                 raise
             except Exception as error:  # any other fault of an environment becomes a record
-                play.error = _describe(error, play, "step")
-
-
-def _describe(error: Exception, play: Play, phase: str) -> str:
-    found = "" if isinstance(error, MRLMError) else place_of_error(error)
-    where = f" ({found})" if found else ""
-    return f"{type(error).__name__} in {phase} of {play.spec.task.key} at turn {play.steps}{where}: {error}"
+                found = "" if isinstance(error, MRLMError) else place_of_error(error)
+                where = f" ({found})" if found else ""
+                at = f"{phase} of {play.spec.task.key} at turn {play.steps}{where}"
+                play.error = f"{type(error).__name__} in {at}: {error}"

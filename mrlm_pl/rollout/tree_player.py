@@ -135,7 +135,11 @@ class TreePlayer:
             for node in nodes:
                 if node.over:
                     paths[node.spec.id].append(node)
-                    self._give_back(node, kept)
+                    # Of environments that can be forked, one of a tree is enough.
+                    forks = node.environment.forks
+                    self.player.finish(node, keep=not (forks and node.spec.id in kept))
+                    if forks and node.error is None and not node.was_cut:
+                        kept.add(node.spec.id)
             await self.player.close_unwanted()
             branches = await self._branch(waiting)
             await self._step([branch for found in branches for branch in found])
@@ -146,13 +150,6 @@ class TreePlayer:
             self.player.playing.pop(spec.id, None)
             self.player.engine.release(f"{spec.id}/")
         return [[play.episode(self.player.seats) for play in paths[spec.id]] for spec in specs]
-
-    def _give_back(self, path: Play, kept: set[str]) -> None:
-        """Return the environment of a path that is over; of those that can be forked, one of a tree is enough."""
-        forks = path.environment.forks
-        self.player.finish(path, keep=not (forks and path.spec.id in kept))
-        if forks and path.error is None and not path.was_cut:
-            kept.add(path.spec.id)
 
     def _check_size(self, nodes: Sequence[Play]) -> None:
         total = sum(self.tree.count(len(node.due), self.branches_of(node)) for node in nodes)
@@ -255,7 +252,8 @@ class TreePlayer:
         judged = [child for child in children if child.error is None]
         if not judged:
             return
-        rewards = {child.id: mean_reward(child.step_rewards[-1], child.environment.agents) for child in judged}
+        agents = len(judged[0].environment.agents)
+        rewards = {child.id: math.fsum(child.step_rewards[-1].values()) / agents for child in judged}
         going = [child for child in judged if not child.over]
         threshold = self.tree.stop_above
         if threshold is not None and math.fsum(rewards.values()) / len(rewards) > threshold:
@@ -284,8 +282,3 @@ def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: floa
     for agent, decision in decided.items():
         child.record(agent, decision)
     return child
-
-
-def mean_reward(rewards: Mapping[str, float], agents: Sequence[str]) -> float:
-    """Return the mean over all agents of the rewards of a step; a missing agent has 0."""
-    return math.fsum(rewards.values()) / len(agents)

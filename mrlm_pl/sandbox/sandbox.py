@@ -7,8 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -219,11 +218,9 @@ _make_slots()
 os.register_at_fork(after_in_child=_make_slots)
 
 
-@contextmanager
-def running() -> Iterator[None]:
+def running() -> AbstractContextManager[Any]:
     """Wait for a processor: with more programs at once than processors, their time limits would mean nothing."""
-    with _slots:
-        yield
+    return _slots
 
 
 @cache

@@ -21,9 +21,8 @@ MOST = 500
 def compare_runs(one: Run, other: Run) -> dict[str, Any]:
     """Return the settings, evaluations, tasks, and episodes of the same task and seed in which two runs differ."""
     own, theirs = _episodes(one), _episodes(other)
-    rewards = [_by_task(own), _by_task(theirs)]
-    common = [task for task in rewards[0] if task in rewards[1]]
-    rows = [(task, rewards[0][task], rewards[1][task]) for task in common]
+    others = _by_task(theirs)
+    rows = [(task, reward, others[task]) for task, reward in _by_task(own).items() if task in others]
     differences = [[first - second] for _, first, second in rows]
     played = {(row["task"], row["seed"]): row for row in theirs}
     pairs = [
@@ -31,11 +30,11 @@ def compare_runs(one: Run, other: Run) -> dict[str, Any]:
         for row in own
         if (found := played.get((row["task"], row["seed"]))) is not None
     ]
-    count = len(common) or 1
+    count = len(rows) or 1
     return {
         "settings": _differing(dict(one.settings()), dict(other.settings())),
         "evaluations": _evaluations(one.reports(), other.reports()),
-        "tasks": len(common),
+        "tasks": len(rows),
         "own": math.fsum(row[1] for row in rows) / count,
         "theirs": math.fsum(row[2] for row in rows) / count,
         "difference": math.fsum(group[0] for group in differences) / count,

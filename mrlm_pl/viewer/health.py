@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from typing import Any
 
+from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.episode_index import EpisodeIndex
-from mrlm_pl.viewer.records import EpisodeHead
 
 EPISODES = 2000
 ROWS = 200
@@ -15,21 +15,10 @@ ROWS = 200
 
 def health(index: EpisodeIndex) -> dict[str, Any]:
     """Return sums over the newest episodes, and a row for each agent, turn and version, the newest version first."""
-    sums: dict[str, float] = dict.fromkeys(("failed", "retries", "truncated", "restarts", "tool_failures"), 0)
-    seconds: dict[str, list[float]] = defaultdict(list)
+    episodes = list(index.newest_heads(EPISODES))
     newest: dict[int, int] = {}
-    episodes: list[EpisodeHead] = []
-    for head in index.newest_heads(EPISODES):
-        episodes.append(head)
-        sums["failed"] += head.error is not None
-        sums["retries"] += head.attempts - 1
-        sums["truncated"] += head.truncated
-        sums["restarts"] += head.row_restarts
-        sums["tool_failures"] += head.tool_failure
-        for phase, value in head.timings.items():
-            seconds[phase].append(value)
-        versions = [turn.version for turn in head.turns()]
-        newest[head.iteration] = max([newest.get(head.iteration, 0), *versions])
+    for head in episodes:
+        newest[head.iteration] = max([newest.get(head.iteration, 0), *(turn.version for turn in head.turns())])
     cells: dict[tuple[int, str, int], list[tuple[int, int, bool]]] = defaultdict(list)
     seen: set[tuple[str, str, str, int]] = set()
     for head in episodes:
@@ -44,5 +33,14 @@ def health(index: EpisodeIndex) -> dict[str, Any]:
         [agent, index, -version, len(found), *(math.fsum(values) / len(found) for values in zip(*found, strict=True))]
         for (version, agent, index), found in sorted(cells.items())
     ]
-    means = {phase: math.fsum(values) / len(values) for phase, values in seconds.items()}
-    return {"episodes": len(episodes), **sums, "seconds": means, "turns": turns[:ROWS]}
+    seconds = grouped(phase for head in episodes for phase in head.timings.items())
+    return {
+        "episodes": len(episodes),
+        "failed": sum(head.error is not None for head in episodes),
+        "retries": sum(head.attempts - 1 for head in episodes),
+        "truncated": sum(head.truncated for head in episodes),
+        "restarts": sum(head.row_restarts for head in episodes),
+        "tool_failures": sum(head.tool_failure for head in episodes),
+        "seconds": {phase: math.fsum(values) / len(values) for phase, values in seconds.items()},
+        "turns": turns[:ROWS],
+    }

@@ -283,12 +283,9 @@ def stored_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def token_values(row: Mapping[str, Any]) -> Sequence[str]:
     """Return the names of a trajectory's numbers per token; newer records may hold more of them."""
     length = len(row["token_ids"])
-    return [name for name, values in row.items() if name != "token_ids" and _is_vector(values, length)]
-
-
-def _is_vector(values: Any, length: int) -> bool:
-    return (
-        isinstance(values, (list, tuple))
-        and len(values) == length > 0
-        and all(isinstance(value, (int, float, type(None))) for value in values)
-    )
+    return [
+        name
+        for name, values in row.items()
+        if name != "token_ids" and isinstance(values, (list, tuple)) and len(values) == length > 0
+        if all(isinstance(value, (int, float, type(None))) for value in values)
+    ]

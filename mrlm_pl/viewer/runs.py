@@ -126,8 +126,7 @@ class Run:
 
     def detail(self) -> dict[str, Any]:
         """Return the state, the configuration, its versions, the resumptions and the evaluations."""
-        path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
-        text = _text(path) if path else ""
+        text = self._configuration()
         return {
             "named": self.named,
             "state": self.state(),
@@ -144,14 +143,12 @@ class Run:
         """Return the state of :func:`mrlm_pl.runs.state.state_of`, ``file`` or ``gone``, and its reason."""
         if not self.path.is_dir():
             return ("file" if self.path.exists() else "gone"), ""
-        path = self._inside(self.path / STATE)
-        return state_of(_text(path) if path else "")
+        return state_of(self._content(self.path / STATE))
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the latest configuration by name, as in ``model.gamma``."""
-        path = self._inside(latest_configuration(self.path) if self.path.is_dir() else None)
         with suppress(yaml.YAMLError, RecursionError, ValueError):
-            value = yaml.load(_text(path), yaml.CSafeLoader) if path else None
+            value = yaml.load(self._configuration(), yaml.CSafeLoader)
             yield from itertools.islice(_leaves(value) if value else (), SETTINGS)
 
     def metrics(self) -> dict[str, Any]:
@@ -196,10 +193,7 @@ class Run:
 
     def logged(self) -> dict[str, list[float | None]]:
         """Return all logged numbers: columns by name, with None where a row lacks one."""
-        path = self._inside(self.path / "metrics.csv")
-        if path is None:
-            return {}
-        rows = list(csv.reader(io.StringIO(_text(path))))
+        rows = list(csv.reader(io.StringIO(self._content(self.path / "metrics.csv"))))
         header = rows[0] if rows else []
         whole = [row for row in rows[1:] if len(row) == len(header)]  # a kill may have truncated the last one
         return {name: [_number(row[column]) for row in whole] for column, name in enumerate(header)}
@@ -264,6 +258,13 @@ class Run:
         if path is None or not path.is_file():
             return None
         return path if path.resolve().is_relative_to(self._root) else None
+
+    def _content(self, path: Path | None) -> str:
+        """Return the text of a file in the given folder; empty for any other."""
+        return "" if (found := self._inside(path)) is None else _text(found)
+
+    def _configuration(self) -> str:
+        return self._content(latest_configuration(self.path) if self.path.is_dir() else None)
 
     def _token_texts(self, policy: str, ids: Sequence[int]) -> list[str] | None:
         """Return the text of each token; None without a tokenizer, which a run that still trains may write later."""

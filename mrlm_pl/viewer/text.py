@@ -130,8 +130,7 @@ def _turn(turn: Mapping[str, Any]) -> str:
     credit = "".join(
         f"  {name} {_number(turn[name])}" for name in ("return", "baseline", "advantage") if turn.get(name) is not None
     )
-    parts = ", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())
-    parts = str(visible(parts))
+    parts = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain
     return (
         f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({parts})' if parts else ''}{credit}"
         f"  {turn['stop'] - turn['start']} tokens  version {turn['version']}  {visible(turn['finish_reason'])}"

@@ -1,8 +1,17 @@
-"""Cross-entropy against torch's own implementation."""
+"""Cross-entropy against torch's own implementation, losses of reward models by hand."""
 
+import math
+
+import pytest
 import torch
 
-from mrlm_pl.losses import cross_entropy_loss, reduce_tokens
+from mrlm_pl.losses import (
+    bradley_terry_loss,
+    correctness_loss,
+    cross_entropy_loss,
+    last_token_mask,
+    reduce_tokens,
+)
 
 
 def test_equals_torch_cross_entropy_over_action_tokens() -> None:
@@ -22,3 +31,48 @@ def test_an_empty_action_is_skipped() -> None:
     assert loss.item() == 0.0
     assert logp.grad is not None
     assert logp.grad.tolist() == [[0.0, 0.0]]
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+LOGITS = torch.tensor([[5.0, 1.0, float("nan")], [-2.0, 0.0, 3.0]])
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def test_score_at_the_last_token() -> None:
+    loss = correctness_loss(LOGITS, torch.tensor([True, False]), last_token_mask(MASK))
+    torch.testing.assert_close(loss, torch.tensor([[0.0, softplus(-1.0), 0.0], [0.0, 0.0, softplus(3.0)]]))
+
+
+def test_score_at_every_token() -> None:
+    loss = correctness_loss(LOGITS, torch.tensor([1, 0]), MASK)
+    expected = [[softplus(-5.0), softplus(-1.0), 0.0], [softplus(-2.0), softplus(0.0), softplus(3.0)]]
+    torch.testing.assert_close(loss, torch.tensor(expected))
+
+
+def test_soft_label_and_gradient() -> None:
+    """d loss / d logit = sigmoid(logit) - label."""
+    logits = torch.zeros(1, 1, requires_grad=True)
+    loss = correctness_loss(logits, torch.tensor([0.75]), torch.tensor([[True]]))
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert gradient.item() == pytest.approx(-0.25)
+
+
+def test_labels_are_checked() -> None:
+    with pytest.raises(ValueError, match="one label per row"):
+        correctness_loss(LOGITS, torch.tensor([1.0]), MASK)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        correctness_loss(LOGITS, torch.tensor([1.0, -1.0]), MASK)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        correctness_loss(LOGITS, torch.tensor([1.0, float("nan")]), MASK)
+
+
+def test_bradley_terry() -> None:
+    chosen, rejected = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 3.0])
+    expected = torch.tensor([softplus(-1.0), math.log(2), softplus(2.0)])
+    torch.testing.assert_close(bradley_terry_loss(chosen, rejected), expected)
+    assert bradley_terry_loss(chosen[:1], rejected[:1], margin=1.0).item() == pytest.approx(math.log(2))
+    with pytest.raises(ValueError, match="a pair has two scores"):
+        bradley_terry_loss(chosen, rejected[:2])

@@ -12,7 +12,7 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError
 from mrlm_pl.rollout.branches import Alternatives, Expansions, check_origin, roots_of
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.replay import continued, differences, replayed
-from tests.rollout.test_replay import Sums, play, words
+from tests.rollout.test_replay import ReplayedSums, play, words
 
 TOKENS = 2
 """Of a decision: a digit and the end of the turn."""
@@ -20,7 +20,7 @@ TOKENS = 2
 
 @pytest.fixture(scope="module")
 def group() -> list[Episode]:
-    task = Sums().tasks("train")[0]
+    task = ReplayedSums().tasks("train")[0]
     return play([EpisodeSpec(f"e{number}", task, "g", seed=number, iteration=2) for number in range(2)])[0]
 
 

@@ -29,7 +29,7 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from mrlm_pl.trainer.fsdp import FSDP
 from tests.rollout.test_player import CHAT, Relay, ScriptedEngine
-from tests.rollout.test_turn_tree import Sums
+from tests.rollout.test_turn_tree import GrowingSums
 from tests.support.short_fits import fingerprint
 from tests.support.watching import Watch
 
@@ -74,7 +74,7 @@ def fitted(trainer: Any, algorithm: Any, data: Any, **options: Any) -> list[Epis
     return list(read_episodes(folder))
 
 
-class Words(Sums):
+class Words(GrowingSums):
     """Rewards any reply."""
 
     name = "words"
@@ -144,7 +144,7 @@ def test_two_agents_of_an_episode_are_drawn_apart() -> None:
 @pytest.mark.parametrize("unit", ["turn", "trajectory"])
 def test_decisions_of_a_turn_tree(unit: Any) -> None:
     """A decision that several paths share is of one policy in all of them; those of a state are drawn apart."""
-    environment, engine = Sums(turns=2), ScriptedEngine()
+    environment, engine = GrowingSums(turns=2), ScriptedEngine()
     cross = CrossPolicy(share=0.5, unit=unit)
     player = EpisodePlayer({"sums": environment}, seats(cross, "a", "b"), engine)
     task = environment.tasks("train")[0]

@@ -48,14 +48,6 @@ class GymnasiumEnvironment(SpacesEnvironment):
         settings = {"render_mode": "ansi", **self.settings} if self.render else self.settings
         return library("gymnasium", "gymnasium").make(self.id, **settings)
 
-    def agents_of(self, made: Any) -> tuple[str, ...]:
-        """Return the agent; see :meth:`SpacesEnvironment.agents_of`."""
-        return ("agent",)
-
-    def action_space(self, made: Any, agent: str) -> Any:
-        """Return the action space; see :meth:`SpacesEnvironment.action_space`."""
-        return made.action_space
-
     def start(self, made: Any, seed: int) -> Moment:
         """Reset; see :meth:`SpacesEnvironment.start`."""
         return Moment(self._views_of(made, *made.reset(seed=seed)))

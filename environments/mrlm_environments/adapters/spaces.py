@@ -105,13 +105,13 @@ class SpacesEnvironment(Environment):
     def make(self) -> Any:
         """Return a new environment of the library."""
 
-    @abstractmethod
     def agents_of(self, made: Any) -> tuple[str, ...]:
-        """Return all agents of the library's environment."""
+        """Return all agents of the library's environment, by default one."""
+        return ("agent",)
 
-    @abstractmethod
     def action_space(self, made: Any, agent: str) -> Any:
-        """Return an agent's action space."""
+        """Return an agent's action space, by default that of the library's environment."""
+        return made.action_space
 
     @abstractmethod
     def start(self, made: Any, seed: int) -> Moment:

@@ -15,6 +15,7 @@ from mrlm_environments.alfworld.game import KINDS, TREATMENTS, Game, State, Word
 from mrlm_environments.alfworld.house import House, Receptacle, kind_of
 from mrlm_pl.environment import Task, TaskSource
 from mrlm_pl.errors import DataError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import one_of
 
@@ -97,37 +98,29 @@ def _problem(text: str, file: str) -> dict[str, Any]:
     def having(predicate: str) -> list[str]:
         return [names[own[-1]] for name, own in facts if name == predicate]
 
-    def grouped(predicate: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for name, own in facts:
-            if name == predicate:
-                found.setdefault(names[own[0]], []).append(names[own[1]])
-        return found
+    def related(predicate: str) -> dict[str, list[str]]:
+        return grouped((names[own[0]], names[own[1]]) for name, own in facts if name == predicate)
 
-    for name, own in (grouped("objecttype") | grouped("receptacletype")).items():
+    for name, own in (related("objecttype") | related("receptacletype")).items():
         if own != [f"{kind_of(name)}type"]:
             raise DataError(f"{file}: {name} is of type {', '.join(own)}")
     openable = having("openable")
-    places = grouped("receptacleatlocation")
-    contents: dict[str, list[str]] = {}
-    for inner, outer in grouped("inreceptacleobject").items():
-        contents.setdefault(outer[0], []).append(inner)
     objects = [names[own] for own in names if types[own] == "object"]
     return {
         **_goal(goal, file),
         "house": {
-            "receptacles": {name: [own[0], name in openable] for name, own in places.items()},
+            "receptacles": {name: [own[0], name in openable] for name, own in related("receptacleatlocation").items()},
             "holds": {
                 own.removesuffix("type"): [kind.removesuffix("type") for kind in kinds]
-                for own, kinds in grouped("cancontain").items()
+                for own, kinds in related("cancontain").items()
             },
             "traits": {trait: having(trait) for trait in TRAITS},
-            "contents": contents,
+            "contents": grouped((outer[0], inner) for inner, outer in related("inreceptacleobject").items()),
         },
         "start": {
             "place": having("atlocation")[0],
-            "inside": {**{name: [] for name in objects}, **grouped("inreceptacle")},
-            "near": {**{name: [] for name in objects}, **grouped("objectatlocation")},
+            "inside": {**{name: [] for name in objects}, **related("inreceptacle")},
+            "near": {**{name: [] for name in objects}, **related("objectatlocation")},
             "held": next(iter(having("holds")), None),
             "opened": having("opened"),
             "facts": [[fact, name] for fact in FACTS for name in having(fact)],

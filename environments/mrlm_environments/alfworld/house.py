@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple
 
+from mrlm_pl.grouping import grouped
+
 FIRST_PLANS = {"kitchen": 1, "living_room": 201, "bedroom": 301, "bathroom": 401}
 OPENABLE = frozenset({"fridge", "cabinet", "microwave", "drawer", "safe"})
 ROOMS = {room: range(first, first + 30) for room, first in FIRST_PLANS.items()}
@@ -49,10 +51,7 @@ class House:
     @functools.cached_property
     def at(self) -> Mapping[str, Sequence[str]]:
         """The receptacles of each place, listed in ALFWorld's order."""
-        found: dict[str, list[str]] = {}
-        for name in listed(self.receptacles):
-            found.setdefault(self.receptacles[name].place, []).append(name)
-        return found
+        return grouped((self.receptacles[name].place, name) for name in listed(self.receptacles))
 
     def has(self, trait: str, name: str) -> bool:
         """Return whether an object has a trait."""

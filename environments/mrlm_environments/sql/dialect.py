@@ -31,12 +31,8 @@ STATEMENTS = (
     *(exp.Query, exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Alter, exp.Drop, exp.TruncateTable),
     *(exp.Show, exp.Describe),
 )
-FIRST_WORDS = frozenset(
-    (
-        *("(", "SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP", "TRUNCATE"),
-        *("SHOW", "DESCRIBE", "DESC", "EXPLAIN"),
-    )
-)
+_FIRST_WORDS = "( SELECT WITH INSERT UPDATE DELETE CREATE ALTER DROP TRUNCATE SHOW DESCRIBE DESC EXPLAIN"
+FIRST_WORDS = frozenset(_FIRST_WORDS.split())
 Node: TypeAlias = Any
 """A node of sqlglot's syntax tree; their common class has changed its name between releases."""
 

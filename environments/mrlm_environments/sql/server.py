@@ -66,17 +66,11 @@ class ServerDatabase:
             ) from error
 
     def _enter(self, seconds: float) -> None:
-        limit = (
-            f"max_statement_time = {seconds}"
-            if getattr(self._engine.dialect, "is_mariadb", False)
-            else f"max_execution_time = {int(seconds * 1000)}"
-        )
-        for statement in (
-            f"CREATE DATABASE {self._name} CHARACTER SET utf8mb4",
-            f"USE {self._name}",
-            f"SET SESSION {limit}",
-        ):
-            self._run(statement)
+        mariadb = getattr(self._engine.dialect, "is_mariadb", False)
+        limit = f"max_statement_time = {seconds}" if mariadb else f"max_execution_time = {int(seconds * 1000)}"
+        self._run(f"CREATE DATABASE {self._name} CHARACTER SET utf8mb4")
+        self._run(f"USE {self._name}")
+        self._run(f"SET SESSION {limit}")
 
     def _fill(self, tables: Sequence[Table]) -> None:
         text, metadata = self._sqlalchemy.Text(collation=self.collation), self._sqlalchemy.MetaData()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from mrlm_pl.environment.tools import Tool, clipped, tool_schema
@@ -50,6 +51,17 @@ class _CellTool(CellHolder, Tool):
         """Begin with a fresh cell; see :meth:`Tool.open`."""
         self.close()
 
+    def _run(self, execute: Callable[[Cell], Execution], loss: str, **options: Any) -> str:
+        """Describe an execution in the cell, which is opened with these options, and closed if it has ended."""
+        with running():
+            if self._cell is None:
+                self._cell = self.sandbox.open(**options)
+            done = execute(self._cell)
+        if self._cell.ending is None:
+            return told(done)
+        self.close()
+        return told(done, loss)
+
 
 class PythonRepl(_CellTool):
     """Runs lines of Python in a session that lasts for the episode; the value of a last expression is printed.
@@ -72,13 +84,10 @@ class PythonRepl(_CellTool):
         Raises:
             SandboxError: the sandbox is broken.
         """
-        with running():
-            if self._cell is None:
-                self._cell = self.sandbox.open(requests=SESSION_CALLS)
-            done = self.sandbox.execute(self._cell, {"operation": "run", "source": arguments["code"]})
-        if done.ending is not None:
-            self.close()
-        return told(done, "The session begins anew.")
+        message = {"operation": "run", "source": arguments["code"]}
+        return self._run(
+            partial(self.sandbox.execute, message=message), "The session begins anew.", requests=SESSION_CALLS
+        )
 
 
 class Shell(_CellTool):
@@ -103,14 +112,7 @@ class Shell(_CellTool):
         """
         if self.sandbox.isolation is not Isolation.NAMESPACES:
             return told(self.sandbox.shell(arguments["script"]))
-        with running():
-            if self._cell is None:
-                self._cell = self.sandbox.open(shell=True)
-            done = self.sandbox.script(self._cell, arguments["script"])
-        if self._cell.ending is not None:
-            self.close()
-            return told(done, "Its files are gone.")
-        return told(done)
+        return self._run(partial(self.sandbox.script, script=arguments["script"]), "Its files are gone.", shell=True)
 
 
 def told(done: Execution, consequence: str = "", limit: int = OUTPUT_CHARACTERS) -> str:

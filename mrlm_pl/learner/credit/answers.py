@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mrlm_pl.episode import Episode, Message, Trajectory, question_to
+from mrlm_pl.episode import Message, Trajectory, question_to
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.turns import RewardedRows
@@ -58,7 +58,12 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
     origins: list[int] = []
     for place in places.tolist():
         episode, trajectory = table.origins[place]
-        question = question_of(episode, trajectory.agent)
+        question = question_to(episode, trajectory.agent)
+        if question is None:
+            raise DataError(
+                f"episode {episode.id!r}: agent {trajectory.agent!r} was shown no user message; a critic that reads "
+                "answers needs the question, so keep the messages in the record"
+            )
         if question not in prompts:
             prompts[question] = chat.encode(chat.render([Message("user", question)], generation_prompt=True))
         prompt = prompts[question]
@@ -74,18 +79,3 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
     batch = collate_rows(rows, groups, comparisons, range(len(rows)))
     places = places.to(whole.action_mask.device)
     return AnswerRows(batch.to(whole.action_mask.device), places, whole.action_mask[places])
-
-
-def question_of(episode: Episode, agent: str) -> str:
-    """The question that an agent's answer is to; see :func:`mrlm_pl.episode.question_to`.
-
-    Raises:
-        DataError: the record lacks the agents' messages.
-    """
-    question = question_to(episode, agent)
-    if question is None:
-        raise DataError(
-            f"episode {episode.id!r}: agent {agent!r} was shown no user message; a critic that reads answers needs "
-            "the question, so keep the messages in the record"
-        )
-    return question

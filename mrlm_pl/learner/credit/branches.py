@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -16,11 +16,11 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leaf_advantages,
 )
-from mrlm_pl.episode import Episode, Turn, decided
+from mrlm_pl.episode import Episode, decided
 from mrlm_pl.learner.credit.decisions import Decision, DecisionReturns, row_of_turn
 from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.learner.credit.turn_returns import TurnReturns
-from mrlm_pl.rewards import RewardShare
+from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
 from mrlm_pl.rollout.replay import Rest
 from mrlm_pl.settings import one_of
@@ -30,7 +30,7 @@ WHOLE = 2**31
 
 
 def alternatives_of(
-    episodes: Sequence[Episode], rest: Rest, reward: RewardShare, bonus: Callable[[Turn], float] | None = None
+    episodes: Sequence[Episode], rest: Rest, reward: RewardShare, bonus: TurnBonus = None
 ) -> DecisionReturns:
     """Return the returns of the messages that are compared in one context.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -17,15 +18,16 @@ from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import group_numbers, labels, paired
+from mrlm_pl.learner.credit.returns import Tables, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.rewards import RewardShare
+from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import between, one_of
 from mrlm_pl.turn_tree import TurnTree, turn_trees
+
+logger = logging.getLogger(__name__)
 
 JointMode = Literal["align", "cross"]
 Weighting = Literal["reach", "equal"]
@@ -82,21 +84,17 @@ class DecisionReturns:
         """Return the places of each policy's decisions."""
         return grouped((decision.row.policy, place) for place, decision in enumerate(self.decisions))
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
-        pairs = paired(self.reward, self.baseline)
-        return {
-            policy: collate_rows(
-                [self.decisions[place].row for place in places],
-                [self.groups[self.decisions[place].group] for place in places],
-                self.comparison[places].tolist(),
-                places,
-                temperature=temperature.get(policy, 1.0),
-                advantages=advantages[places].tolist(),
-                compared=[pairs[place] for place in places],
-            )
-            for policy, places in self.by_policy().items()
-        }
+        return rows_by_policy(
+            [decision.row for decision in self.decisions],
+            [self.groups[decision.group] for decision in self.decisions],
+            self.comparison.tolist(),
+            range(len(self.decisions)),
+            temperature,
+            advantages=advantages.tolist(),
+            compared=paired(self.reward, self.baseline),
+        )
 
 
 @dataclass
@@ -144,6 +142,7 @@ class TreeCredit:
     expand: Literal["all", "best"] = "all"
     reduction: str = "token_mean"
     _warned: bool = field(default=False, init=False)
+    _warned_of_alike: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         one_of(get_args(JointMode), "", joint_mode=self.joint_mode)
@@ -158,9 +157,7 @@ class TreeCredit:
         """The branching of the decisions in each state."""
         return Branching("counterfactual" if self.counterfactual else self.joint_mode, self.expand, self.stop_above)
 
-    def returns(
-        self, episodes: Sequence[Episode], bonus: Callable[[Turn], float] | None, greedy: Sequence[Episode] = ()
-    ) -> DecisionReturns:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode] = ()) -> DecisionReturns:
         """Return the returns of a rollout's decisions.
 
         Args:
@@ -170,7 +167,10 @@ class TreeCredit:
         """
         if self.reward == "team" and not self._warned:
             self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
-        decisions = [item for tree in turn_trees(episodes).values() for item in self._valued(tree, bonus)]
+        trees = turn_trees(episodes).values()
+        if self.counterfactual and not self._warned_of_alike:
+            self._warned_of_alike = _warn_of_alike(trees)
+        decisions = [item for tree in trees for item in self._valued(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         baselines = [decision.baseline for decision in decisions]
@@ -183,9 +183,7 @@ class TreeCredit:
             torch.tensor(baselines, dtype=torch.float64) if self.counterfactual else None,
         )
 
-    def _greedy_return(
-        self, episode: Episode | None, decision: Decision, bonus: Callable[[Turn], float] | None
-    ) -> float:
+    def _greedy_return(self, episode: Episode | None, decision: Decision, bonus: TurnBonus) -> float:
         """Return the greedy episode's return from the decision's turn on, as the decision's return counts."""
         if episode is None:
             return math.nan
@@ -205,7 +203,7 @@ class TreeCredit:
         returns: DecisionReturns,
         advantages: Tensor,
         temperature: Mapping[str, float],
-    ) -> dict[str, PolicyBatch]:
+    ) -> Tables:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
@@ -244,42 +242,31 @@ class TreeCredit:
                 keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)
         return all(len(values) < 2 for values in keys.values())
 
-    def _valued(self, tree: TurnTree, bonus: Callable[[Turn], float] | None) -> list[Decision]:
+    def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[Decision]:
         """Return the decisions of a tree with a value."""
         reach, made = reach_of(tree), dict[tuple[str, str], dict[int, Decision]]()
         for (node, agent, number), (turn, row) in tree.decisions.items():
             decision = Decision(tree.paths[0].group, node, turn.index, agent, row_of_turn(row, turn), turn)
             made.setdefault((node, agent), {})[number] = decision
+        shared = joint_returns(tree, None, self.gamma) if self.reward == "team" else {}
+        agents = sorted({agent for _, agent in made})
+        by_agent = {agent: shared or joint_returns(tree, agent, self.gamma) for agent in agents}
+        sums = self.joint_mode == "cross" and self.cross_reduction == "sum"
         kept = []
-        for node, agents, returns in self._states(tree):
-            for place, agent in enumerate(agents):
-                decisions = made[node, agent]
+        for node, names in tree.children().items():
+            deciding = list(tree.actions[names[0]].decisions)
+            joints = {name: tuple(tree.actions[name].decisions[agent] for agent in deciding) for name in names}
+            for place, agent in enumerate(deciding):
+                decisions, of_joints = made[node, agent], by_agent[agent]
+                returns = {joint: of_joints[name] for name, joint in joints.items() if name in of_joints}
                 extra = {number: bonus(decision.turn) if bonus else 0.0 for number, decision in decisions.items()}
-                sums = self.joint_mode == "cross" and self.cross_reduction == "sum"
-                summed = len(decisions) ** (len(agents) - 1) if sums else 1
-                for number, (value, baseline) in self._worth(returns[agent], place, extra, summed).items():
+                summed = len(decisions) ** (len(deciding) - 1) if sums else 1
+                for number, (value, baseline) in self._worth(returns, place, extra, summed).items():
                     decision = decisions[number]
                     decision.value, decision.baseline = value, baseline
                     decision.summed, decision.reach = summed, reach[node]
                 kept += [decision for decision in decisions.values() if not math.isnan(decision.value)]
         return kept
-
-    def _states(self, tree: TurnTree) -> Iterator[tuple[str, list[str], dict[str, dict[tuple[int, ...], float]]]]:
-        """Yield each state with the agents that decide in it, and for each of them the returns of the joint actions."""
-        agents = sorted({agent for action in tree.actions.values() for agent in action.decisions})
-        shared = joint_returns(tree, None, self.gamma) if self.reward == "team" else {}
-        by_agent = {agent: shared or joint_returns(tree, agent, self.gamma) for agent in agents}
-        for node, names in tree.children().items():
-            deciding = list(tree.actions[names[0]].decisions)
-            joints = {name: tuple(tree.actions[name].decisions[other] for other in deciding) for name in names}
-            yield (
-                node,
-                deciding,
-                {
-                    agent: {joint: by_agent[agent][name] for name, joint in joints.items() if name in by_agent[agent]}
-                    for agent in deciding
-                },
-            )
 
     def _worth(
         self, returns: Mapping[tuple[int, ...], float], place: int, bonus: Mapping[int, float], summed: int
@@ -302,6 +289,33 @@ class TreeCredit:
         else:
             found = decision_returns(returns, place, summed if self.cross_reduction == "sum" else None)
         return {number: (value + bonus[number], 0.0) for number, value in found.items()}
+
+
+def _warn_of_alike(trees: Iterable[TurnTree]) -> bool:
+    """Log that counterfactual credit has nothing to compare with; return whether it has nothing."""
+    states = [
+        [tuple(tree.actions[name].decisions.values()) for name in names]
+        for tree in trees
+        for names in tree.children().values()
+    ]
+    branching = [joints for joints in states if len(joints) > 1]
+    if not branching or any(map(_has_counterfactual, branching)):
+        return False
+    logger.warning(
+        "no joint action of this rollout differs from another in the decision of one agent alone, so all "
+        "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
+    )
+    return True
+
+
+def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether two of the joint actions differ in the decision of one agent alone.
+
+    >>> _has_counterfactual([(0, 0), (1, 1)]), _has_counterfactual([(0, 0), (1, 0)])
+    (False, True)
+    """
+    places = range(len(joints[0]))
+    return any(len({joint[:place] + joint[place + 1 :] for joint in joints}) < len(joints) for place in places)
 
 
 def check_reduction(reduction: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import transition_gae
-from mrlm_pl.episode import Episode, Message, Trajectory, Turn
+from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import group_numbers
+from mrlm_pl.learner.credit.returns import Tables, credit_turns, group_numbers
 from mrlm_pl.learner.credit.team import joint_history, team_rewards
 from mrlm_pl.learner.credit.turns import rewarded_rows
 from mrlm_pl.policy.chat import ChatFormat, Conversation, Row
+from mrlm_pl.rewards import TurnBonus
 
 CriticTargets = Literal["lambda", "td", "monte_carlo"]
 StepCredit = Mapping[tuple[int, int], tuple[float, float, float]]
@@ -138,11 +139,7 @@ class JointStates:
         return dict(zip(keys, credit, strict=True))
 
 
-def joint_states(
-    episodes: Sequence[Episode],
-    reader: JointReader,
-    turn_bonus: Callable[[Turn], float] | None = None,
-) -> JointStates | None:
+def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: TurnBonus = None) -> JointStates | None:
     """Return the joint states of a rollout, or None where no agent decided; failed episodes are left out.
 
     Args:
@@ -177,9 +174,7 @@ def joint_states(
     return JointStates(batch, rows_of, columns, ends, finals, truncated, rewards_of, keys, reader.shortened)
 
 
-def acting_batches(
-    episodes: Sequence[Episode], credit: StepCredit, temperature: Mapping[str, float]
-) -> dict[str, PolicyBatch]:
+def acting_batches(episodes: Sequence[Episode], credit: StepCredit, temperature: Mapping[str, float]) -> Tables:
     """Return the trajectories of every policy, with the credit of its step on all tokens of each turn.
 
     Args:
@@ -188,13 +183,8 @@ def acting_batches(
         temperature: of the sampling, by policy.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
-    batches = {}
-    for policy, table in rewarded_rows(episodes, temperature).items():
-        batch = batches[policy] = table.batch
-        batch.advantages = torch.zeros(batch.action_mask.shape)
+    tables = rewarded_rows(episodes, temperature)
+    for table in tables.values():
         found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in table.origins]
-        batch.compared = tuple([(value, baseline) for value, baseline, _ in of_row] for of_row in found)
-        for place, (row, of_row) in enumerate(zip(batch.trajectories, found, strict=True)):
-            for turn, (_, _, advantage) in zip(row.turns, of_row, strict=True):
-                batch.advantages[place, turn.start : turn.stop] = advantage
-    return batches
+        credit_turns(table.batch, found)
+    return {policy: table.batch for policy, table in tables.items()}

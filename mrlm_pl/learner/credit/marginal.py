@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -12,9 +13,10 @@ from typing import Literal, get_args
 import torch
 
 from mrlm_pl.advantages import marginal_values, sampled_shapley_values, shapley_values
-from mrlm_pl.episode import Episode, Origin, Turn, by_group
+from mrlm_pl.episode import Episode, Origin, by_group
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns, returns_of
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.rollout.play import EVERY_STEP, Decision, EpisodeSpec
 from mrlm_pl.rollout.replay import Rest, script_of
@@ -80,13 +82,8 @@ class Coalitions(FurtherEpisodes):
         known: set[Key] = {_key(script_of(episode)) for episode in _ordinary(group)}
         specs: list[EpisodeSpec] = []
         for episode, other in _with_other(group):
-            asked: list[frozenset[str]] = []
-
-            def note(members: frozenset[str], asked: list[frozenset[str]] = asked) -> float:
-                asked.append(members)
-                return 0.0
-
-            self.shares(episode, note)
+            asked = defaultdict[frozenset[str], float](float)
+            self.shares(episode, asked.__getitem__)
             for members in asked:
                 script, absent = self.script(episode, other, members)
                 if (key := _key(script)) not in known:
@@ -141,7 +138,7 @@ class Coalitions(FurtherEpisodes):
             )
         return shapley_values(agents, value)
 
-    def returns(self, episodes: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> Returns:
+    def returns(self, episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> Returns:
         """Return the contribution of each agent to each ordinary episode as its return.
 
         Episodes are left out if they or one of their replays failed.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,13 +19,17 @@ from mrlm_pl.advantages import (
     group_normalized_advantages,
     leave_one_out_advantages,
 )
-from mrlm_pl.episode import Episode, Turn
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
 from mrlm_pl.learner.ranks import merged
+from mrlm_pl.rewards import TurnBonus
 
 logger = logging.getLogger(__name__)
+
+Tables: TypeAlias = dict[str, PolicyBatch]
+"""The rows of a rollout by policy."""
 
 BASELINES: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]] = {
     group_normalized_advantages: group_means,
@@ -82,7 +86,7 @@ class Returns:
         }
         return Returns(**found)
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
         An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
@@ -91,33 +95,25 @@ class Returns:
             advantages: [N].
             temperature: of the sampling, by policy.
         """
-        found = grouped(
-            (trajectory.policy, (place, trajectory))
+        acting = [
+            (place, trajectory)
             for place, (episode, agent) in enumerate(zip(self.episode, self.agent, strict=True))
             for trajectory in episode.trajectories[agent]
             if any(trajectory.action_mask)
+        ]
+        places, pairs = [place for place, _ in acting], paired(self.reward, self.baseline)
+        return rows_by_policy(
+            [trajectory for _, trajectory in acting],
+            self.group[places].tolist(),
+            self.comparison[places].tolist(),
+            labels(id(self.episode[place]) for place in places),
+            temperature,
+            advantages=advantages[places].tolist(),
+            compared=[pairs[place] for place in places],
         )
-        pairs = paired(self.reward, self.baseline)
-        return {
-            policy: collate_rows(
-                [trajectory for _, trajectory in rows],
-                self.group[places].tolist(),
-                self.comparison[places].tolist(),
-                labels(id(self.episode[place]) for place in places),
-                temperature=temperature.get(policy, 1.0),
-                advantages=advantages[places].tolist(),
-                compared=[pairs[place] for place in places],
-            )
-            for policy, rows in found.items()
-            for places in [[place for place, _ in rows]]
-        }
 
 
-def returns_of(
-    episodes: Sequence[Episode],
-    turn_bonus: Callable[[Turn], float] | None = None,
-    greedy: Sequence[Episode] = (),
-) -> Returns:
+def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy: Sequence[Episode] = ()) -> Returns:
     """Return the returns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
@@ -146,6 +142,50 @@ def returns_of(
         greedy=torch.tensor([baselines.get((e.group, agent), torch.nan) for e, agent in plays], dtype=torch.float64),
         episode=tuple(episode for episode, _ in plays),
     )
+
+
+def rows_by_policy(
+    rows: Sequence[Trajectory],
+    groups: Sequence[int],
+    comparisons: Sequence[int],
+    episodes: Sequence[int],
+    temperature: Mapping[str, float],
+    **credit: Sequence[Any],
+) -> Tables:
+    """Return the rows of each policy as a batch, the policies in the order in which they appear.
+
+    Args:
+        rows: N trajectories.
+        groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
+        temperature: of the sampling, by policy.
+        credit: ``advantages`` and ``compared``, [N].
+    """
+    places = grouped((row.policy, place) for place, row in enumerate(rows))
+    return {
+        policy: collate_rows(
+            [rows[place] for place in own],
+            [groups[place] for place in own],
+            [comparisons[place] for place in own],
+            [episodes[place] for place in own],
+            temperature.get(policy, 1.0),
+            **{name: [values[place] for place in own] for name, values in credit.items()},
+        )
+        for policy, own in places.items()
+    }
+
+
+def credit_turns(batch: PolicyBatch, credit: Sequence[Sequence[tuple[float | None, float | None, float]]]) -> None:
+    """Give all tokens of each turn its advantage, and each turn the return and baseline that are compared.
+
+    Args:
+        batch: B rows.
+        credit: [B] return, baseline and advantage of each of the row's turns.
+    """
+    batch.advantages = torch.zeros(batch.action_mask.shape)
+    batch.compared = tuple([turn[:2] for turn in of_row] for of_row in credit)
+    for tokens, row, of_row in zip(batch.advantages, batch.trajectories, credit, strict=True):
+        for turn, (_, _, advantage) in zip(row.turns, of_row, strict=True):
+            tokens[turn.start : turn.stop] = advantage
 
 
 def paired(returns: Tensor, baselines: Tensor | None) -> list[Compared]:
@@ -240,7 +280,7 @@ def task_types(groups: Tensor, episodes: Sequence[Episode], names: Sequence[str]
     return torch.tensor([names.index(name) for name in environments.values()], device=groups.device)[groups]
 
 
-def agent_return(episode: Episode, agent: str, turn_bonus: Callable[[Turn], float] | None = None) -> float:
+def agent_return(episode: Episode, agent: str, turn_bonus: TurnBonus = None) -> float:
     """Return an agent's return in an episode, with ``turn_bonus`` added for each of its turns."""
     earned = episode.rewards()[agent]
     if turn_bonus is None:

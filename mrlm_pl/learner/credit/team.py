@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mrlm_pl.episode import Episode, Message, Turn
 from mrlm_pl.errors import DataError
 from mrlm_pl.reward_models.scorer import agent_line, team_message
+from mrlm_pl.rewards import TurnBonus
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ def decision_steps(episode: Episode) -> int:
     return 1 + max((turn.index for turn in episode.turns()), default=-1)
 
 
-def team_rewards(episode: Episode, turn_bonus: Callable[[Turn], float] | None = None) -> list[float]:
+def team_rewards(episode: Episode, turn_bonus: TurnBonus = None) -> list[float]:
     """Return the mean over the agents of their rewards at each step, of those who decided and of the others.
 
     In a record without ``step_rewards`` these are the rewards of the turns of the step.

@@ -21,8 +21,8 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.returns import group_numbers, paired
+from mrlm_pl.learner.credit.returns import Tables, credit_turns, group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.settings import at_least, between, one_of
 
 
@@ -58,36 +58,24 @@ class TurnReturns:
     returns: Tensor
     baseline: Tensor | None = None
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> dict[str, PolicyBatch]:
+    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
             advantages: [S].
             temperature: of the sampling, by policy.
         """
-        labels = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
-        places = grouped((trajectory.policy, number) for number, trajectory in enumerate(self.trajectory))
-        pairs = grouped(zip(self.row.tolist(), paired(self.returns, self.baseline), strict=True))
-        found: dict[str, PolicyBatch] = {}
-        for policy, rows in places.items():
-            found[policy] = collate_rows(
-                [self.trajectory[row] for row in rows],
-                self.group[rows].tolist(),
-                labels[rows].tolist(),
-                self.episode[rows].tolist(),
-                temperature=temperature.get(policy, 1.0),
-            )
-            found[policy].advantages = torch.zeros(found[policy].action_mask.shape)
-            found[policy].compared = tuple(pairs[row] for row in rows)
-        own = {row: (found[policy], place) for policy, rows in places.items() for place, row in enumerate(rows)}
-        for turn, row, advantage in zip(self.turn, self.row.tolist(), advantages.tolist(), strict=True):
-            batch, place = own[row]
-            assert batch.advantages is not None
-            batch.advantages[place, turn.start : turn.stop] = advantage
-        return found
+        comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
+        of_rows = (self.group.tolist(), comparisons.tolist(), self.episode.tolist())
+        tables = rows_by_policy(self.trajectory, *of_rows, temperature)
+        pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
+        turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
+        for policy, places in grouped((row.policy, place) for place, row in enumerate(self.trajectory)).items():
+            credit_turns(tables[policy], [turns[place] for place in places])
+        return tables
 
 
-def turn_returns_of(episodes: Sequence[Episode], turn_bonus: Callable[[Turn], float] | None = None) -> TurnReturns:
+def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> TurnReturns:
     """Return the turns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
@@ -201,22 +189,17 @@ class TurnCredit:
                 baseline=self.baseline,
                 normalize=self.normalize,
             )
-        of_episodes = self._of_episodes(turns)
+        first = (turns.number == 0).nonzero().flatten()  # every episode counts once among the whole ones
+        whole = returns_to_go(turns.reward, turns.play, turns.number)[first]
+        compare = group_normalized_advantages if self.normalize else group_centered_advantages
+        of_episodes = torch.zeros(len(first), dtype=torch.float64)
+        plays, index = torch.unique(turns.play, return_inverse=True)
+        of_episodes[torch.searchsorted(plays, turns.play[first])] = compare(whole, turns.comparison[first]).double()
         returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
         within = state_advantages(
             returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
         )
-        return of_episodes + self.state_weight * within
-
-    def _of_episodes(self, turns: TurnReturns) -> Tensor:
-        """Return the advantage [S] of each turn's whole episode, in which every episode counts once."""
-        first = (turns.number == 0).nonzero().flatten()
-        whole = returns_to_go(turns.reward, turns.play, turns.number)[first]
-        compare = group_normalized_advantages if self.normalize else group_centered_advantages
-        by_play = torch.zeros(len(first), dtype=torch.float64)
-        plays, index = torch.unique(turns.play, return_inverse=True)
-        by_play[torch.searchsorted(plays, turns.play[first])] = compare(whole, turns.comparison[first]).double()
-        return by_play[index]
+        return of_episodes[index] + self.state_weight * within
 
     def _states(self, turns: TurnReturns) -> Tensor:
         """Return a number [S] that is equal for turns of the same agent, task group and state.
@@ -232,6 +215,4 @@ class TurnCredit:
                     "no states to compare turns in; keep the messages in the record, or use GRPO with `credit: turn`"
                 )
         texts = turns.state if self.state_key is None else map(self.state_key, turns.state)
-        numbers: dict[tuple[int, str], int] = {}
-        keys = zip(turns.comparison.tolist(), texts, strict=True)
-        return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
+        return torch.tensor(labels(zip(turns.comparison.tolist(), texts, strict=True)), dtype=torch.int64)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.records import turn_means
 from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
+from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]
@@ -172,9 +173,7 @@ def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
 
 
 def rewarded_rows(
-    episodes: Sequence[Episode],
-    temperature: Mapping[str, float],
-    turn_bonus: Callable[[Turn], float] | None = None,
+    episodes: Sequence[Episode], temperature: Mapping[str, float], turn_bonus: TurnBonus = None
 ) -> dict[str, RewardedRows]:
     """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
 
@@ -188,37 +187,27 @@ def rewarded_rows(
         for trajectories in () if episode.failed else episode.trajectories.values():
             if acting := [(episode, row) for row in trajectories if row.num_actions]:
                 chains.setdefault(acting[0][1].policy, []).append(acting)
-    groups = group_numbers(episodes)
-    return {
-        policy: _rewarded(found, groups, temperature.get(policy, 1.0), turn_bonus) for policy, found in chains.items()
-    }
-
-
-def _rewarded(
-    chains: Sequence[Sequence[tuple[Episode, Trajectory]]],
-    groups: Mapping[str, int],
-    temperature: float,
-    turn_bonus: Callable[[Turn], float] | None,
-) -> RewardedRows:
-    origins = [origin for chain in chains for origin in chain]
-    batch = collate_rows(
-        [trajectory for _, trajectory in origins],
-        [groups[episode.group] for episode, _ in origins],
-        labels((episode.group, trajectory.agent) for episode, trajectory in origins),
-        labels(id(episode) for episode, _ in origins),
-        temperature=temperature,
-    )
-    rewards = torch.zeros(batch.action_mask.shape)
-    for row, (_, trajectory) in enumerate(origins):
-        for turn in trajectory.turns:
-            rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-    rows = iter(range(len(origins)))
-    last = {id(chain[-1]) for chain in chains}
-    return RewardedRows(
-        batch,
-        rewards,
-        [[next(rows) for _ in chain] for chain in chains],
-        [trajectory.agent for _, trajectory in origins],
-        origins,
-        torch.tensor([origin[0].truncated and id(origin) in last for origin in origins]),
-    )
+    groups, found = group_numbers(episodes), dict[str, RewardedRows]()
+    for policy, own in chains.items():
+        origins = [origin for chain in own for origin in chain]
+        batch = collate_rows(
+            [trajectory for _, trajectory in origins],
+            [groups[episode.group] for episode, _ in origins],
+            labels((episode.group, trajectory.agent) for episode, trajectory in origins),
+            labels(id(episode) for episode, _ in origins),
+            temperature=temperature.get(policy, 1.0),
+        )
+        rewards = torch.zeros(batch.action_mask.shape)
+        for row, (_, trajectory) in enumerate(origins):
+            for turn in trajectory.turns:
+                rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
+        rows, last = iter(range(len(origins))), {id(chain[-1]) for chain in own}
+        found[policy] = RewardedRows(
+            batch,
+            rewards,
+            [[next(rows) for _ in chain] for chain in own],
+            [trajectory.agent for _, trajectory in origins],
+            origins,
+            torch.tensor([origin[0].truncated and id(origin) in last for origin in origins]),
+        )
+    return found

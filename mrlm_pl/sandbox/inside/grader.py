@@ -122,18 +122,10 @@ def _run(channel: Channel, request: dict[str, Any], part: str, tally: dict[str, 
         tally["fault"] = tally["fault"] or in_words(error)
 
     namespace.update({_RECORD: record, _CONSTANT: record_constant, _FAILED: failed})
-    exec(compile(_counted(part), "<tests>", "exec"), namespace)
+    counted = ast.fix_missing_locations(_CountAsserts().visit(ast.parse(part)))
+    exec(compile(counted, "<tests>", "exec"), namespace)
     if request["entry"] and "check" in namespace:
         namespace["check"](namespace[request["entry"]])
-
-
-def _counted(tests: str) -> ast.Module:
-    """Return the tests with each ``assert`` counted, held or not, instead of an end at the first failure.
-
-    One whose condition names nothing but built-in functions, such as ``assert True``, counts only after a call of the
-    candidate that no other one has counted.
-    """
-    return ast.fix_missing_locations(_CountAsserts().visit(ast.parse(tests)))
 
 
 def _asserts(tests: str) -> int:
@@ -146,6 +138,12 @@ def _is_constant(node: ast.Assert) -> bool:
 
 
 class _CountAsserts(ast.NodeTransformer):
+    """Counts each ``assert`` of the tests, held or not, instead of an end at the first failure.
+
+    One whose condition names nothing but built-in functions, such as ``assert True``, counts only after a call of the
+    candidate that no other one has counted.
+    """
+
     def visit_Assert(self, node: ast.Assert) -> ast.Try:
         name = _CONSTANT if _is_constant(node) else _RECORD
         record = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [node.test], []))

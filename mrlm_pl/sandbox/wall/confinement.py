@@ -152,14 +152,12 @@ def enter_namespaces(folders: Iterable[str]) -> None:
         _make_root(folders)
         syscalls.become_user(NOBODY)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # else its own /proc entries, which set the maps, are root's
-        user, group = os.getuid(), os.getgid()
-        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNS)
-        syscalls.map_identity(INNER_USER, INNER_USER, user, group)
-        return
     user, group = os.getuid(), os.getgid()
-    syscalls.unshare(filesystem | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
+    others = syscalls.CLONE_NEWNS if as_root else filesystem
+    syscalls.unshare(others | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
     syscalls.map_identity(INNER_USER, INNER_USER, user, group)
-    _make_root(folders)
+    if not as_root:
+        _make_root(folders)
 
 
 def _make_root(folders: Iterable[str]) -> None:
@@ -308,7 +306,11 @@ def confine_in_folder(cell: CellSettings, folder: str, *, landlocked: bool) -> N
     if landlocked and os.getuid() == 0:
         syscalls.drop_capabilities()
     _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
-    _end_with_parent(cell)
+    # It ends with the server, and a script's processes with it, which have no such signal of their own: the process
+    # that runs scripts ends its group. A change of user clears the signal.
+    if cell.shell:
+        signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(0, signal.SIGKILL))
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM if cell.shell else signal.SIGKILL)
     if landlocked:
         _close_file_system(cell, [folder])
         seccomp.install(_filter_by_landlock(cell.shell, own_user))
@@ -324,16 +326,6 @@ def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
         truncate=landlock.version() >= 3,
         only_itself=not shell,
     )
-
-
-def _end_with_parent(cell: CellSettings) -> None:
-    """End this child and its scripts' processes with the server. A change of user clears the signal: call it after.
-
-    The processes of a script have no such signal of their own, so the process that runs scripts ends its group.
-    """
-    if cell.shell:
-        signal.signal(signal.SIGTERM, lambda number, frame: os.killpg(0, signal.SIGKILL))
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM if cell.shell else signal.SIGKILL)
 
 
 def _close_file_system(cell: CellSettings, writable: Iterable[str]) -> None:
