@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mrlm_pl.errors import ConfigurationError, PolicyError
+from mrlm_pl.errors import ConfigurationError, PolicyError, first_line
 from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
@@ -480,7 +480,7 @@ def read_config(model: str, source: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(
             f"model {model!r} is neither a folder here nor a readable model of the hub; "
-            f"give a folder, a hub id or {BUILTIN_TINY!r} ({_first_line(error)})"
+            f"give a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
         ) from error
 
 
@@ -492,7 +492,7 @@ def read_tokenizer(model: str, source: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({_first_line(error)}); {remedy}") from error
+        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -514,7 +514,3 @@ def _with_dropout(config: Any, dropout: float, model: str) -> Any:
             "dropout; set it to 0"
         )
     return config
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

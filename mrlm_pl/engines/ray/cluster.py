@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.ray.connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
-from mrlm_pl.errors import EngineError
+from mrlm_pl.errors import EngineError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -167,8 +167,8 @@ class RayCluster:
             raise error.cause if isinstance(error.cause, Exception) else EngineError(f"{who}: {error}") from error
         except self._ray.exceptions.RayError as error:
             await asyncio.to_thread(self.check)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise WorkerLostError(f"{who} is gone while it should {does} ({type(error).__name__}: {reason})") from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise WorkerLostError(f"{who} is gone while it should {does} ({reason})") from error
 
     def check(self) -> None:
         """Check that the head of the cluster answers.

@@ -25,7 +25,7 @@ from torch import Tensor
 from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.engines.transfer.manifest import ALIGNMENT, Manifest, checksum
 from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
-from mrlm_pl.errors import EngineError
+from mrlm_pl.errors import EngineError, first_line
 from mrlm_pl.settings import at_least, positive
 
 Transport = Literal["gloo", "nccl"]
@@ -296,8 +296,7 @@ def _group_errors(manifest: Manifest, start: int, invitation: Invitation, done: 
     try:
         yield
     except RuntimeError as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
             f"weight {manifest.at(start)!r} (byte {start} of {manifest.total}) not {done}: a member of "
-            f"{invitation.group} is gone or silent for {invitation.seconds:g} s ({reason})"
+            f"{invitation.group} is gone or silent for {invitation.seconds:g} s ({first_line(error)})"
         ) from error
