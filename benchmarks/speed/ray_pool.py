@@ -125,7 +125,7 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
     divisor = arguments.divisor
     model = build_model(48, 5120 // divisor, 40, 8, 13_824 // divisor, 152_064 // divisor)
     tensors = dict(model.named_parameters())
-    snapshot, sender = Snapshot(), WeightSender(bucket_bytes=bucket)
+    snapshot, sender = Snapshot(), WeightSender()
     sides = [WeightReceiver() for _ in range(receivers)]
     invitation, taking, sending = sender.invite(receivers), [], []
     with ThreadPoolExecutor(receivers) as threads:

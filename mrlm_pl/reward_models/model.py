@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -70,12 +70,14 @@ class RewardModel(TextScorer):
             PolicyError: the model is missing, or lacks a trained head with one output.
             NonFiniteError: the model returned NaN or infinity.
         """
+        from mrlm_pl.policy.forward.packing import padded_chunks
+
         scorer = self.load()
         rows = [scorer.encode(messages) for messages in conversations]
         room = min(self.max_tokens or scorer.window, scorer.window)
         kept = [ids[-room:] for ids in rows]
         values = [0.0] * len(rows)
-        for batch in batches([len(ids) for ids in kept], self.batch_tokens):
+        for batch in padded_chunks([len(ids) or 1 for ids in kept], self.batch_tokens):  # an empty text too
             with scorer.lock:
                 found = scorer.score([kept[number] for number in batch])
             for number, value in zip(batch, found, strict=True):
@@ -92,24 +94,6 @@ class RewardModel(TextScorer):
         """Return the model, loaded on the first call; see :meth:`score_batch` for errors."""
         with _LOADING:
             return _loaded(self.model, self.device, self.precision)
-
-
-def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Return indices of sequences by batch, of similar length and within a budget of padded tokens.
-
-    >>> list(batches([3, 9, 2, 10], 20))
-    [[3, 1], [0, 2]]
-    """
-    batch: list[int] = []
-    longest = 0
-    for number in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if batch and (len(batch) + 1) * longest > budget:
-            yield batch
-            batch = []
-        longest = lengths[number] if not batch else longest
-        batch.append(number)
-    if batch:
-        yield batch
 
 
 class LoadedModel(ABC):

@@ -19,9 +19,9 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
 from mrlm_pl.engines.http.probes import (
     ServerFacts,
-    check_can_hand_over,
     check_server,
     check_weights,
+    checked_folder,
     only_model,
     probe_request,
 )
@@ -228,7 +228,8 @@ class OpenAICompatible(Engine):
         served = _Served(version, f"{policy}-{version}", checksums=checksums)
         if trained:
             others = [name for name, item in self._policies.items() if item.folder and name != policy]
-            served.folder = str(self._written(policy, weights, version, others))
+            folder = checked_folder(policy, others, self._folder, self.dialect, self._replicas.targets)
+            served.folder = str(write_version(folder, policy, weights, version, self.dialect.save))
         self._running().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
@@ -245,18 +246,20 @@ class OpenAICompatible(Engine):
         facts = self._running().submit(self._known()).result()
         self._model_of(facts.models, policy)
 
-    def _written(self, policy: str, weights: Any, version: int, others: Sequence[str]) -> Path:
-        check_can_hand_over(policy, others, self._folder, self.dialect, self._replicas.targets)
-        assert self._folder is not None
-        return write_version(self._folder, policy, weights, version, self.dialect.save)
-
     async def _take_over(self, policy: str, served: _Served) -> None:
         """Switch to new weights between two requests."""
         self._open.clear()
         try:
             while self._under_way:
                 self._idle.clear()
-                await self._waited(policy)
+                try:
+                    await asyncio.wait_for(self._idle.wait(), self._terms.patience_seconds)
+                except asyncio.TimeoutError as error:
+                    raise RemoteError(
+                        f"new weights of policy {policy!r} waited {self._terms.patience_seconds:g} s for "
+                        f"{self._under_way} running requests at {self._replicas.targets}; lower sampling.max_tokens or "
+                        "raise patience_seconds"
+                    ) from error
             self._policies[policy] = served
             if served.folder:
                 for replica in self._replicas.all:
@@ -264,16 +267,6 @@ class OpenAICompatible(Engine):
             await self._ready_anywhere(policy)
         finally:
             self._open.set()
-
-    async def _waited(self, policy: str) -> None:
-        seconds = self._terms.patience_seconds
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except asyncio.TimeoutError as error:
-            raise RemoteError(
-                f"new weights of policy {policy!r} waited {seconds:g} s for {self._under_way} running requests at "
-                f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
-            ) from error
 
     async def _ready_anywhere(self, policy: str) -> None:
         """Prepare all reachable servers, at least one."""
@@ -285,10 +278,9 @@ class OpenAICompatible(Engine):
             final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
             if final:
                 raise final[0]
-            if any(item is None for item in found):
-                for item in found:
-                    if isinstance(item, PassingError):
-                        logger.warning("not used until it answers: %s", item)
+            if None in found:
+                for item in filter(None, found):
+                    logger.warning("not used until it answers: %s", item)
                 return
             problem = str(found[0])
             if attempt == self._terms.retries or not await backoff.pause():

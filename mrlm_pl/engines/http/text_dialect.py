@@ -121,11 +121,8 @@ class TransformersDialect(Dialect):
         return token_ids
 
     def _decoded(self, token_ids: Sequence[int], *, without_special: bool) -> str:
-        return str(
-            self.tokenizer.decode(
-                list(token_ids), skip_special_tokens=without_special, clean_up_tokenization_spaces=False
-            )
-        )
+        options = {"skip_special_tokens": without_special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(token_ids), **options))
 
 
 def dialect_of(name: str, tokenizer: str | None) -> Dialect:

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -197,12 +197,9 @@ class WorkerGroup(ABC):
         lost: dict[Worker, str] = {}
         for worker, future in asked.items():
             try:
-                found = future.result()
+                self._served[model].answer = future.result() or self._served[model].answer  # only a switch has one
             except WorkerLostError as error:
                 lost[worker] = str(error)
-            else:
-                if method == "switch":
-                    self._served[model].answer = found
         return lost
 
     def _send(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
@@ -309,10 +306,7 @@ class WorkerGroup(ABC):
             self.cluster.reserve(own.bundles(self.count, self.cluster.host), own.strategy, self.deadlines.start)
             self._check_reservation(self.learner)
             self._sender = WeightSender(
-                self.cluster.host,
-                self.transfer.bucket_bytes,
-                self.deadlines.transfer,
-                self.transfer.between(self.learner, self.resources),
+                self.cluster.host, self.deadlines.transfer, self.transfer.between(self.learner, self.resources)
             )
             actors = [self._actor(place) for place in range(self.count)]
             self.workers = [self._started(place, actor) for place, actor in enumerate(actors)]
@@ -324,7 +318,7 @@ class WorkerGroup(ABC):
             raise
 
     def _to_reserve(self) -> PoolResources:
-        """Return the resources to reserve; in a Ray of this process, assign the workers' GPUs."""
+        """Return the resources to reserve; in a Ray of this process, which has no GPUs, assign the workers' GPUs."""
         own = self.resources
         self._gpus = [None if own.gpus else ""] * self.count
         if not self.cluster.started_here:
@@ -333,7 +327,7 @@ class WorkerGroup(ABC):
             assert self.learner is not None
             room = room_for_workers(visible_gpus(), self.learner, own.share_learner_gpus)
             self._gpus = [",".join(ids) for ids in self.cluster.take_gpus(self.count, own.gpus, room)]
-        return own.in_own_ray()
+        return replace(own, gpus=0.0, learner_gpus=0.0)
 
     def _check_reservation(self, learner: LearnerPlace) -> None:
         """Validate that Ray keeps free the GPUs that the learner computes on.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from mrlm_pl.policy.forward.passes import pass_logprobs
 from mrlm_pl.policy.sharding import all_tensors
 
 
-class FilledWorker(ABC):
+class FilledWorker:
     """Models in a worker process, filled by the learner.
 
     New weights are collected while calls run. :meth:`switch` waits for the running calls, holds back further ones,
@@ -53,9 +52,8 @@ class FilledWorker(ABC):
     async def close(self) -> None:
         """Free the worker's resources before it ends."""
 
-    @abstractmethod
     def use(self, policy: str, model: Any, version: int) -> Any:
-        """Serve with a model from now on; return the result of :meth:`switch`."""
+        """Serve with a model from now on; return the result of :meth:`switch`. By default models need no engine."""
 
     async def describe(self) -> dict[str, Any]:
         """Return process id, host, device, GPUs and claims of the worker, once it is up."""
@@ -223,9 +221,6 @@ class ReferenceWorker(FilledWorker):
 
     def __init__(self, gpus: str | None, name: str) -> None:
         super().__init__(gpus, name, calls=1)
-
-    def use(self, policy: str, model: Any, version: int) -> None:
-        """Do nothing: the models need no engine."""
 
     async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
         """Return the log-probability [n] of each action token of a pass, on the CPU."""

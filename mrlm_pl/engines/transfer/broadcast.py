@@ -23,10 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrlm_pl.concurrency.calls import in_daemon
-from mrlm_pl.engines.transfer.manifest import ALIGNMENT, Manifest, checksum
+from mrlm_pl.engines.transfer.manifest import Manifest, checksum
 from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
 from mrlm_pl.errors import EngineError, first_line
-from mrlm_pl.settings import at_least, positive
 
 Transport = Literal["gloo", "nccl"]
 
@@ -61,20 +60,15 @@ class WeightSender:
 
     Args:
         host: address of this process for the receivers.
-        bucket_bytes: bytes sent at a time.
         seconds: deadline of joining and of each bucket.
         transport: ``gloo`` for CPU memory, ``nccl`` for GPU memory.
 
     Raises:
-        ConfigurationError: a number is out of its range, or this machine has no address ``host``.
+        ConfigurationError: this machine has no address ``host``.
     """
 
-    def __init__(
-        self, host: str = "127.0.0.1", bucket_bytes: int = 2**23, seconds: float = 120.0, transport: Transport = "gloo"
-    ) -> None:
-        at_least(ALIGNMENT, "", bucket_bytes=bucket_bytes)
-        positive("", seconds=seconds)
-        self.host, self.bucket_bytes, self.seconds, self.transport = host, bucket_bytes, seconds, transport
+    def __init__(self, host: str = "127.0.0.1", seconds: float = 120.0, transport: Transport = "gloo") -> None:
+        self.host, self.seconds, self.transport = host, seconds, transport
         self._secret = new_secret()
         self._gate = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()

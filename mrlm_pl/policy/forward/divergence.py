@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.policy.forward.head import default_chunk_size
+from mrlm_pl.policy.forward.head import compute_dtype_of, default_chunk_size
 
 
 def weighted_divergence(
@@ -94,7 +94,7 @@ class _WeightedDivergence(torch.autograd.Function):
         targets: Tensor | None,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        compute = _compute_dtype(hidden, weight)
+        compute = compute_dtype_of(hidden, weight)
         wide = torch.promote_types(compute, torch.float32)
         head, teacher_head = weight.to(compute), teacher_weight.to(compute)
         divergences = hidden.new_empty(hidden.shape[0], dtype=wide)
@@ -134,12 +134,6 @@ class _WeightedDivergence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if part is None else part * grads[0].to(part.dtype) for part in ctx.saved_tensors]
         return (*scaled, *([None] * 9))
-
-
-def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    device = hidden.device.type
-    autocast = torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
 
 
 def _log_probs(

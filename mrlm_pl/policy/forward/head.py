@@ -60,17 +60,17 @@ def chunked_log_probs(
     >>> round(log_probs.item(), 4), round(entropy.item(), 4)  # four equal choices: -log 4 and log 4
     (-1.3863, 1.3863)
     """
-    device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        compute_dtype = torch.get_autocast_dtype(device_type)
-    else:
-        compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
     if chunk_size is None:
         chunk_size = default_chunk_size(weight.shape[0], hidden.device)
-    log_probs, entropy = _ChunkedLogProbs.apply(
-        hidden, weight, bias, targets, temperature, with_entropy, chunk_size, compute_dtype
-    )
+    log_probs, entropy = _ChunkedLogProbs.apply(hidden, weight, bias, targets, temperature, with_entropy, chunk_size)
     return log_probs, entropy if with_entropy else None
+
+
+def compute_dtype_of(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype of the product of hidden states with a head's weight: that of autocast where it is on."""
+    device = hidden.device.type
+    autocast = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
 
 
 def log_probs_from_logits(
@@ -104,11 +104,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: Tensor | None,
         with_entropy: bool,
         chunk_size: int,
-        compute_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        tokens = hidden.shape[0]
+        compute_dtype = compute_dtype_of(hidden, weight)
         head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
-        log_probs = hidden.new_empty(tokens, dtype=head.softmax_dtype)
+        log_probs = hidden.new_empty(hidden.shape[0], dtype=head.softmax_dtype)
         normalizers = torch.empty_like(log_probs)
         entropy = torch.empty_like(log_probs) if with_entropy else log_probs.new_empty(0)
         for rows in head.chunks():
@@ -137,7 +136,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         if not with_entropy:
             grad_entropy = None
         if grad_log_probs is None and grad_entropy is None:
-            return (None,) * 8
+            return (None,) * 7
         head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -171,7 +170,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                     grad_weight += grad_logits.t() @ head.hidden[rows]
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 class _Head:

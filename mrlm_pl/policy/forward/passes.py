@@ -19,7 +19,7 @@ from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, Pa
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
-from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, padded_chunks
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.forward.tree_attention import has_kernel
 
@@ -74,8 +74,7 @@ def forward_passes(
     temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1])
     if not action_mask.any():
         return []
-    plan = RowPlan(token_ids, action_mask, prefix_groups)
-    chunks = row_chunks(model, plan, max_tokens)
+    chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
     if temperatures is None or not temperatures.dim():
         return [replace(one, temperature=temperatures) for one in chunks]
     return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
@@ -134,14 +133,13 @@ def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None) -> list[
     base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
+        rounded = kernels_by_shape(model_device(model), base.dtype)
         passes = [inputs for side in sides for inputs in side.packed(max_tokens)]
-        return (
-            [inputs.in_bucket() for inputs in passes] if kernels_by_shape(model_device(model), base.dtype) else passes
-        )
+        return [inputs.in_bucket() for inputs in passes] if rounded else passes
     if path.name == "logits":
         bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], model_device(model))
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
-    return [side.pad(rows) for side in sides for rows in side.padded_chunks(max_tokens)]
+    return [side.pad(rows) for side in sides for rows in padded_chunks(side.fed_lengths, max_tokens)]
 
 
 @contextmanager

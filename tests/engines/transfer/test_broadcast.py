@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver, WeightSender
 from mrlm_pl.engines.transfer.manifest import Manifest, Snapshot, TensorRecord
-from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.errors import EngineError
 from tests.support.weight_processes import many_tensors
 
 ROOT = Path(__file__).parents[3]
@@ -31,8 +31,8 @@ def sender() -> Iterator[Callable[..., WeightSender]]:
     """A factory of senders that are closed afterwards."""
     made: list[WeightSender] = []
 
-    def make(bucket_bytes: int = 64, seconds: float = SECONDS) -> WeightSender:
-        made.append(WeightSender(bucket_bytes=bucket_bytes, seconds=seconds))
+    def make(seconds: float = SECONDS) -> WeightSender:
+        made.append(WeightSender(seconds=seconds))
         return made[-1]
 
     yield make
@@ -104,7 +104,7 @@ def test_receivers_get_every_tensor_of_any_dtype(
     given = tensors()
     snapshot = snapshot_of(given)
     manifest = snapshot.missing([{}], bucket_bytes)
-    _, got = sent(sender(bucket_bytes), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
+    _, got = sent(sender(), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
     for future in got:
         targets = empty_like(given)
         future.result().install(targets)
@@ -181,7 +181,7 @@ def test_all_579_tensors_arrive_through_buckets_smaller_than_the_largest(
     manifest = snapshot.missing([{}], bucket)
     assert len(manifest.tensors) == 579
     assert max(item.size for item in manifest.tensors) > 3 * bucket
-    _, got = sent(sender(bucket), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
+    _, got = sent(sender(), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
     for future in got:
         staged = future.result()
         found = {
@@ -237,16 +237,11 @@ def test_a_receiver_whose_sender_is_gone_says_so(threads: ThreadPoolExecutor) ->
         WeightReceiver().receive(nowhere, 1, snapshot.missing([{}], 64))
 
 
-def test_numbers_out_of_range() -> None:
-    with pytest.raises(ConfigurationError, match="bucket_bytes is 1"):
-        WeightSender(bucket_bytes=1)
-
-
 def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
     sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
 ) -> None:
     given = {"wide": torch.randn(600, 500), "bias": torch.randn(400, 500), "last": torch.randn(700, 500)}
-    snapshot, learner = snapshot_of(given), sender(50_000, 8.0)
+    snapshot, learner = snapshot_of(given), sender(8.0)
     manifest = snapshot.missing([{}], 50_000)
     invitation, survivor = learner.invite(2), WeightReceiver()
     command = [sys.executable, "-m", "tests.support.weight_processes"]
