@@ -143,9 +143,8 @@ class Policy(nn.Module):
                 model,
             )
             self.tokenizer.chat_template = PLAIN_TEMPLATE
-        if chat_template_kwargs:
-            template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs, model)
-            self.tokenizer.chat_template = template
+        template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs or {}, model)
+        self.tokenizer.chat_template = template
         eos = getattr(self.config, "eos_token_id", None)
         extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
         self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
@@ -381,15 +380,11 @@ class Policy(nn.Module):
 
     def _options(self, token_ids: Tensor, dropout_key: int | None, options: RowOptions) -> NoisyRowOptions:
         """Return the options of a forward pass over these rows, with this policy's bound and dropout."""
-        seed = self._noise_seed(token_ids, dropout_key)
+        seed = None
+        if self.dropout and dropout_key is not None and torch.is_grad_enabled():
+            digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+            seed = derive_seed("dropout", dropout_key, digest)
         return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
-
-    def _noise_seed(self, token_ids: Tensor, dropout_key: int | None) -> int | None:
-        """Return the seed of the dropout in a forward pass over these rows; None without dropout."""
-        if not self.dropout or dropout_key is None or not torch.is_grad_enabled():
-            return None
-        digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
-        return derive_seed("dropout", dropout_key, digest)
 
     def initial_model(self) -> Any:
         """Return a new model with this policy's weights before its first update, in fp32.

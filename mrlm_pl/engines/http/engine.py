@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.concurrency.calls import together
@@ -215,7 +215,7 @@ class OpenAICompatible(Engine):
             EngineError: the weights cannot be written, or are no module.
             RemoteError: no server answers.
         """
-        if not isinstance(weights, torch.nn.Module):
+        if not isinstance(weights, PreTrainedModel):
             raise EngineError(f"policy {policy!r}: a transformers model is loaded, not a {type(weights).__name__}")
         trained = any(parameter.requires_grad for parameter in weights.parameters())
         known = self._policies.get(policy)
