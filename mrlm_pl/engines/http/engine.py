@@ -188,8 +188,6 @@ class OpenAICompatible(Engine):
     def _check_distribution(self, request: SampleRequest, facts: ServerFacts) -> None:
         """Reject temperatures other than that of the server's log-probabilities."""
         sampling = request.sampling
-        if not self.dialect.reports_logprobs:
-            return
         if sampling.temperature not in (0.0, 1.0) and not facts.scaled:
             raise ConfigurationError(
                 f"sampling.temperature is {sampling.temperature:g}, and {self._replicas.targets} gives the "

@@ -102,7 +102,7 @@ class WorkerGroup(ABC):
         self.cluster: Any = None
         self._sender: Any = None
         self._served: dict[str, _Served] = {}
-        self._group: tuple[tuple[Worker, ...], Invitation] | None = None
+        self._group: tuple[tuple[Worker, ...], Invitation] | None = None  # while it works
         self._gpus: list[str | None] = []
         self._repairs: dict[Worker, Future[None]] = {}
         self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
@@ -220,7 +220,9 @@ class WorkerGroup(ABC):
         self._read_again(model)
         snapshot, does = self._served[model].snapshot, "receive weights"
         manifest = snapshot.missing([worker.held[model] for worker in workers], self.transfer.bucket_bytes)
-        invitation = self._invitation(tuple(workers))
+        if self._group is None or self._group[0] != tuple(workers):
+            self._group = tuple(workers), self._sender.invite(len(workers))
+        invitation = self._group[1]
         asked = {
             worker: self.cluster.call(
                 worker.actor, worker.name, does, math.inf, "stage", model, invitation, rank, manifest
@@ -249,12 +251,6 @@ class WorkerGroup(ABC):
                 failed[worker] = error
                 self._group = None
         return failed
-
-    def _invitation(self, workers: tuple[Worker, ...]) -> Invitation:
-        """Return the invitation to a group of these workers: the current group if it is theirs and works."""
-        if self._group is None or self._group[0] != workers:
-            self._group = workers, self._sender.invite(len(workers))
-        return self._group[1]
 
     # Workers.
 

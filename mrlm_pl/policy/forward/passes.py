@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
+from mrlm_pl.policy.forward.attention import ATTENTION_NAME, PackedLayout, forward_switches
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
@@ -201,7 +201,7 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
         device = inputs.input_ids.device
         in_one = has_kernel(base.config, device, dropout=seed is not None)
         layout["packed_layout"] = PackedLayout(inputs.segments, device, in_one)
-    switches = ForwardSwitches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
+    switches = forward_switches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
     with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, of_all):
         output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
     return output.logits[0]
@@ -229,7 +229,7 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     if wanted.value_head is not None:
         keep["output_hidden_states"] = True
     assert inputs.attention_mask is not None
-    with ForwardSwitches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
+    with forward_switches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
         output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
 
     def predicting() -> Tensor:

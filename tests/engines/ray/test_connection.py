@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -150,7 +151,7 @@ def test_ray_may_take_as_long_to_start_as_the_deadline_says(monkeypatch: pytest.
 def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = RayConnection.__new__(RayConnection)
     connection.address, connection._own = "head:1", []
-    connection._answered, connection._silent_since, connection._looking = None, None, threading.Lock()
+    connection._answered, connection._silent_since, connection._looking = -math.inf, None, threading.Lock()
     asked: list[int] = []
     monkeypatch.setattr(connection, "broken", lambda: bool(asked.append(1)))
     for _ in range(50):
