@@ -218,8 +218,7 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
 
 
 def _last_word(text: str) -> str:
-    words = text.split()
-    return words[-1] if words else ""
+    return (text.split() or [""])[-1]
 
 
 def _common_beginning(first: str, second: str) -> str:

@@ -143,10 +143,6 @@ class WorkerGroup(ABC):
             for worker, reason in self._update(model, self.workers).items():
                 self._replace(worker, reason)
 
-    def answer(self, model: str) -> Any:
-        """Return the workers' answer to the last switch to weights of a model; None before the first."""
-        return self._served[model].answer if model in self._served else None
-
     def _take(self, served: _Served, weights: PreTrainedModel) -> None:
         tensors = {name: whole(tensor) for name, tensor in all_tensors(weights).items()}
         served.snapshot.take(tensors, passing=is_split(weights))

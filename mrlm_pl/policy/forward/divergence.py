@@ -54,7 +54,7 @@ def weighted_divergence(
         bias, teacher_bias: [V] biases of the heads.
 
     Raises:
-        ValueError: the vocabularies differ, or ``beta`` is outside [0, 1].
+        ValueError: the vocabularies differ.
 
     Source: arXiv 2306.13649.
 
@@ -66,8 +66,6 @@ def weighted_divergence(
     """
     if weight.shape[0] != teacher_weight.shape[0]:
         raise ValueError(f"the vocabularies differ: {weight.shape[0]} and {teacher_weight.shape[0]} tokens")
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta is {beta}; it must be in [0, 1]")
     heads = (hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias)
     compare = functools.partial(_divergence, beta=beta)
     if top_k is not None and top_k < weight.shape[0]:

@@ -153,9 +153,7 @@ def test_bf16_products_have_a_wide_softmax() -> None:
     assert given["hidden"].grad.dtype == torch.float32
 
 
-def test_other_vocabularies_and_weights_are_errors() -> None:
+def test_other_vocabularies_are_errors() -> None:
     given = inputs()
     with pytest.raises(ValueError, match="vocabularies differ: 11 and 10"):
         weighted_divergence(**(given | {"teacher_weight": given["teacher_weight"][:10]}))
-    with pytest.raises(ValueError, match=r"beta is 1\.5"):
-        weighted_divergence(**given, beta=1.5)
