@@ -407,20 +407,16 @@ class Conversation:
     def _extend(self, history: list[Message], new: int) -> None:
         """Append the tokens of a prompt, whose last ``new`` messages the row does not have yet."""
         prompt = self.chat.render(history, self.tools, generation_prompt=True)
-        if not self.row.token_ids:
-            self.row.extend(self.chat.encode(prompt))
-        else:
-            suffix = self._suffix(history, prompt, new)
-            if suffix is None:
-                if any(self.row.action_mask):
-                    self._begin(Row(tools=self.tools))
-                else:  # a branch without turns of its own
-                    self.rows[self.place] = Row(tools=self.tools)
-                self.row.extend(self.chat.encode(prompt))
-            else:
-                ids = self.chat.encode(suffix)
-                # A sampled turn usually ends with the template's next token.
-                self.row.extend(ids[1:] if ids and ids[0] == self.row.token_ids[-1] else ids)
+        suffix = self._suffix(history, prompt, new) if self.row.token_ids else prompt
+        if suffix is None:
+            suffix = prompt
+            if any(self.row.action_mask):
+                self._begin(Row(tools=self.tools))
+            else:  # a branch without turns of its own
+                self.rows[self.place] = Row(tools=self.tools)
+        ids = self.chat.encode(suffix)
+        # A sampled turn usually ends with the template's next token.
+        self.row.extend(ids[1:] if ids[:1] == self.row.token_ids[-1:] else ids)
         self.row.messages, self.row.prompt = history, prompt
         self.row.mark(sampled=False)
 
