@@ -162,7 +162,7 @@ class ChatFormat:
             text = self._applied([Message("user", "x").to_chat()], [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
             return
-        if PROBE_TOOL["function"]["name"] in text:  # type: ignore[index]
+        if PROBE_TOOL["function"]["name"] in text:
             logger.warning(
                 "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
                 "can be read back; the tools and the form of calls are described again before the first message",

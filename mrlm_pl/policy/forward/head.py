@@ -58,8 +58,7 @@ def chunked_log_probs(
     >>> round(log_probs.item(), 4), round(entropy.item(), 4)  # four equal choices: -log 4 and log 4
     (-1.3863, 1.3863)
     """
-    log_probs, entropy = _ChunkedLogProbs.apply(hidden, weight, bias, targets, temperature, with_entropy)
-    return log_probs, entropy if with_entropy else None
+    return _ChunkedLogProbs.apply(hidden, weight, bias, targets, temperature, with_entropy)
 
 
 def compute_dtype_of(hidden: Tensor, weight: Tensor) -> torch.dtype:
@@ -88,7 +87,7 @@ def log_probs_from_logits(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """The function behind `chunked_log_probs`; the entropy output may be empty."""
+    """The function behind `chunked_log_probs`."""
 
     @staticmethod
     def forward(
@@ -99,12 +98,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         targets: Tensor,
         temperature: Tensor | None,
         with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         compute_dtype = compute_dtype_of(hidden, weight)
         head = _Head(hidden, weight, bias, temperature, compute_dtype)
         log_probs = hidden.new_empty(hidden.shape[0], dtype=head.softmax_dtype)
         normalizers = torch.empty_like(log_probs)
-        entropy = torch.empty_like(log_probs) if with_entropy else log_probs.new_empty(0)
+        entropy = torch.empty_like(log_probs) if with_entropy else None
         for rows in head.chunks():
             logits = head.scaled_logits(rows)
             target_logits = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
@@ -114,22 +113,18 @@ class _ChunkedLogProbs(torch.autograd.Function):
             total = exponentials.sum(-1)
             normalizers[rows] = total.log() + largest.squeeze(-1)
             log_probs[rows] = target_logits - normalizers[rows]
-            if with_entropy:
+            if entropy is not None:
                 entropy[rows] = normalizers[rows] - exponentials.mul_(logits).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalizers, entropy)
-        ctx.settings = (with_entropy, compute_dtype)
+        ctx.compute_dtype = compute_dtype
         ctx.set_materialize_grads(False)
-        if not with_entropy:
-            ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropy = grads
         hidden, weight, bias, targets, temperature, normalizers, entropy = ctx.saved_tensors
-        with_entropy, compute_dtype = ctx.settings
-        if not with_entropy:
-            grad_entropy = None
+        compute_dtype = ctx.compute_dtype
         if grad_log_probs is None and grad_entropy is None:
             return (None,) * 6
         head = _Head(hidden, weight, bias, temperature, compute_dtype)
