@@ -204,8 +204,8 @@ class Policy(nn.Module):
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
-            reference = self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
-            self.reference = reference.requires_grad_(False)
+            initial = self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            self.reference = initial.requires_grad_(False)
             self._moving = moving
             if self.compiled:
                 compile_layers(self.reference)

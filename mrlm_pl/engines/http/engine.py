@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -155,8 +156,7 @@ class OpenAICompatible(Engine):
             await self._open.wait()
             self._under_way += 1
             try:
-                facts = await self._known()
-                return await self._drawn(request, facts)
+                return await self._drawn(request, await self._known())
             finally:
                 self._under_way -= 1
                 if not self._under_way:
@@ -316,9 +316,7 @@ class OpenAICompatible(Engine):
             await self._call(replica, policy, self.dialect.update(served.folder, served.label))
 
     async def _check(self, replica: Replica) -> None:
-        async def ask(path: str, body: dict[str, Any] | None) -> Any:
-            return await self._replicas.once(replica, path, body, "the check of the server")
-
+        ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
         facts = await check_server(ask, replica.url, self.dialect, self._model_of)
         if self._facts is not None and facts.models != self._facts.models and not self._model:
             raise ConfigurationError(
