@@ -139,7 +139,7 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
             got = [threads.submit(side.receive, invitation, rank, manifest) for rank, side in enumerate(sides, 1)]
             sender.send(invitation, manifest, snapshot.__getitem__)
             sending.append(time.perf_counter() - started)
-            arrived = [{name: checksum(tensor) for name, tensor in item.result().tensors.items()} for item in got]
+            arrived = [{name: checksum(tensor) for name, tensor in item.result().items()} for item in got]
             if any(item != {name: checksum(tensor) for name, tensor in tensors.items()} for item in arrived):
                 raise SystemExit("a receiver has other tensors")
     sender.close()

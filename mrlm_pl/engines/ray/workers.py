@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.ray.gpus import visible_gpus
-from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver
+from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, check_fit, install
 from mrlm_pl.engines.transfer.manifest import Manifest
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.architecture import Architecture
@@ -45,7 +45,7 @@ class FilledWorker:
         self._receiver = WeightReceiver()
         self._models: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
-        self._staged: dict[str, Staged] = {}
+        self._staged: dict[str, dict[str, Tensor]] = {}
         self._inside, self._switching = 0, False
         self._changed = asyncio.Condition()
 
@@ -87,16 +87,16 @@ class FilledWorker:
         """
         model = self._built.get(policy) or self._models[policy]
         targets = all_tensors(model)
-        staged = self._staged.pop(policy, None) or Staged(Manifest((), 1), torch.empty(0, dtype=torch.uint8))
-        staged.check(targets)
-        absent = sorted(targets.keys() - staged.tensors.keys()) if policy in self._built else []
+        staged = self._staged.pop(policy, {})
+        check_fit(staged, targets)
+        absent = sorted(targets.keys() - staged.keys()) if policy in self._built else []
         if absent:
             raise EngineError(f"policy {policy!r}: weight {absent[0]!r} of {self._name} has not been sent")
         async with self._changed:
             await self._changed.wait_for(lambda: not self._switching)
             self._switching = True
             await self._changed.wait_for(lambda: self._inside == 0)
-        await asyncio.to_thread(staged.install, targets)
+        await asyncio.to_thread(install, staged, targets)
         answer = await asyncio.to_thread(self.use, policy, model, version)
         # Not in a `finally`: a worker between two versions must not answer; it will be replaced.
         self._models[policy] = model
