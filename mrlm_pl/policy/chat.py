@@ -107,6 +107,12 @@ def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> s
     return checked_template("".join(sets) + "\n" + template)  # Jinja takes the newline off
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Return a tokenizer's tokens without text in :meth:`ChatFormat.decode`."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids).union(number for number, token in added if token.special)
+
+
 class ChatFormat:
     """Renders messages for one tokenizer.
 
@@ -267,9 +273,7 @@ class ChatFormat:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        """Tokens without text in :meth:`decode`."""
-        added = self.tokenizer.added_tokens_decoder.items()
-        return frozenset(self.tokenizer.all_special_ids).union(number for number, token in added if token.special)
+        return special_ids(self.tokenizer)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:

@@ -268,7 +268,7 @@ class OpenAICompatible(Engine):
 
     async def _ready_anywhere(self, policy: str) -> None:
         """Prepare all reachable servers, at least one."""
-        loop, problem = asyncio.get_running_loop(), ""
+        loop = asyncio.get_running_loop()
         backoff = Backoff(self._terms.patience_seconds, first=0.2, longest=5.0)
         for attempt in range(self._terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
@@ -280,10 +280,9 @@ class OpenAICompatible(Engine):
                 for item in filter(None, found):
                     logger.warning("not used until it answers: %s", item)
                 return
-            problem = str(found[0])
             if attempt == self._terms.retries or not await backoff.pause():
                 break
-        raise RemoteError(f"policy {policy!r}: no server answers: {problem}; start one, or check the URL")
+        raise RemoteError(f"policy {policy!r}: no server answers: {found[0]}; start one, or check the URL")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
