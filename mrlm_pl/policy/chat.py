@@ -136,7 +136,7 @@ class ChatFormat:
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
         check_template(self.template, tokenizer.name_or_path)
         self._endless: EndlessTemplateError | None = None
-        self._extra_stop_ids = tuple(extra_stop_ids)
+        self._special_ids, self._extra_stop_ids = special_ids(tokenizer), tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
         self._loss_warned = False
 
@@ -270,10 +270,6 @@ class ChatFormat:
         first = self.closing_ids[0] if self.closing_ids else None
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         return first if first is not None and first in special else self.tokenizer.eos_token_id
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return special_ids(self.tokenizer)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
