@@ -14,13 +14,13 @@ from typing import Any
 
 @contextmanager
 def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
-    """Yield a draft ``PATH.part`` to write, which becomes ``path`` at the end of the block.
+    """Yield a draft ``PATH.part`` to write, a file or a folder, which becomes ``path`` at the end of the block.
 
     If the block raises, the draft is removed and ``path`` stays as it was. A draft that a kill left behind is
-    overwritten. Missing folders are made.
+    removed first. Missing folders are made.
 
     Args:
-        path: the file to make or replace.
+        path: the file or the folder to make or replace; see :func:`put_in_place` for a folder.
         durable: force the data and the folder's entry to the disk, so that a power failure loses neither.
 
     >>> import tempfile
@@ -31,15 +31,20 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
     ('{}', ['report.json'])
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
+    remove(draft)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield draft
         if durable:
             force_to_disk(draft)
-        os.replace(draft, path)
+        if draft.is_dir():
+            put_in_place(draft, path)
+        else:
+            os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove(draft)
         raise
     if durable:
         force_to_disk(path.parent)

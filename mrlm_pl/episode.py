@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -370,15 +371,12 @@ class Episode:
         Raises:
             ValueError: a number is NaN or infinite.
         """
-        check_finite(self)
-        if not has_text_keys(self):
-            return json.dumps(self.to_dict(), separators=(",", ":"))
+        return json_line([self], self._record, self.to_dict)
+
+    def _record(self) -> dict[str, Any]:
+        """Return :meth:`to_dict` for msgspec."""
         data = json.dumps(self.task.data, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        try:
-            task = {**vars(self.task), "data": msgspec.Raw(data.encode())}
-            return json_line({"schema": SCHEMA, **vars(self), "task": task})
-        except UnicodeEncodeError:  # a lone surrogate
-            return json.dumps(self.to_dict(), separators=(",", ":"))
+        return {"schema": SCHEMA, **vars(self), "task": {**vars(self.task), "data": msgspec.Raw(data.encode())}}
 
     @classmethod
     def from_json(cls, text: str) -> Episode:
@@ -391,35 +389,32 @@ class Episode:
         return cls.from_dict(json.loads(text))
 
 
-def json_line(record: Mapping[str, Any]) -> str:
-    """Return a record as one line of JSON.
+def json_line(
+    episodes: Sequence[Episode], record: Callable[[], Mapping[str, Any]], plain: Callable[[], Mapping[str, Any]]
+) -> str:
+    """Return the record of episodes as one line of JSON.
 
-    Raises:
-        UnicodeEncodeError: a text holds a lone surrogate.
-    """
-    return msgspec.json.encode(record, enc_hook=_plain).decode()
-
-
-def has_text_keys(episode: Episode) -> bool:
-    """Return True unless the arguments of a tool call have other keys than text, which msgspec does not write as JSON.
-
-    Such keys are None, a truth value or a number.
-    """
-
-    def has(value: Any) -> bool:
-        if isinstance(value, Mapping):
-            return all(isinstance(key, str) and has(item) for key, item in value.items())
-        return not isinstance(value, (list, tuple)) or all(map(has, value))
-
-    messages = (message for row in episode.rows() for message in row.messages)
-    return all(has(call.arguments) for message in messages for call in message.tool_calls)
-
-
-def check_finite(episode: Episode) -> None:
-    """Refuse numbers that JSON lacks, which msgspec would write as null.
+    Args:
+        episodes: of the record.
+        record: returns it for msgspec.
+        plain: returns it as JSON-like data, for what msgspec does not write like JSON: lone surrogates, and keys other
+            than text in the arguments of a tool call.
 
     Raises:
         ValueError: a number is NaN or infinite.
+    """
+    written_alike = [_calls_are_plain(episode) for episode in episodes]
+    if all(written_alike):
+        with suppress(UnicodeEncodeError):  # a lone surrogate
+            return msgspec.json.encode(record(), enc_hook=_plain).decode()
+    return json.dumps(plain(), separators=(",", ":"))
+
+
+def _calls_are_plain(episode: Episode) -> bool:
+    """Return whether the arguments of tool calls are as JSON has them, with texts as keys.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which JSON lacks and msgspec would write as null.
     """
     numbers: list[Iterable[float | None]] = [episode.metrics.values(), episode.timings.values()]
     numbers += [step.values() for step in episode.step_rewards]
@@ -428,10 +423,11 @@ def check_finite(episode: Episode) -> None:
             numbers.append(row.logprobs)
         for turn in row.turns:
             numbers += [(turn.reward, *(getattr(turn, name) for name in CREDIT)), turn.components.values()]
-        for call in (call for message in row.messages for call in message.tool_calls):
-            json.dumps(call.arguments, default=_plain, allow_nan=False)
+    calls = [call.arguments for row in episode.rows() for message in row.messages for call in message.tool_calls]
+    written = json.dumps(calls, default=_plain, allow_nan=False)
     if not all(math.isfinite(number) for number in itertools.chain.from_iterable(numbers) if number is not None):
         raise ValueError(f"episode {episode.id!r} holds a number that is NaN or infinite, which is not JSON compliant")
+    return bool(json.loads(written) == calls)
 
 
 def _plain(value: Any) -> Any:

@@ -67,6 +67,15 @@ class ProgramError(MRLMError):
     """The program of an episode crashed, hung, or ended without a reward."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; without a message the name of its class.
+
+    >>> first_line(ValueError("no such file\\nsee above")), first_line(EOFError())
+    ('no such file', 'EOFError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def tell(message: str) -> None:
     """Print a message for the user, beside the output of a command."""
     print(f"mrlm: {message}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mrlm_pl.errors import PolicyError, nearest_path
+from mrlm_pl.errors import PolicyError, first_line, nearest_path
 
 ADAPTER_FOLDER = "adapter"
 """Name of an exported policy's adapter folder, below the folder with the merged weights."""
@@ -92,9 +92,8 @@ def check_hub_model(name: str, option: str) -> None:
     except HFValidationError as error:
         raise PolicyError(f"{option}: there is no folder {name!r}, and no hub id is of this form: {error}") from error
     except Exception as error:  # of the hub's, its HTTP library's and the system's many classes
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise PolicyError(
-            f"{option}: there is no folder {name!r}, and the hub does not give such a model ({reason}); "
+            f"{option}: there is no folder {name!r}, and the hub does not give such a model ({first_line(error)}); "
             f"{_advice(Path(name))}"
         ) from error
 

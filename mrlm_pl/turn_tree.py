@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, by_group, check_finite, decided, has_text_keys, json_line
+from mrlm_pl.episode import SCHEMA, Episode, Trajectory, Turn, by_group, decided, json_line
 from mrlm_pl.grouping import grouped
 
 
@@ -98,13 +96,7 @@ class TurnTree:
 
     def to_json(self) -> str:
         """Return one line of JSON; see :meth:`Episode.to_json`."""
-        for path in self.paths:
-            check_finite(path)
-        record = self.to_dict()
-        if all(map(has_text_keys, self.paths)):
-            with suppress(UnicodeEncodeError):  # a lone surrogate
-                return json_line(record)
-        return json.dumps(record, separators=(",", ":"))
+        return json_line(self.paths, self.to_dict, self.to_dict)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TurnTree:

@@ -125,7 +125,7 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
     divisor = arguments.divisor
     model = build_model(48, 5120 // divisor, 40, 8, 13_824 // divisor, 152_064 // divisor)
     tensors = dict(model.named_parameters())
-    snapshot, sender = Snapshot(), WeightSender(bucket_bytes=bucket)
+    snapshot, sender = Snapshot(), WeightSender()
     sides = [WeightReceiver() for _ in range(receivers)]
     invitation, taking, sending = sender.invite(receivers), [], []
     with ThreadPoolExecutor(receivers) as threads:
@@ -139,7 +139,7 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
             got = [threads.submit(side.receive, invitation, rank, manifest) for rank, side in enumerate(sides, 1)]
             sender.send(invitation, manifest, snapshot.__getitem__)
             sending.append(time.perf_counter() - started)
-            arrived = [{name: checksum(tensor) for name, tensor in item.result().tensors.items()} for item in got]
+            arrived = [{name: checksum(tensor) for name, tensor in item.result().items()} for item in got]
             if any(item != {name: checksum(tensor) for name, tensor in tensors.items()} for item in arrived):
                 raise SystemExit("a receiver has other tensors")
     sender.close()

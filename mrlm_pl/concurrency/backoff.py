@@ -40,9 +40,8 @@ class Backoff:
 
 async def until(ready: Callable[[], object], seconds: float) -> bool:
     """Wait until a condition holds, for at most some seconds; return whether it does."""
-    deadline = asyncio.get_running_loop().time() + seconds
+    poll = Backoff(seconds, _POLL_SECONDS, _POLL_SECONDS)
     while not ready():
-        if asyncio.get_running_loop().time() >= deadline:
+        if not await poll.pause():
             return False
-        await asyncio.sleep(_POLL_SECONDS)
     return True

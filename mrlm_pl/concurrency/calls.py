@@ -139,13 +139,12 @@ class Workers:
             self._start_if_needed()
 
     def _withdraw(self, job: _Job) -> None:
-        with self._condition:
-            queue = self._queues.get(job.client, ())
-            if job in queue:
-                queue.remove(job)  # type: ignore[union-attr] # it is in it, so it is a deque
-                self.waiting -= 1
-                if not queue:
-                    del self._queues[job.client]
+        with self._condition, suppress(KeyError, ValueError):  # a thread has taken it
+            queue = self._queues[job.client]
+            queue.remove(job)
+            self.waiting -= 1
+            if not queue:
+                del self._queues[job.client]
 
     def _abandon_late(self, loop: asyncio.AbstractEventLoop) -> None:
         """Abandon late calls, and check again while there are calls."""

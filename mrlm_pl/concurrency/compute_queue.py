@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -50,21 +49,11 @@ class ComputeQueue:
         self._routing = threading.Lock()
         self._served: SimpleQueue[_Item | None] | None = None
         self._worker: ThreadPoolExecutor | None = None
-        self._soon: deque[Callable[[], Any]] = deque()
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in the calling thread, after the current one, and return its value."""
-        try:
-            with self._running:
-                return function(*arguments)
-        finally:
-            if self._soon:
-                self._run_waiting()
-
-    def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Run a short function now, or right after the current one, without waiting for it."""
-        self._soon.append(partial(function, *arguments))
-        self._run_waiting()
+        with self._running:
+            return function(*arguments)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Submit a function and return its future; functions run in the order of their submission."""
@@ -128,12 +117,3 @@ class ComputeQueue:
             raise
         else:
             future.set_result(result)
-
-    def _run_waiting(self) -> None:
-        # Every holder of the lock calls this after releasing it, so each appended function runs.
-        while self._soon and self._running.acquire(blocking=False):
-            try:
-                while self._soon:
-                    self._soon.popleft()()
-            finally:
-                self._running.release()

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -70,24 +70,30 @@ class EventLoopThread:
             seconds: longest stall of the loop.
             advice: end of the error's message.
         """
-        running, watched, over = self.submit(coroutine), Future[T](), threading.Event()
+        running, watched = self.submit(coroutine), Future[T]()
 
         def finish(done: Future[T]) -> None:
             with suppress(InvalidStateError):  # it has failed already
                 try:
                     watched.set_result(done.result())
-                except (Exception, CancelledError) as error:
+                except Exception as error:
                     watched.set_exception(error)
-            over.set()
 
         def watch() -> None:
-            while not over.wait(_LOOK_SECONDS):
+            while not wait([watched], _LOOK_SECONDS).done:
                 turned = threading.Event()
                 self._loop.call_soon_threadsafe(turned.set)
                 if turned.wait(min(seconds, _STALL_SECONDS)):
                     continue
-                self._warn_of_stall(over)
-                if not turned.wait(max(0.0, seconds - _STALL_SECONDS)) and not over.is_set():
+                if not self._stall_warned and not watched.done():
+                    self._stall_warned = True
+                    logger.warning(
+                        "the event loop has stood still for %g s %s; it stops all episodes: await slow work "
+                        "(asyncio.sleep in place of time.sleep)",
+                        _STALL_SECONDS,
+                        self._place(),
+                    )
+                if not turned.wait(max(0.0, seconds - _STALL_SECONDS)) and not watched.done():
                     with suppress(InvalidStateError):
                         watched.set_exception(
                             RolloutError(f"the event loop has stood still for {seconds:g} s {self._place()}; {advice}")
@@ -97,17 +103,6 @@ class EventLoopThread:
         running.add_done_callback(finish)
         threading.Thread(target=watch, name="mrlm-event-loop-watch", daemon=True).start()
         return watched
-
-    def _warn_of_stall(self, over: threading.Event) -> None:
-        """Warn, once."""
-        if not self._stall_warned and not over.is_set():
-            self._stall_warned = True
-            logger.warning(
-                "the event loop has stood still for %g s %s; it stops all episodes: await slow work "
-                "(asyncio.sleep in place of time.sleep)",
-                _STALL_SECONDS,
-                self._place(),
-            )
 
     def _place(self) -> str:
         """Return the place in the code that the loop's thread runs."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from mrlm_pl.episode import Episode, json_line
+from mrlm_pl.episode import Episode
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.records import TurnKey, turn_keys
@@ -80,7 +81,8 @@ class TokenMeasures:
     def lines(self) -> Iterator[str]:
         """Yield a line of JSON for each episode, or turn tree, with measures."""
         for of, turns in grouped((key[0], (key[1:], measures)) for key, measures in self.found.items()).items():
-            yield json_line({"of": of, "turns": {_name(*key): _rounded(measures) for key, measures in turns}})
+            record = {"of": of, "turns": {_name(*key): _rounded(measures) for key, measures in turns}}
+            yield msgspec.json.encode(record).decode()
 
     def state(self) -> dict[str, Any]:
         """Return the arguments that restore the measures."""

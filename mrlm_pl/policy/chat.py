@@ -110,6 +110,12 @@ def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> s
     return checked_template("".join(sets) + "\n" + template)  # Jinja takes the newline off
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Return a tokenizer's tokens without text in :meth:`ChatFormat.decode`."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids).union(number for number, token in added if token.special)
+
+
 class ChatFormat:
     """Renders messages for one tokenizer.
 
@@ -133,7 +139,7 @@ class ChatFormat:
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
         check_template(self.template, tokenizer.name_or_path)
         self._endless: EndlessTemplateError | None = None
-        self._extra_stop_ids = tuple(extra_stop_ids)
+        self._special_ids, self._extra_stop_ids = special_ids(tokenizer), tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
         self._encoded: dict[str, list[int]] = {}
         self._loss_warned = False
@@ -166,7 +172,7 @@ class ChatFormat:
             text = self._applied([Message("user", "x").to_chat()], [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
             return
-        if PROBE_TOOL["function"]["name"] in text:  # type: ignore[index]
+        if PROBE_TOOL["function"]["name"] in text:
             logger.warning(
                 "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
                 "can be read back; the tools and the form of calls are described again before the first message",
@@ -274,12 +280,6 @@ class ChatFormat:
         first = self.closing_ids[0] if self.closing_ids else None
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
         return first if first is not None and first in special else self.tokenizer.eos_token_id
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        """Tokens without text in :meth:`decode`."""
-        added = self.tokenizer.added_tokens_decoder.items()
-        return frozenset(self.tokenizer.all_special_ids).union(number for number, token in added if token.special)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -417,20 +417,16 @@ class Conversation:
     def _extend(self, history: list[Message], new: int) -> None:
         """Append the tokens of a prompt, whose last ``new`` messages the row does not have yet."""
         prompt = self.chat.render(history, self.tools, generation_prompt=True)
-        if not self.row.token_ids:
-            self.row.extend(self.chat.encode(prompt))
-        else:
-            suffix = self._suffix(history, prompt, new)
-            if suffix is None:
-                if any(self.row.action_mask):
-                    self._begin(Row(tools=self.tools))
-                else:  # a branch without turns of its own
-                    self.rows[self.place] = Row(tools=self.tools)
-                self.row.extend(self.chat.encode(prompt))
-            else:
-                ids = self.chat.encode(suffix)
-                # A sampled turn usually ends with the template's next token.
-                self.row.extend(ids[1:] if ids and ids[0] == self.row.token_ids[-1] else ids)
+        suffix = self._suffix(history, prompt, new) if self.row.token_ids else prompt
+        if suffix is None:
+            suffix = prompt
+            if any(self.row.action_mask):
+                self._begin(Row(tools=self.tools))
+            else:  # a branch without turns of its own
+                self.rows[self.place] = Row(tools=self.tools)
+        ids = self.chat.encode(suffix)
+        # A sampled turn usually ends with the template's next token.
+        self.row.extend(ids[1:] if ids[:1] == self.row.token_ids[-1:] else ids)
         self.row.messages, self.row.prompt = history, prompt
         self.row.mark(sampled=False)
 

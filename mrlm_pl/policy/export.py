@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from mrlm_pl.durable_files import draft_of, put_in_place, remove
+from mrlm_pl.durable_files import draft_of, replacing
 from mrlm_pl.errors import EngineError, StorageError
 from mrlm_pl.policy.lora import is_adapter, merged_state
 
@@ -49,15 +48,10 @@ def write_policy(save: Callable[..., None], name: str, final: Path, write: bool)
     Raises:
         StorageError: it cannot be written, for example because the disk is full.
     """
-    draft = draft_of(final)
     try:
-        if write:
-            remove(draft)
-        save(draft, write=write)
-        if write:
-            put_in_place(draft, final)
+        with replacing(final) if write else nullcontext(draft_of(final)) as draft:
+            save(draft, write=write)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
         raise StorageError(
             f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "
             "resume the run, which writes it from its last checkpoint"
@@ -78,15 +72,13 @@ def write_version(root: Path, policy: str, model: PreTrainedModel, version: int,
         EngineError: the folder cannot be written.
     """
     home = root / policy
-    target, part = home / f"version-{version:08d}", home / f".part-{os.getpid()}"
+    target = home / f"version-{version:08d}"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        write_model(model, part, merged_state(model))
-        also(part)
-        put_in_place(part, target)
+        with replacing(target) as draft:
+            write_model(model, draft, merged_state(model))
+            also(draft)
         # By age, not by number: another run may have left greater ones here.
-        for old in sorted(home.glob("version-*"), key=lambda folder: folder.stat().st_mtime_ns)[:-KEPT]:
+        for old in sorted(home.glob(f"version-{'[0-9]' * 8}"), key=lambda folder: folder.stat().st_mtime_ns)[:-KEPT]:
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
     except OSError as error:

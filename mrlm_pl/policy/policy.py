@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mrlm_pl.errors import ConfigurationError, PolicyError
+from mrlm_pl.errors import ConfigurationError, PolicyError, first_line
 from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
@@ -143,9 +143,8 @@ class Policy(nn.Module):
                 model,
             )
             self.tokenizer.chat_template = PLAIN_TEMPLATE
-        if chat_template_kwargs:
-            template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs, model)
-            self.tokenizer.chat_template = template
+        template = with_arguments(self.tokenizer.chat_template, chat_template_kwargs or {}, model)
+        self.tokenizer.chat_template = template
         eos = getattr(self.config, "eos_token_id", None)
         extra = eos if isinstance(eos, list) else [] if eos is None else [eos]
         self.chat = ChatFormat(self.tokenizer, extra_stop_ids=extra)
@@ -205,10 +204,8 @@ class Policy(nn.Module):
             if self.compiled:
                 compile_layers(self.network)
         if reference and self.reference is None and (self.lora is None or moving):
-            self.reference = (
-                self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
-            )
-            self.reference.requires_grad_(False)
+            initial = self.reference_model() if self.lora is None else self._adapted(bases, name).get_base_model()
+            self.reference = initial.requires_grad_(False)
             self._moving = moving
             if self.compiled:
                 compile_layers(self.reference)
@@ -381,15 +378,11 @@ class Policy(nn.Module):
 
     def _options(self, token_ids: Tensor, dropout_key: int | None, options: RowOptions) -> NoisyRowOptions:
         """Return the options of a forward pass over these rows, with this policy's bound and dropout."""
-        seed = self._noise_seed(token_ids, dropout_key)
+        seed = None
+        if self.dropout and dropout_key is not None and torch.is_grad_enabled():
+            digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+            seed = derive_seed("dropout", dropout_key, digest)
         return {**options, "max_tokens": self.max_forward_tokens, "noise_seed": seed}
-
-    def _noise_seed(self, token_ids: Tensor, dropout_key: int | None) -> int | None:
-        """Return the seed of the dropout in a forward pass over these rows; None without dropout."""
-        if not self.dropout or dropout_key is None or not torch.is_grad_enabled():
-            return None
-        digest = hashlib.blake2b(token_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
-        return derive_seed("dropout", dropout_key, digest)
 
     def initial_model(self) -> Any:
         """Return a new model with this policy's weights before its first update, in fp32.
@@ -480,7 +473,7 @@ def read_config(model: str, source: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(
             f"model {model!r} is neither a folder here nor a readable model of the hub; "
-            f"give a folder, a hub id or {BUILTIN_TINY!r} ({_first_line(error)})"
+            f"give a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
         ) from error
 
 
@@ -492,7 +485,7 @@ def read_tokenizer(model: str, source: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({_first_line(error)}); {remedy}") from error
+        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -514,7 +507,3 @@ def _with_dropout(config: Any, dropout: float, model: str) -> Any:
             "dropout; set it to 0"
         )
     return config
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

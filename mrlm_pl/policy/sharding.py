@@ -46,16 +46,12 @@ def parallelize(model: nn.Module, mesh: Any) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     blocks = layers(model)
-    columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-    plan: dict[str, Any] = {}
-    for name, _ in blocks[0].named_modules() if blocks else ():
-        leaf = name.rsplit(".", 1)[-1]
-        if leaf in columns:
-            plan[name] = ColwiseParallel()
-        elif leaf in ("o_proj", "down_proj"):
-            plan[name] = RowwiseParallel()
+    styles: dict[str, Any] = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel())
+    styles |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel())
+    names = [name for name, _ in blocks[0].named_modules()] if blocks else []
+    plan = {name: styles[leaf] for name in names if (leaf := name.rsplit(".", 1)[-1]) in styles}
     size, heads = mesh.size(), getattr(model.config, "num_key_value_heads", 0)
-    if len(plan) != len(columns) + 2 or not isinstance(heads, int) or heads % size:
+    if len(plan) != len(styles) or not isinstance(heads, int) or heads % size:
         raise ValueError(
             f"{type(model).__name__} cannot be split over {size} ranks: tensor parallelism needs layers with q_proj, "
             f"k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj and a multiple of {size} key/value heads (it has "

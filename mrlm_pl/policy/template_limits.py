@@ -63,29 +63,27 @@ def check_template(template: str, name: str) -> None:
 
 
 @contextmanager
-def deadline(name: str, seconds: float | None = None) -> Iterator[None]:
+def deadline(name: str) -> Iterator[None]:
     """Interrupt the calling thread in the block after :data:`RENDER_SECONDS` of its processor time.
 
     Where the system does not tell the time of a thread (macOS), it is the time that passes.
 
     Args:
         name: of the model, for the message.
-        seconds: in place of :data:`RENDER_SECONDS`.
 
     Raises:
         EndlessTemplateError: it was interrupted.
     """
-    seconds = RENDER_SECONDS if seconds is None else seconds
     thread = threading.get_ident()
     try:
-        _WATCH.begin(thread, seconds)
+        _WATCH.begin(thread, RENDER_SECONDS)
         try:
             yield
         finally:
             _WATCH.end(thread)
     except _Interruption:
         raise EndlessTemplateError(
-            f"the chat template of {name!r} was not rendered within {seconds:g} s of processor time; give the "
+            f"the chat template of {name!r} was not rendered within {RENDER_SECONDS:g} s of processor time; give the "
             "policy another `chat_template`"
         ) from None
 

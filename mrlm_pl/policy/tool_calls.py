@@ -6,26 +6,18 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of
+from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
 from mrlm_pl.episode import Message, ToolCall
 
 _NAME = "probe_tool"
 _ARGUMENTS = {"first_key": "first value", "second_key": 271}
 PROBE_CALL = ToolCall("call00000", _NAME, _ARGUMENTS)
-PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "A tool.",
-        "parameters": {
-            "type": "object",
-            "properties": {"first_key": {"type": "string"}, "second_key": {"type": "integer"}},
-            "required": ["first_key"],
-        },
-    },
-}
+PROBE_TOOL = tool_schema(
+    _NAME, "A tool.", {"first_key": {"type": "string"}}, {"second_key": {"type": "integer"}}
+).to_chat()
 _DECODER = json.JSONDecoder()
 
 Tools = Sequence[Mapping[str, Any]]
@@ -46,18 +38,13 @@ class CallForm(ABC):
         """
         if len(text) > MAX_CALL_CHARACTERS:
             return ()
-        calls: list[ToolCall] = []
         try:
-            for value in self.values(text, tools):
-                call = call_of(value, len(calls), "")
-                if not isinstance(call, ToolCall):
-                    return ()
-                calls.append(call)
-                if len(calls) == MAX_CALLS:
-                    break
+            values = islice(self.values(text, tools), MAX_CALLS)
+            calls = [call_of(value, number, "") for number, value in enumerate(values)]
         except (ValueError, RecursionError):
             return ()
-        return tuple(calls)
+        read = tuple(call for call in calls if isinstance(call, ToolCall))
+        return read if len(read) == len(calls) else ()
 
     @abstractmethod
     def values(self, text: str, tools: Tools) -> Iterator[object]:
@@ -218,8 +205,7 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
 
 
 def _last_word(text: str) -> str:
-    words = text.split()
-    return words[-1] if words else ""
+    return (text.split() or [""])[-1]
 
 
 def _common_beginning(first: str, second: str) -> str:

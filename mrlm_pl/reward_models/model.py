@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -70,12 +69,14 @@ class RewardModel(TextScorer):
             PolicyError: the model is missing, or lacks a trained head with one output.
             NonFiniteError: the model returned NaN or infinity.
         """
+        from mrlm_pl.policy.forward.packing import padded_chunks
+
         scorer = self.load()
         rows = [scorer.encode(messages) for messages in conversations]
         room = min(self.max_tokens or scorer.window, scorer.window)
         kept = [ids[-room:] for ids in rows]
         values = [0.0] * len(rows)
-        for batch in batches([len(ids) for ids in kept], self.batch_tokens):
+        for batch in padded_chunks([len(ids) or 1 for ids in kept], self.batch_tokens):  # an empty text too
             with scorer.lock:
                 found = scorer.score([kept[number] for number in batch])
             for number, value in zip(batch, found, strict=True):
@@ -88,49 +89,14 @@ class RewardModel(TextScorer):
                 )
         return [TextScore(value, len(ids) > room) for value, ids in zip(values, rows, strict=True)]
 
-    def load(self) -> LoadedModel:
+    def load(self) -> _ValueModel | _Classifier:
         """Return the model, loaded on the first call; see :meth:`score_batch` for errors."""
         with _LOADING:
             return _loaded(self.model, self.device, self.precision)
 
 
-def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Return indices of sequences by batch, of similar length and within a budget of padded tokens.
-
-    >>> list(batches([3, 9, 2, 10], 20))
-    [[3, 1], [0, 2]]
-    """
-    batch: list[int] = []
-    longest = 0
-    for number in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if batch and (len(batch) + 1) * longest > budget:
-            yield batch
-            batch = []
-        longest = lengths[number] if not batch else longest
-        batch.append(number)
-    if batch:
-        yield batch
-
-
-class LoadedModel(ABC):
-    """A loaded model: token ids of a conversation, and scores of token ids."""
-
-    window: int
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    @abstractmethod
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a question and its reply."""
-
-    @abstractmethod
-    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Return the model's score of each sequence."""
-
-
 @functools.lru_cache(maxsize=4)
-def _loaded(model: str, device: str, precision: Precision) -> LoadedModel:
+def _loaded(model: str, device: str, precision: Precision) -> _ValueModel | _Classifier:
     is_policy = (Path(model).expanduser() / VALUE_HEAD_FILE).is_file()
     return _ValueModel(model, device, precision) if is_policy else _Classifier(model, device, precision)
 
@@ -153,11 +119,10 @@ def _rendered(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
         raise DataError(f"the chat template of the reward model refuses a conversation: {error}") from error
 
 
-class _ValueModel(LoadedModel):
-    """A causal model with a value head."""
+class _ValueModel:
+    """A causal model with a value head: token ids of a conversation, and scores of token ids."""
 
     def __init__(self, model: str, device: str, precision: Precision) -> None:
-        super().__init__()
         from mrlm_pl.policy import Policy
 
         self.policy = Policy(model=model, trained=False, int8="weights" if precision == "int8" else None)
@@ -169,7 +134,7 @@ class _ValueModel(LoadedModel):
         self.policy.to(device, _dtype(precision)).eval()
         if precision == "bf16" and self.policy.value_head is not None:
             self.policy.value_head.float()  # it computes in float32 or better
-        self.device, self.window = device, self.policy.context_window
+        self.device, self.window, self.lock = device, self.policy.context_window, threading.Lock()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         return _rendered(self.policy.chat, messages)
@@ -187,11 +152,10 @@ class _ValueModel(LoadedModel):
         return found
 
 
-class _Classifier(LoadedModel):
-    """A sequence classifier with one label."""
+class _Classifier:
+    """A sequence classifier with one label, like :class:`_ValueModel`."""
 
     def __init__(self, model: str, device: str, precision: Precision) -> None:
-        super().__init__()
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         try:
@@ -214,7 +178,7 @@ class _Classifier(LoadedModel):
             to_int8(self.network, linear_layers(self.network))
         self.network.to(device, _dtype(precision)).eval()
         window = getattr(self.network.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
-        self.device, self.window = device, int(window)
+        self.device, self.window, self.lock = device, int(window), threading.Lock()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         if self.tokenizer.chat_template is None:

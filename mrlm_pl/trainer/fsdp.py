@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from mrlm_pl.durable_files import draft_of, force_to_disk, put_in_place, remove
+from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
 from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
@@ -67,16 +68,13 @@ class FSDP(ModelParallelStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         final = Path(self.broadcast(filepath))
-        draft = draft_of(final)
-        if self.is_global_zero:
-            remove(draft)
-        self.barrier()
-        super().save_checkpoint(checkpoint, draft, storage_options)
-        self.barrier()  # all shards are written
-        if self.is_global_zero:
-            for path in (*draft.iterdir(), draft):
-                force_to_disk(path)
-            put_in_place(draft, final)
+        with replacing(final) if self.is_global_zero else nullcontext(draft_of(final)) as draft:
+            self.barrier()
+            super().save_checkpoint(checkpoint, draft, storage_options)
+            self.barrier()  # all shards are written
+            if self.is_global_zero:
+                for path in (*draft.iterdir(), draft):
+                    force_to_disk(path)
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:

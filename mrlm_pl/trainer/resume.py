@@ -109,12 +109,8 @@ def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -
         return state
     begun, ended = epochs["current"]["started"], epochs["current"]["processed"]
     over = here in (0, epoch_batches)
-    if here == 0:
-        finished = ended - 1  # the next epoch has begun, and none of its batches has ended
-    elif begun == ended:
-        finished = ended - 1  # at the end of an epoch, which may come before its last batch
-    else:
-        finished = ended
+    # The next epoch may have begun, and none of its batches has ended; the end of one may come before its last batch.
+    finished = ended - 1 if here == 0 or begun == ended else ended
     here = epoch_batches if over else here
     optimizer = state["epoch_loop.automatic_optimization.optim_progress"]
     updates = optimizer["optimizer"]["step"]["total"]["completed"]
@@ -140,13 +136,10 @@ def _counted(started: int, processed: int, completed: int) -> dict[str, int]:
     return {"ready": started, "completed": completed, "started": started, "processed": processed}
 
 
-def _without_current(progress: dict[str, Any]) -> dict[str, Any]:
+def _without_current(state: Any) -> Any:
     """The progress with nothing done in the current epoch, as the next one begins."""
+    if not isinstance(state, dict):
+        return state
     return {
-        key: dict.fromkeys(value, 0)
-        if key == "current"
-        else _without_current(value)
-        if isinstance(value, dict)
-        else value
-        for key, value in progress.items()
+        key: dict.fromkeys(value, 0) if key == "current" else _without_current(value) for key, value in state.items()
     }

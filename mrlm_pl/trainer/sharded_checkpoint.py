@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, first_line
 
 METADATA_FILE = ".metadata"
 REMEDY = "a checkpoint from elsewhere may run programs when it is read; use one that `mrlm fit` has written"
@@ -56,8 +56,7 @@ def check_sharded_checkpoint(folder: Path) -> None:
             metadata = _Unpickler(file).load()
         _check_entries(folder, metadata)
     except Exception as error:  # damaged pickles raise any class of error
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigurationError(f"checkpoint {str(folder)!r} is refused: {reason}; {REMEDY}") from error
+        raise ConfigurationError(f"checkpoint {str(folder)!r} is refused: {first_line(error)}; {REMEDY}") from error
 
 
 def _check_entries(folder: Path, metadata: Any) -> None:

@@ -32,21 +32,13 @@ class EndTogether(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         """End all processes, or none."""
-        self._agree(trainer)
+        several = trainer.state.fn == TrainerFn.FITTING and trainer.world_size > 1
+        if several and trainer.strategy.reduce_boolean_decision(self.received, all=False):
+            self.received = True  # if an update is under way, after its last batch
+            if not inside_update(trainer):
+                trainer._signal_connector.received_sigterm = True  # the trainer checks it next
 
     on_validation_end = on_train_epoch_end = on_train_batch_end
-
-    def _agree(self, trainer: Trainer) -> None:
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        if (
-            not fitting
-            or trainer.world_size == 1
-            or not trainer.strategy.reduce_boolean_decision(self.received, all=False)
-        ):
-            return
-        self.received = True  # if an update is under way, after its last batch
-        if not inside_update(trainer):
-            trainer._signal_connector.received_sigterm = True  # the trainer checks it next
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = True

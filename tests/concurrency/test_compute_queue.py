@@ -96,22 +96,3 @@ def test_two_threads_never_compute_at_once(queue: ComputeQueue) -> None:
         future.result()
     assert most == [1]
     queue.close()
-
-
-def test_a_short_function_does_not_wait_for_the_one_that_runs(queue: ComputeQueue) -> None:
-    started, release, order = threading.Event(), threading.Event(), list[str]()
-
-    def long() -> None:
-        started.set()
-        release.wait(60)
-        order.append("long")
-
-    future = queue.submit(long)
-    started.wait(60)
-    queue.run_soon(order.append, "short")
-    assert order == []
-    release.set()
-    future.result()
-    queue.run(lambda: None)
-    assert order == ["long", "short"]
-    queue.close()

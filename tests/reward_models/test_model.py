@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, NonFiniteError, PolicyError
 from mrlm_pl.policy.forward.int8 import int8_layers
+from mrlm_pl.policy.forward.packing import padded_chunks
 from mrlm_pl.reward_models import RewardModel, TextScore, TextScorer
-from mrlm_pl.reward_models.model import VALUE_HEAD_FILE, batches
+from mrlm_pl.reward_models.model import VALUE_HEAD_FILE
 from mrlm_pl.reward_models.scorer import exchange
 from tests.support.verifier_models import Lengths, hidden, tiny
 
@@ -86,7 +87,7 @@ def test_rows_of_one_pass_are_within_the_budget() -> None:
     draw = random.Random(1)
     for _ in range(100):
         lengths = [draw.randrange(1, 50) for _ in range(draw.randrange(20))]
-        found = list(batches(lengths, 60))
+        found = padded_chunks(lengths, 60)
         assert sorted(number for batch in found for number in batch) == list(range(len(lengths)))
         assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= 60 for batch in found)
 

@@ -90,8 +90,8 @@ class Dialect(ABC):
         """Return the request for a sample whose reply has the two most probable tokens of each position."""
         raise NotImplementedError
 
-    def spread(self, reply: Any) -> float:
-        """Return the log-probability gap between the first token's two most probable choices, in nats."""
+    def likeliest(self, reply: Any) -> list[float]:
+        """Return the log-probabilities of the first token's two most probable choices, in nats, in any order."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
@@ -163,9 +163,8 @@ class VllmDialect(Dialect):
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         return {**body, "logprobs": 2, "return_tokens_as_token_ids": True}
 
-    def spread(self, reply: Any) -> float:
-        top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
-        return _spread(list(top.values()))
+    def likeliest(self, reply: Any) -> list[float]:
+        return list(reply["choices"][0]["logprobs"]["top_logprobs"][0].values())
 
     def update(self, folder: str, label: str) -> list[Call]:
         return [
@@ -222,8 +221,8 @@ class SglangDialect(Dialect):
     def probe(self, body: dict[str, Any]) -> dict[str, Any]:
         return {**body, "top_logprobs_num": 2}
 
-    def spread(self, reply: Any) -> float:
-        return _spread([item[0] for item in reply["meta_info"]["output_top_logprobs"][0]])
+    def likeliest(self, reply: Any) -> list[float]:
+        return [item[0] for item in reply["meta_info"]["output_top_logprobs"][0]]
 
     def update(self, folder: str, label: str) -> list[Call]:
         return [("/update_weights_from_disk", {"model_path": folder, "weight_version": label, "flush_cache": True})]
@@ -243,11 +242,6 @@ def _drawn(token_ids: Sequence[int], logprobs: Sequence[float | None] | None, en
             "one or more tokens must have a finite one"
         )
     return Drawn(tuple(int(token) for token in token_ids), tuple(numbers), ended == "stop", version=version)
-
-
-def _spread(logprobs: Sequence[float]) -> float:
-    first, second = sorted(logprobs, reverse=True)[:2]
-    return first - second
 
 
 def read_reply(dialect: Dialect, reply: Any, request: SampleRequest) -> Drawn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.concurrency.calls import together
@@ -19,9 +20,9 @@ from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Drawn, ended_by_stop, read_reply
 from mrlm_pl.engines.http.probes import (
     ServerFacts,
-    check_can_hand_over,
     check_server,
     check_weights,
+    checked_folder,
     only_model,
     probe_request,
 )
@@ -155,8 +156,7 @@ class OpenAICompatible(Engine):
             await self._open.wait()
             self._under_way += 1
             try:
-                facts = await self._known()
-                return await self._drawn(request, facts)
+                return await self._drawn(request, await self._known())
             finally:
                 self._under_way -= 1
                 if not self._under_way:
@@ -188,8 +188,6 @@ class OpenAICompatible(Engine):
     def _check_distribution(self, request: SampleRequest, facts: ServerFacts) -> None:
         """Reject temperatures other than that of the server's log-probabilities."""
         sampling = request.sampling
-        if not self.dialect.reports_logprobs:
-            return
         if sampling.temperature not in (0.0, 1.0) and not facts.scaled:
             raise ConfigurationError(
                 f"sampling.temperature is {sampling.temperature:g}, and {self._replicas.targets} gives the "
@@ -215,7 +213,7 @@ class OpenAICompatible(Engine):
             EngineError: the weights cannot be written, or are no module.
             RemoteError: no server answers.
         """
-        if not isinstance(weights, torch.nn.Module):
+        if not isinstance(weights, PreTrainedModel):
             raise EngineError(f"policy {policy!r}: a transformers model is loaded, not a {type(weights).__name__}")
         trained = any(parameter.requires_grad for parameter in weights.parameters())
         known = self._policies.get(policy)
@@ -228,7 +226,8 @@ class OpenAICompatible(Engine):
         served = _Served(version, f"{policy}-{version}", checksums=checksums)
         if trained:
             others = [name for name, item in self._policies.items() if item.folder and name != policy]
-            served.folder = str(self._written(policy, weights, version, others))
+            folder = checked_folder(policy, others, self._folder, self.dialect, self._replicas.targets)
+            served.folder = str(write_version(folder, policy, weights, version, self.dialect.save))
         self._running().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
@@ -245,18 +244,20 @@ class OpenAICompatible(Engine):
         facts = self._running().submit(self._known()).result()
         self._model_of(facts.models, policy)
 
-    def _written(self, policy: str, weights: Any, version: int, others: Sequence[str]) -> Path:
-        check_can_hand_over(policy, others, self._folder, self.dialect, self._replicas.targets)
-        assert self._folder is not None
-        return write_version(self._folder, policy, weights, version, self.dialect.save)
-
     async def _take_over(self, policy: str, served: _Served) -> None:
         """Switch to new weights between two requests."""
         self._open.clear()
         try:
             while self._under_way:
                 self._idle.clear()
-                await self._waited(policy)
+                try:
+                    await asyncio.wait_for(self._idle.wait(), self._terms.patience_seconds)
+                except asyncio.TimeoutError as error:
+                    raise RemoteError(
+                        f"new weights of policy {policy!r} waited {self._terms.patience_seconds:g} s for "
+                        f"{self._under_way} running requests at {self._replicas.targets}; lower sampling.max_tokens or "
+                        "raise patience_seconds"
+                    ) from error
             self._policies[policy] = served
             if served.folder:
                 for replica in self._replicas.all:
@@ -265,19 +266,9 @@ class OpenAICompatible(Engine):
         finally:
             self._open.set()
 
-    async def _waited(self, policy: str) -> None:
-        seconds = self._terms.patience_seconds
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except asyncio.TimeoutError as error:
-            raise RemoteError(
-                f"new weights of policy {policy!r} waited {seconds:g} s for {self._under_way} running requests at "
-                f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
-            ) from error
-
     async def _ready_anywhere(self, policy: str) -> None:
         """Prepare all reachable servers, at least one."""
-        loop, problem = asyncio.get_running_loop(), ""
+        loop = asyncio.get_running_loop()
         backoff = Backoff(self._terms.patience_seconds, first=0.2, longest=5.0)
         for attempt in range(self._terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
@@ -285,15 +276,13 @@ class OpenAICompatible(Engine):
             final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
             if final:
                 raise final[0]
-            if any(item is None for item in found):
-                for item in found:
-                    if isinstance(item, PassingError):
-                        logger.warning("not used until it answers: %s", item)
+            if None in found:
+                for item in filter(None, found):
+                    logger.warning("not used until it answers: %s", item)
                 return
-            problem = str(found[0])
             if attempt == self._terms.retries or not await backoff.pause():
                 break
-        raise RemoteError(f"policy {policy!r}: no server answers: {problem}; start one, or check the URL")
+        raise RemoteError(f"policy {policy!r}: no server answers: {found[0]}; start one, or check the URL")
 
     async def _probes(self, policy: str) -> dict[str, Drawn]:
         """Return the samples for :func:`check_weights`, by the URL of each server that answers."""
@@ -326,9 +315,7 @@ class OpenAICompatible(Engine):
             await self._call(replica, policy, self.dialect.update(served.folder, served.label))
 
     async def _check(self, replica: Replica) -> None:
-        async def ask(path: str, body: dict[str, Any] | None) -> Any:
-            return await self._replicas.once(replica, path, body, "the check of the server")
-
+        ask = functools.partial(self._replicas.once, replica, whom="the check of the server")
         facts = await check_server(ask, replica.url, self.dialect, self._model_of)
         if self._facts is not None and facts.models != self._facts.models and not self._model:
             raise ConfigurationError(

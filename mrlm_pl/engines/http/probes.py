@@ -85,7 +85,8 @@ async def _facts(ask: Ask, dialect: Dialect, choose: Choose) -> ServerFacts:
 
     async def spread(context: tuple[int, ...], temperature: float) -> float:
         body = dialect.body(_request(context, temperature=temperature), model, 1, 0)
-        return dialect.spread(await ask(dialect.path, dialect.probe(body)))
+        first, second = sorted(dialect.likeliest(await ask(dialect.path, dialect.probe(body))), reverse=True)[:2]
+        return first - second
 
     await first(PROBES[0])
     scaled = False
@@ -125,10 +126,8 @@ def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
     )
 
 
-def check_can_hand_over(
-    policy: str, others: Sequence[str], folder: Path | None, dialect: Dialect, targets: str
-) -> None:
-    """Validate that servers can get the weights of a policy.
+def checked_folder(policy: str, others: Sequence[str], folder: Path | None, dialect: Dialect, targets: str) -> Path:
+    """Return the folder of the written weights of a policy, if servers can get them.
 
     Args:
         policy: that is trained.
@@ -156,6 +155,7 @@ def check_can_hand_over(
             f"policy {policy!r} is trained by {world_size()} processes, and weights are handed to servers by one; set"
             " trainer.devices to 1 or use another engine"
         )
+    return folder
 
 
 def probe_request(policy: str) -> SampleRequest:

@@ -260,10 +260,9 @@ class Replicas:
             raise RemoteError(f"{whom}: {verb} {url} answered with invalid JSON: {text[:100]!r}") from error
 
     async def close(self) -> None:
-        """Close the connections; may be called twice."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     def _least_busy(self, now: float) -> Replica | None:
         free = [item for item in self.all if item.rests_until <= now and not (item.doubtful and item.busy)]

@@ -11,6 +11,7 @@ from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.policy.chat import special_ids
 from mrlm_pl.policy.policy import BUILTIN_TINY, read_config, read_tokenizer
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.settings import one_of
@@ -43,8 +44,7 @@ class TransformersDialect(Dialect):
         self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
         self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
         self.window: int | None = getattr(config, "max_position_embeddings", None)
-        self._special = set(self.tokenizer.all_special_ids)
-        self._special |= {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        self._special = special_ids(self.tokenizer)
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         sampling = request.sampling
@@ -121,11 +121,8 @@ class TransformersDialect(Dialect):
         return token_ids
 
     def _decoded(self, token_ids: Sequence[int], *, without_special: bool) -> str:
-        return str(
-            self.tokenizer.decode(
-                list(token_ids), skip_special_tokens=without_special, clean_up_tokenization_spaces=False
-            )
-        )
+        options = {"skip_special_tokens": without_special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(token_ids), **options))
 
 
 def dialect_of(name: str, tokenizer: str | None) -> Dialect:

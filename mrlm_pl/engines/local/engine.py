@@ -289,7 +289,8 @@ class InProcessEngine(Engine):
 
     def release(self, session_prefix: str) -> None:
         """Drop the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""
-        self._work.run_soon(self._sessions.release, session_prefix)
+        if not self._closed:
+            self._work.submit(self._sessions.release, session_prefix)
 
     def close(self) -> None:
         """Finish the submitted work, then free weights and caches; may be called twice."""

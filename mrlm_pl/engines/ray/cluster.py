@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines.ray.connection import CHECK_SECONDS, STOP_SECONDS, RayConnection
-from mrlm_pl.errors import EngineError
+from mrlm_pl.errors import EngineError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,6 @@ class RayCluster:
         self._group: Any = None
         self._gpus: list[tuple[str, ...]] = []
         self._gpus_each = 0.0
-        self._closed = False
 
     def reserve(self, bundles: Sequence[dict[str, float]], strategy: Strategy, seconds: float) -> None:
         """Reserve a bundle of resources for each worker, all or none.
@@ -80,12 +79,7 @@ class RayCluster:
                 "larger cluster (address)"
             )
         if missing:
-            logger.warning(
-                "Ray at %s lacks %s; waiting up to %g s for more machines",
-                self.address,
-                missing,
-                seconds,
-            )
+            logger.warning("Ray at %s lacks %s; waiting up to %g s for more machines", self.address, missing, seconds)
         self._group = self._ray.util.placement_group(wanted, strategy=strategy)
         if not self._group.wait(seconds):
             total = {name: amount for name, amount in self._ray.cluster_resources().items() if name in ("CPU", "GPU")}
@@ -167,8 +161,8 @@ class RayCluster:
             raise error.cause if isinstance(error.cause, Exception) else EngineError(f"{who}: {error}") from error
         except self._ray.exceptions.RayError as error:
             await asyncio.to_thread(self.check)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise WorkerLostError(f"{who} is gone while it should {does} ({type(error).__name__}: {reason})") from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise WorkerLostError(f"{who} is gone while it should {does} ({reason})") from error
 
     def check(self) -> None:
         """Check that the head of the cluster answers.
@@ -179,16 +173,9 @@ class RayCluster:
         self._connection.check(self._silence)
 
     def close(self) -> None:
-        """Free the reserved resources; the last pool of a process also ends a Ray that was started here.
-
-        May be called twice.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        group, self._group = self._group, None
-        if group is not None and not self._connection.broken():
-            wait([in_daemon(partial(self._ray.util.remove_placement_group, group))], STOP_SECONDS)  # it may hang
+        """Free the reserved resources, once; the last pool of a process also ends a Ray that was started here."""
+        if self._group is not None and not self._connection.broken():
+            wait([in_daemon(partial(self._ray.util.remove_placement_group, self._group))], STOP_SECONDS)  # it may hang
         self.loop.close()
         self._connection.gpus.give_back(self._gpus, self._gpus_each)
         self._connection.give_back()

@@ -75,7 +75,7 @@ class RayConnection:
         self.ray: Any = ray
         self.asked, self.gpus, self._users = address, GpuLedger(), 0
         self._silent_since: float | None = None
-        self._answered: float | None = None
+        self._answered = -math.inf
         self._looking = threading.Lock()
         self._stop, self._ready = threading.Event(), Future[None]()
         self._folder: Path | None = None
@@ -174,9 +174,8 @@ class RayConnection:
             else:
                 host, _, port = self.asked.rpartition(":")
                 if port.isdigit():
-                    socket.create_connection(
-                        (host, int(port)), timeout=STOP_SECONDS
-                    ).close()  # Ray would retry for long
+                    # Ray would retry for long.
+                    socket.create_connection((host, int(port)), timeout=STOP_SECONDS).close()
                 options["address"] = self.asked
             self.ray.init(**options)
             self._look_around()
@@ -216,13 +215,11 @@ class RayConnection:
         """
         with self._looking:  # calls check from many threads
             now = time.monotonic()
-            fresh = self._answered is not None and now - self._answered < CHECK_SECONDS / 2
-            if fresh and not self._ended():
+            if now - self._answered < CHECK_SECONDS / 2 and not self._ended():
                 return
             if not self.broken():
                 self._answered, self._silent_since = time.monotonic(), None
                 return
-            self._answered = None
             self._silent_since = since = self._silent_since or now
         if self._own or now - since >= silence:
             what = "was started here and has died" if self._own else f"has not answered for {silence:g} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -20,9 +21,8 @@ def visible_gpus() -> tuple[str, ...]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(str(number) for number in range(torch.cuda.device_count()))
-    ids = [item.strip() for item in listed.split(",")]
-    ends = [place for place, item in enumerate(ids) if item in ("", "-1", "NoDevFiles")]
-    return tuple(ids[: ends[0]] if ends else ids)  # like CUDA, stop at the first invalid id
+    ids = (item.strip() for item in listed.split(","))
+    return tuple(takewhile(lambda item: item not in ("", "-1", "NoDevFiles"), ids))  # like CUDA, to the first invalid
 
 
 def room_for_workers(visible: Sequence[str], learner: LearnerPlace, share: bool = False) -> dict[str, float]:

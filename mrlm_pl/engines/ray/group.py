@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -102,7 +102,7 @@ class WorkerGroup(ABC):
         self.cluster: Any = None
         self._sender: Any = None
         self._served: dict[str, _Served] = {}
-        self._group: tuple[tuple[Worker, ...], Invitation] | None = None
+        self._group: tuple[tuple[Worker, ...], Invitation] | None = None  # while it works
         self._gpus: list[str | None] = []
         self._repairs: dict[Worker, Future[None]] = {}
         self._repairing = ThreadPoolExecutor(1, thread_name_prefix="mrlm-ray-pool")
@@ -142,10 +142,6 @@ class WorkerGroup(ABC):
             served.version = version
             for worker, reason in self._update(model, self.workers).items():
                 self._replace(worker, reason)
-
-    def answer(self, model: str) -> Any:
-        """Return the workers' answer to the last switch to weights of a model; None before the first."""
-        return self._served[model].answer if model in self._served else None
 
     def _take(self, served: _Served, weights: PreTrainedModel) -> None:
         tensors = {name: whole(tensor) for name, tensor in all_tensors(weights).items()}
@@ -197,12 +193,9 @@ class WorkerGroup(ABC):
         lost: dict[Worker, str] = {}
         for worker, future in asked.items():
             try:
-                found = future.result()
+                self._served[model].answer = future.result() or self._served[model].answer  # only a switch has one
             except WorkerLostError as error:
                 lost[worker] = str(error)
-            else:
-                if method == "switch":
-                    self._served[model].answer = found
         return lost
 
     def _send(self, model: str, workers: Sequence[Worker]) -> dict[Worker, str]:
@@ -223,7 +216,9 @@ class WorkerGroup(ABC):
         self._read_again(model)
         snapshot, does = self._served[model].snapshot, "receive weights"
         manifest = snapshot.missing([worker.held[model] for worker in workers], self.transfer.bucket_bytes)
-        invitation = self._invitation(tuple(workers))
+        if self._group is None or self._group[0] != tuple(workers):
+            self._group = tuple(workers), self._sender.invite(len(workers))
+        invitation = self._group[1]
         asked = {
             worker: self.cluster.call(
                 worker.actor, worker.name, does, math.inf, "stage", model, invitation, rank, manifest
@@ -252,12 +247,6 @@ class WorkerGroup(ABC):
                 failed[worker] = error
                 self._group = None
         return failed
-
-    def _invitation(self, workers: tuple[Worker, ...]) -> Invitation:
-        """Return the invitation to a group of these workers: the current group if it is theirs and works."""
-        if self._group is None or self._group[0] != workers:
-            self._group = workers, self._sender.invite(len(workers))
-        return self._group[1]
 
     # Workers.
 
@@ -309,10 +298,7 @@ class WorkerGroup(ABC):
             self.cluster.reserve(own.bundles(self.count, self.cluster.host), own.strategy, self.deadlines.start)
             self._check_reservation(self.learner)
             self._sender = WeightSender(
-                self.cluster.host,
-                self.transfer.bucket_bytes,
-                self.deadlines.transfer,
-                self.transfer.between(self.learner, self.resources),
+                self.cluster.host, self.deadlines.transfer, self.transfer.between(self.learner, self.resources)
             )
             actors = [self._actor(place) for place in range(self.count)]
             self.workers = [self._started(place, actor) for place, actor in enumerate(actors)]
@@ -324,7 +310,7 @@ class WorkerGroup(ABC):
             raise
 
     def _to_reserve(self) -> PoolResources:
-        """Return the resources to reserve; in a Ray of this process, assign the workers' GPUs."""
+        """Return the resources to reserve; in a Ray of this process, which has no GPUs, assign the workers' GPUs."""
         own = self.resources
         self._gpus = [None if own.gpus else ""] * self.count
         if not self.cluster.started_here:
@@ -333,7 +319,7 @@ class WorkerGroup(ABC):
             assert self.learner is not None
             room = room_for_workers(visible_gpus(), self.learner, own.share_learner_gpus)
             self._gpus = [",".join(ids) for ids in self.cluster.take_gpus(self.count, own.gpus, room)]
-        return own.in_own_ray()
+        return replace(own, gpus=0.0, learner_gpus=0.0)
 
     def _check_reservation(self, learner: LearnerPlace) -> None:
         """Validate that Ray keeps free the GPUs that the learner computes on.

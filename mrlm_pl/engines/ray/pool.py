@@ -93,7 +93,8 @@ class RayPool(WorkerGroup, Engine):
         return self._said(policy).get("precision")
 
     def _said(self, policy: str) -> dict[str, Any]:
-        return self.answer(policy) or {}
+        """Return the workers' answer to the last switch to weights of the policy; empty before the first."""
+        return (self._served[policy].answer if policy in self._served else None) or {}
 
     # Requests.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.ray.cluster import Strategy
@@ -45,10 +45,6 @@ class PoolResources:
                 raise ConfigurationError(
                     f"resources.{name} is {amounts[name]}; above 1 it must be whole: fractions are of one GPU"
                 )
-
-    def in_own_ray(self) -> PoolResources:
-        """Return the resources to reserve in a Ray that is started here, without GPUs."""
-        return replace(self, gpus=0.0, learner_gpus=0.0)
 
     @property
     def worker(self) -> dict[str, float]:

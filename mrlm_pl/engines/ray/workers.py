@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.ray.gpus import visible_gpus
-from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver
+from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, check_fit, install
 from mrlm_pl.engines.transfer.manifest import Manifest
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.architecture import Architecture
@@ -25,7 +24,7 @@ from mrlm_pl.policy.forward.passes import pass_logprobs
 from mrlm_pl.policy.sharding import all_tensors
 
 
-class FilledWorker(ABC):
+class FilledWorker:
     """Models in a worker process, filled by the learner.
 
     New weights are collected while calls run. :meth:`switch` waits for the running calls, holds back further ones,
@@ -46,16 +45,15 @@ class FilledWorker(ABC):
         self._receiver = WeightReceiver()
         self._models: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
-        self._staged: dict[str, Staged] = {}
+        self._staged: dict[str, dict[str, Tensor]] = {}
         self._inside, self._switching = 0, False
         self._changed = asyncio.Condition()
 
     async def close(self) -> None:
         """Free the worker's resources before it ends."""
 
-    @abstractmethod
     def use(self, policy: str, model: Any, version: int) -> Any:
-        """Serve with a model from now on; return the result of :meth:`switch`."""
+        """Serve with a model from now on; return the result of :meth:`switch`. By default models need no engine."""
 
     async def describe(self) -> dict[str, Any]:
         """Return process id, host, device, GPUs and claims of the worker, once it is up."""
@@ -89,16 +87,16 @@ class FilledWorker(ABC):
         """
         model = self._built.get(policy) or self._models[policy]
         targets = all_tensors(model)
-        staged = self._staged.pop(policy, None) or Staged(Manifest((), 1), torch.empty(0, dtype=torch.uint8))
-        staged.check(targets)
-        absent = sorted(targets.keys() - staged.tensors.keys()) if policy in self._built else []
+        staged = self._staged.pop(policy, {})
+        check_fit(staged, targets)
+        absent = sorted(targets.keys() - staged.keys()) if policy in self._built else []
         if absent:
             raise EngineError(f"policy {policy!r}: weight {absent[0]!r} of {self._name} has not been sent")
         async with self._changed:
             await self._changed.wait_for(lambda: not self._switching)
             self._switching = True
             await self._changed.wait_for(lambda: self._inside == 0)
-        await asyncio.to_thread(staged.install, targets)
+        await asyncio.to_thread(install, staged, targets)
         answer = await asyncio.to_thread(self.use, policy, model, version)
         # Not in a `finally`: a worker between two versions must not answer; it will be replaced.
         self._models[policy] = model
@@ -223,9 +221,6 @@ class ReferenceWorker(FilledWorker):
 
     def __init__(self, gpus: str | None, name: str) -> None:
         super().__init__(gpus, name, calls=1)
-
-    def use(self, policy: str, model: Any, version: int) -> None:
-        """Do nothing: the models need no engine."""
 
     async def logprobs(self, model: str, planned: ForwardPass, precision: Precision) -> Tensor:
         """Return the log-probability [n] of each action token of a pass, on the CPU."""

@@ -2,7 +2,7 @@
 
 A sender and its receivers agree on a :class:`Manifest`. The sender broadcasts the tensors' bytes as one stream, cut
 into buckets; receivers collect it in memory beside the serving weights, and verify the checksum of every tensor. Their
-models change in :meth:`Staged.install` alone. Groups meet in the sender's key/value store, behind the invitation's
+models change in :func:`install` alone. Groups meet in the sender's key/value store, behind the invitation's
 secret, and never use the default group of ``torch.distributed``: members can change, and training is not affected.
 """
 
@@ -23,10 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrlm_pl.concurrency.calls import in_daemon
-from mrlm_pl.engines.transfer.manifest import ALIGNMENT, Manifest, checksum
+from mrlm_pl.engines.transfer.manifest import Manifest, checksum
 from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
-from mrlm_pl.errors import EngineError
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.errors import EngineError, first_line
 
 Transport = Literal["gloo", "nccl"]
 
@@ -61,20 +60,15 @@ class WeightSender:
 
     Args:
         host: address of this process for the receivers.
-        bucket_bytes: bytes sent at a time.
         seconds: deadline of joining and of each bucket.
         transport: ``gloo`` for CPU memory, ``nccl`` for GPU memory.
 
     Raises:
-        ConfigurationError: a number is out of its range, or this machine has no address ``host``.
+        ConfigurationError: this machine has no address ``host``.
     """
 
-    def __init__(
-        self, host: str = "127.0.0.1", bucket_bytes: int = 2**23, seconds: float = 120.0, transport: Transport = "gloo"
-    ) -> None:
-        at_least(ALIGNMENT, "", bucket_bytes=bucket_bytes)
-        positive("", seconds=seconds)
-        self.host, self.bucket_bytes, self.seconds, self.transport = host, bucket_bytes, seconds, transport
+    def __init__(self, host: str = "127.0.0.1", seconds: float = 120.0, transport: Transport = "gloo") -> None:
+        self.host, self.seconds, self.transport = host, seconds, transport
         self._secret = new_secret()
         self._gate = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()
@@ -155,43 +149,29 @@ class WeightSender:
                 under_way.wait(timedelta(seconds=invitation.seconds))
 
 
-class Staged:
-    """Verified tensors, beside the serving ones.
+def check_fit(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Validate that tensors fit ``targets`` of the same names.
 
-    Args:
-        manifest: of the stream.
-        stream: its bytes.
+    Raises:
+        EngineError: a name, shape or dtype differs.
     """
+    for name, tensor in staged.items():
+        target = targets.get(name)
+        if target is None or target.dtype != tensor.dtype or target.shape != tensor.shape:
+            found = "no such tensor" if target is None else f"{target.dtype} {tuple(target.shape)}"
+            raise EngineError(f"weight {name!r} arrived as {tensor.dtype} {tuple(tensor.shape)}; here is {found}")
 
-    def __init__(self, manifest: Manifest, stream: Tensor) -> None:
-        self.tensors: dict[str, Tensor] = {
-            item.name: stream[item.start : item.start + item.size].view(getattr(torch, item.dtype)).reshape(item.shape)
-            for item in manifest.tensors
-        }
 
-    def check(self, targets: Mapping[str, Tensor]) -> None:
-        """Validate that the tensors fit ``targets`` of the same names.
+@torch.no_grad()
+def install(staged: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Write tensors into ``targets`` of the same names.
 
-        Raises:
-            EngineError: a name, shape or dtype differs.
-        """
-        for name, tensor in self.tensors.items():
-            target = targets.get(name)
-            fits = target is not None and target.dtype == tensor.dtype and target.shape == tensor.shape
-            if not fits:
-                found = "no such tensor" if target is None else f"{target.dtype} {tuple(target.shape)}"
-                raise EngineError(f"weight {name!r} arrived as {tensor.dtype} {tuple(tensor.shape)}; here is {found}")
-
-    @torch.no_grad()
-    def install(self, targets: Mapping[str, Tensor]) -> None:
-        """Write the tensors into ``targets`` of the same names.
-
-        Raises:
-            EngineError: they do not fit; nothing is written.
-        """
-        self.check(targets)
-        for name, tensor in self.tensors.items():
-            targets[name].copy_(tensor)
+    Raises:
+        EngineError: they do not fit; nothing is written.
+    """
+    check_fit(staged, targets)
+    for name, tensor in staged.items():
+        targets[name].copy_(tensor)
 
 
 class WeightReceiver:
@@ -200,8 +180,8 @@ class WeightReceiver:
     def __init__(self) -> None:
         self._joined: tuple[str, Any] = ("", None)
 
-    def receive(self, invitation: Invitation, rank: int, manifest: Manifest) -> Staged:
-        """Receive and verify the sender's tensors; blocks until they have arrived.
+    def receive(self, invitation: Invitation, rank: int, manifest: Manifest) -> dict[str, Tensor]:
+        """Return the sender's tensors, verified, beside the serving ones; blocks until they have arrived.
 
         Args:
             invitation: from the sender.
@@ -221,20 +201,22 @@ class WeightReceiver:
             self._joined = "", None
             raise
 
-    def _receive(self, group: Any, invitation: Invitation, manifest: Manifest) -> Staged:
+    def _receive(self, group: Any, invitation: Invitation, manifest: Manifest) -> dict[str, Tensor]:
         timeout = timedelta(seconds=invitation.seconds)
         stream = torch.empty(manifest.total, dtype=torch.uint8, device=_device(invitation.transport))
         for start, end in manifest.buckets():
             with _group_errors(manifest, start, invitation, "received"):
                 group.broadcast(stream[start:end], 0, timeout).wait(timeout)
+        received: dict[str, Tensor] = {}
         for item in manifest.tensors:
-            found = checksum(stream[item.start : item.start + item.size])
-            if found != item.checksum:
+            data = stream[item.start : item.start + item.size]
+            if (found := checksum(data)) != item.checksum:
                 raise EngineError(
                     f"weight {item.name!r} arrived with checksum {found:016x} instead of {item.checksum:016x}; the old "
                     "weights keep serving"
                 )
-        return Staged(manifest, stream)
+            received[item.name] = data.view(getattr(torch, item.dtype)).reshape(item.shape)
+        return received
 
 
 def _device(transport: Transport) -> torch.device:
@@ -296,8 +278,7 @@ def _group_errors(manifest: Manifest, start: int, invitation: Invitation, done: 
     try:
         yield
     except RuntimeError as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
             f"weight {manifest.at(start)!r} (byte {start} of {manifest.total}) not {done}: a member of "
-            f"{invitation.group} is gone or silent for {invitation.seconds:g} s ({reason})"
+            f"{invitation.group} is gone or silent for {invitation.seconds:g} s ({first_line(error)})"
         ) from error

@@ -61,7 +61,8 @@ class StoreGate:
             master_listen_fd=inside.detach(),
             timeout=timedelta(seconds=seconds),
         )
-        self._secret, self._strangers, self._loop = secret.encode(), 0, EventLoopThread()
+        self._secret, self._loop = secret.encode(), EventLoopThread()
+        self._strangers = asyncio.Semaphore(MAX_STRANGERS)
         try:
             self._server = self._loop.submit(asyncio.start_server(self._receive, host, 0)).result()
         except OSError as error:
@@ -79,12 +80,9 @@ class StoreGate:
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, asyncio.TimeoutError):
-            if self._strangers < MAX_STRANGERS:
-                self._strangers += 1
-                try:
+            if not self._strangers.locked():
+                async with self._strangers:
                     proved = await asyncio.wait_for(self._is_proved(reader, writer), HANDSHAKE_SECONDS)
-                finally:
-                    self._strangers -= 1
                 if proved:
                     await _join(reader, writer, *await asyncio.open_connection(_LOOPBACK, self._inside))
         writer.close()

@@ -9,7 +9,8 @@ hooks and gradient checkpointing keep working.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -301,8 +302,9 @@ def packed_attention_forward(
 AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)
 
 
-class ForwardSwitches:
-    """Settings of a module while its log-probabilities are computed.
+@contextmanager
+def forward_switches(model: nn.Module, attention: str | None, noise: bool = False) -> Iterator[None]:
+    """Switch the settings of a module while its log-probabilities are computed within the context.
 
     All modules are in evaluation mode, without dropout or noise in a router, so that the log-probabilities are those of
     the sampled distribution. With ``noise`` they keep their mode. A name selects that attention implementation.
@@ -310,51 +312,47 @@ class ForwardSwitches:
     Layers under gradient checkpointing must be called in training mode, and run again during the backward pass, long
     after the forward pass: they are computed, and recomputed, within the same switches.
     """
-
-    def __init__(self, model: nn.Module, attention: str | None, noise: bool = False) -> None:
-        self._attention = [] if attention is None else [(model.config, "_attn_implementation", attention)]
-        self._noise = noise
-        self._values: list[tuple[Any, str, Any]] = list(self._attention)
-        for module in model.modules():
-            if not module.training:
-                continue
-            if vars(module).get("gradient_checkpointing"):
-                self._values.append((module, "_gradient_checkpointing_func", self._within_switches(module)))
-                if not noise:  # training-only noise of the layer itself, such as layer drop
-                    rates = [
-                        name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)
-                    ]
-                    self._values += [(module, name, 0.0) for name in rates]
-            elif not noise:
-                self._values.append((module, "training", False))
-
-    def __enter__(self) -> None:
-        self._before = _exchange(self._values)
-
-    def __exit__(self, *_: object) -> None:
-        _exchange(self._before)
-
-    def _within_switches(self, module: Any) -> Callable[..., Any]:
-        """Return the module's checkpointing function, with the switches set while the forward function runs."""
-        checkpointing = module._gradient_checkpointing_func
-
-        def apply(forward: Callable[..., Any], *args: Any) -> Any:
-            def run(*inputs: Any) -> Any:
-                modules = [] if self._noise else [part for part in module.modules() if part.training]
-                before = _exchange(self._attention + [(part, "training", False) for part in modules])
-                try:
-                    return forward(*inputs)
-                finally:
-                    _exchange(before)
-
-            return checkpointing(run, *args)
-
-        return apply
+    implementation: _Values = [] if attention is None else [(model.config, "_attn_implementation", attention)]
+    values = list(implementation)
+    for module in model.modules():
+        if module.training and vars(module).get("gradient_checkpointing"):
+            values.append((module, "_gradient_checkpointing_func", _switched(module, implementation, noise)))
+            if not noise:  # training-only noise of the layer itself, such as layer drop
+                rates = [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+                values += [(module, name, 0.0) for name in rates]
+        elif module.training and not noise:
+            values.append((module, "training", False))
+    with _exchanged(values):
+        yield
 
 
-def _exchange(values: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
-    """Set these (owner, attribute, value) triples and return the previous ones."""
+def _switched(module: Any, implementation: _Values, noise: bool) -> Callable[..., Any]:
+    """Return the module's checkpointing function, with the switches set while the forward function runs."""
+    checkpointing = module._gradient_checkpointing_func
+
+    def apply(forward: Callable[..., Any], *args: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            modules = [] if noise else [part for part in module.modules() if part.training]
+            with _exchanged(implementation + [(part, "training", False) for part in modules]):
+                return forward(*inputs)
+
+        return checkpointing(run, *args)
+
+    return apply
+
+
+_Values = list[tuple[Any, str, Any]]
+"""Objects, names of their attributes, and values of these."""
+
+
+@contextmanager
+def _exchanged(values: _Values) -> Iterator[None]:
+    """Set attributes within the context, and then their previous values."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
     for owner, name, value in values:
         setattr(owner, name, value)
-    return before
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -6,13 +6,15 @@ gradient is computed with the value, and no logits are computed twice.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.policy.forward.head import default_chunk_size
+from mrlm_pl.policy.forward.head import compute_dtype_of, default_chunk_size
 
 
 def weighted_divergence(
@@ -28,7 +30,6 @@ def weighted_divergence(
     targets: Tensor | None = None,
     bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
-    chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weighted sum (0-dim) of the tokens' generalized Jensen-Shannon divergences, and those [n], detached.
 
@@ -51,10 +52,9 @@ def weighted_divergence(
         top_k: compare the teacher's k most probable tokens, and all others as one; None compares every token.
         targets: [n] token ids.
         bias, teacher_bias: [V] biases of the heads.
-        chunk_size: tokens whose logits exist at the same time; by default a size that suits the device.
 
     Raises:
-        ValueError: the vocabularies differ, or ``beta`` is outside [0, 1].
+        ValueError: the vocabularies differ.
 
     Source: arXiv 2306.13649.
 
@@ -66,13 +66,11 @@ def weighted_divergence(
     """
     if weight.shape[0] != teacher_weight.shape[0]:
         raise ValueError(f"the vocabularies differ: {weight.shape[0]} and {teacher_weight.shape[0]} tokens")
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta is {beta}; it must be in [0, 1]")
-    if chunk_size is None:
-        chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
-    top_k = None if top_k is None or top_k >= weight.shape[0] else top_k
     heads = (hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias)
-    return _WeightedDivergence.apply(*heads, token_weights, beta, temperature, top_k, targets, chunk_size)
+    compare = functools.partial(_divergence, beta=beta)
+    if top_k is not None and top_k < weight.shape[0]:
+        compare = functools.partial(_top_k_divergence, beta=beta, k=top_k)
+    return _WeightedDivergence.apply(*heads, token_weights, compare, temperature, targets)
 
 
 class _WeightedDivergence(torch.autograd.Function):
@@ -88,13 +86,11 @@ class _WeightedDivergence(torch.autograd.Function):
         teacher_weight: Tensor,
         teacher_bias: Tensor | None,
         token_weights: Tensor,
-        beta: float,
+        compare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         temperature: float | Tensor,
-        top_k: int | None,
         targets: Tensor | None,
-        chunk_size: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        compute = _compute_dtype(hidden, weight)
+        compute = compute_dtype_of(hidden, weight)
         wide = torch.promote_types(compute, torch.float32)
         head, teacher_head = weight.to(compute), teacher_weight.to(compute)
         divergences = hidden.new_empty(hidden.shape[0], dtype=wide)
@@ -103,6 +99,7 @@ class _WeightedDivergence(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wanted[0] else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if wanted[2] and bias is not None else None
+        chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
         for start in range(0, hidden.shape[0], chunk_size):
             rows = slice(start, start + chunk_size)
             states = hidden[rows].to(compute)
@@ -111,9 +108,7 @@ class _WeightedDivergence(torch.autograd.Function):
             log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
             for place, table in () if targets is None else enumerate((log_q, log_p)):
                 logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
-            divergences[rows], slope = (
-                _divergence(log_p, log_q, beta) if top_k is None else _top_k_divergence(log_p, log_q, beta, top_k)
-            )
+            divergences[rows], slope = compare(log_p, log_q)
             if not any(wanted):
                 continue
             slope.mul_(token_weights[rows, None] / divisor)
@@ -133,13 +128,7 @@ class _WeightedDivergence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if part is None else part * grads[0].to(part.dtype) for part in ctx.saved_tensors]
-        return (*scaled, *([None] * 9))
-
-
-def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    device = hidden.device.type
-    autocast = torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
+        return (*scaled, *([None] * 7))
 
 
 def _log_probs(

@@ -17,8 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from mrlm_pl.errors import PolicyError
-
 _log = logging.getLogger(__name__)
 
 # Families of transformers whose logits are exactly `lm_head(hidden states)`; the tests compare each with its own
@@ -41,16 +39,10 @@ class ForwardPath(NamedTuple):
 def forward_path(model: nn.Module) -> ForwardPath:
     """Return the path that `token_logprobs.token_logprobs` takes for this model, with the reason.
 
-    Raises:
-        PolicyError: the model is a PEFT wrapper that puts virtual tokens before the prompt.
+    Args:
+        model: of transformers, or its PEFT wrapper with an adapter that puts no virtual tokens before the prompt.
     """
     base = base_model(model)
-    adapter = getattr(model, "active_peft_config", None)
-    if adapter is not None and adapter.is_prompt_learning:
-        raise PolicyError(
-            f"the adapter {type(adapter).__name__} puts virtual tokens before the prompt, which shifts every position; "
-            "use an adapter that changes weights, such as LoRA"
-        )
     config = base.config
     family = config.model_type
     head = base.get_output_embeddings()

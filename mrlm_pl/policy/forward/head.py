@@ -38,7 +38,6 @@ def chunked_log_probs(
     bias: Tensor | None = None,
     temperature: Tensor | None = None,
     with_entropy: bool = False,
-    chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the log-probability of each target token, [n], and the entropy of each distribution, [n] or None.
 
@@ -53,24 +52,20 @@ def chunked_log_probs(
         bias: [V] bias of the output head.
         temperature: [n] or 0-dimensional positive divisors of the logits; None divides by nothing.
         with_entropy: also return the entropies (in nats).
-        chunk_size: tokens whose logits exist at the same time; None: a size for the device.
 
     >>> hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0], [0.0]])
     >>> log_probs, entropy = chunked_log_probs(hidden, weight, torch.tensor([2]), with_entropy=True)
     >>> round(log_probs.item(), 4), round(entropy.item(), 4)  # four equal choices: -log 4 and log 4
     (-1.3863, 1.3863)
     """
-    device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):
-        compute_dtype = torch.get_autocast_dtype(device_type)
-    else:
-        compute_dtype = torch.promote_types(hidden.dtype, weight.dtype)
-    if chunk_size is None:
-        chunk_size = default_chunk_size(weight.shape[0], hidden.device)
-    log_probs, entropy = _ChunkedLogProbs.apply(
-        hidden, weight, bias, targets, temperature, with_entropy, chunk_size, compute_dtype
-    )
-    return log_probs, entropy if with_entropy else None
+    return _ChunkedLogProbs.apply(hidden, weight, bias, targets, temperature, with_entropy)
+
+
+def compute_dtype_of(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype of the product of hidden states with a head's weight: that of autocast where it is on."""
+    device = hidden.device.type
+    autocast = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
 
 
 def log_probs_from_logits(
@@ -92,7 +87,7 @@ def log_probs_from_logits(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """The function behind `chunked_log_probs`; the entropy output may be empty."""
+    """The function behind `chunked_log_probs`."""
 
     @staticmethod
     def forward(
@@ -103,14 +98,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         targets: Tensor,
         temperature: Tensor | None,
         with_entropy: bool,
-        chunk_size: int,
-        compute_dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        tokens = hidden.shape[0]
-        head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
-        log_probs = hidden.new_empty(tokens, dtype=head.softmax_dtype)
+    ) -> tuple[Tensor, Tensor | None]:
+        compute_dtype = compute_dtype_of(hidden, weight)
+        head = _Head(hidden, weight, bias, temperature, compute_dtype)
+        log_probs = hidden.new_empty(hidden.shape[0], dtype=head.softmax_dtype)
         normalizers = torch.empty_like(log_probs)
-        entropy = torch.empty_like(log_probs) if with_entropy else log_probs.new_empty(0)
+        entropy = torch.empty_like(log_probs) if with_entropy else None
         for rows in head.chunks():
             logits = head.scaled_logits(rows)
             target_logits = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
@@ -120,25 +113,21 @@ class _ChunkedLogProbs(torch.autograd.Function):
             total = exponentials.sum(-1)
             normalizers[rows] = total.log() + largest.squeeze(-1)
             log_probs[rows] = target_logits - normalizers[rows]
-            if with_entropy:
+            if entropy is not None:
                 entropy[rows] = normalizers[rows] - exponentials.mul_(logits).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, normalizers, entropy)
-        ctx.settings = (with_entropy, chunk_size, compute_dtype)
+        ctx.compute_dtype = compute_dtype
         ctx.set_materialize_grads(False)
-        if not with_entropy:
-            ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropy = grads
         hidden, weight, bias, targets, temperature, normalizers, entropy = ctx.saved_tensors
-        with_entropy, chunk_size, compute_dtype = ctx.settings
-        if not with_entropy:
-            grad_entropy = None
+        compute_dtype = ctx.compute_dtype
         if grad_log_probs is None and grad_entropy is None:
-            return (None,) * 8
-        head = _Head(hidden, weight, bias, temperature, chunk_size, compute_dtype)
+            return (None,) * 6
+        head = _Head(hidden, weight, bias, temperature, compute_dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=head.softmax_dtype) if needs_weight else None
@@ -171,7 +160,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                     grad_weight += grad_logits.t() @ head.hidden[rows]
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
 class _Head:
@@ -183,16 +172,15 @@ class _Head:
         weight: Tensor,
         bias: Tensor | None,
         temperature: Tensor | None,
-        chunk_size: int,
         compute_dtype: torch.dtype,
     ) -> None:
         self.hidden = hidden.to(compute_dtype)
         self.weight = weight.to(compute_dtype)
         self.bias = None if bias is None else bias.to(compute_dtype)
         self.temperature = temperature
-        self.chunk_size = chunk_size
+        self.chunk_size = default_chunk_size(weight.shape[0], hidden.device)
         self.softmax_dtype = torch.promote_types(compute_dtype, torch.float32)
-        shape = (min(chunk_size, hidden.shape[0]), weight.shape[0])
+        shape = (min(self.chunk_size, hidden.shape[0]), weight.shape[0])
         self._product = self.hidden.new_empty(shape)
         wide = compute_dtype == self.softmax_dtype
         self._logits = self._product if wide else self._product.new_empty(shape, dtype=self.softmax_dtype)

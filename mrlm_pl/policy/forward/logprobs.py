@@ -131,18 +131,11 @@ def token_values(
 
 
 def _evaluate(
-    model: nn.Module,
-    wanted: Wanted,
-    token_ids: Tensor,
-    lengths: Tensor,
-    action_mask: Tensor,
-    *,
-    noise_seed: int | None = None,
-    **options: Unpack[RowOptions],
+    model: nn.Module, wanted: Wanted, *rows: Tensor, noise_seed: int | None = None, **options: Unpack[RowOptions]
 ) -> Tensor:
-    """Return the requested values of every token, [1 to 3, B, T]."""
-    planned, max_tokens = forward_passes(model, token_ids, lengths, action_mask, **options), options.get("max_tokens")
-    B, T = token_ids.shape
+    """Return the requested values of every token, [1 to 3, B, T], of rows: their ids, lengths and action mask."""
+    planned, max_tokens = forward_passes(model, *rows, **options), options.get("max_tokens")
+    B, T = rows[0].shape
     log_path(type(base_model(model)).__name__, forward_path(model))
     if not planned:
         # every rank of a sharded model takes part in all forward passes, and in their gradient

@@ -5,6 +5,7 @@ All arithmetic here is on the host: the layout decides shapes, so it must be kno
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +65,23 @@ class ForwardPass:
         return replace(self, **tensors)
 
 
+def padded_chunks(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
+    """Return the rows of each chunk, longest first: at most ``max_tokens`` with padding, or a single row.
+
+    Rows of length 0 are left out.
+
+    >>> padded_chunks([3, 9, 0, 2, 10], 20)
+    [[4, 1], [0, 3]]
+    """
+    chunks: list[list[int]] = []
+    for row in sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row]):
+        if chunks and (max_tokens is None or (len(chunks[-1]) + 1) * lengths[chunks[-1][0]] <= max_tokens):
+            chunks[-1].append(row)
+        else:
+            chunks.append([row])
+    return chunks
+
+
 class RowPlan:
     """The tokens of each row that the model must see, and those that rows share.
 
@@ -99,20 +117,6 @@ class RowPlan:
         tree = RowTree.of(self.token_ids, self.fed_lengths, self._labels)
         return [self._pack(tree, leaves) for leaves in tree.chunks(max_tokens)]
 
-    def padded_chunks(self, max_tokens: int | None) -> list[list[int]]:
-        """Return row indices per chunk, longest rows first: at most ``max_tokens`` with padding, or a single row."""
-        rows = [row for row, fed in enumerate(self.fed_lengths) if fed]
-        rows.sort(key=lambda row: -self.fed_lengths[row])
-        if max_tokens is None:
-            return [rows] if rows else []
-        chunks: list[list[int]] = []
-        for row in rows:
-            if chunks and (len(chunks[-1]) + 1) * self.fed_lengths[chunks[-1][0]] <= max_tokens:
-                chunks[-1].append(row)
-            else:
-                chunks.append([row])
-        return chunks
-
     def _pack(self, tree: RowTree, leaves: range) -> ForwardPass:
         """Return one packed row: the shared segments of these leaves, level by level, then each leaf's own tokens."""
         shared, own = tree.segments(leaves)
@@ -128,14 +132,14 @@ class RowPlan:
         place = torch.arange(len(leaves)).repeat_interleave(torch.tensor([len(tree.rows[leaf]) for leaf in leaves]))
         action_row, action_column = self.action_mask[rows].nonzero(as_tuple=True)
         token = rows[action_row], action_column
-        predictors = _places(levels, stop, offset - start, place[action_row], action_column - 1)
+        segments = _described(levels)
         return ForwardPass(
             input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None],
             position_ids=position_ids[None],
-            predictors=predictors,
+            predictors=_places(segments, stop, offset - start, place[action_row], action_column - 1),
             targets=self.token_ids[token],
             destinations=(token[0] * self.token_ids.shape[1] + action_column),
-            segments=_described(levels),
+            segments=segments,
         )
 
     def pad(self, rows: Sequence[int]) -> ForwardPass:
@@ -166,22 +170,19 @@ def _described(levels: Sequence[Sequence[Segment]]) -> Segments:
     )
 
 
-def _places(levels: Sequence[Sequence[Segment]], stop: Tensor, shift: Tensor, leaf: Tensor, position: Tensor) -> Tensor:
+def _places(segments: Segments, stop: Tensor, shift: Tensor, leaf: Tensor, position: Tensor) -> Tensor:
     """Return the places in the packed row [n] of the tokens at these positions [n] of the n-th leaves.
 
     Args:
-        levels: the segments of the packed row; the last level is that of the leaves.
+        segments: of the packed row; the last level is that of the leaves.
         stop: [segments] end of each.
         shift: [segments] offset from a position in it to the packed row.
     """
-    first = [0]
-    for level in levels:
-        first.append(first[-1] + len(level))
-    chains = [[*own.chain, *[-1] * (len(levels) - 1 - len(own.chain))] for own in levels[-1]]
+    first = [0, *itertools.accumulate(map(len, segments.lengths))]
     numbers = torch.tensor(
         [
             [*(first[level] + piece if piece >= 0 else -1 for level, piece in enumerate(chain)), first[-2] + number]
-            for number, chain in enumerate(chains)
+            for number, chain in enumerate(segments.ancestors[-1])
         ]
     )
     ends = torch.where(numbers >= 0, stop[numbers], 0)

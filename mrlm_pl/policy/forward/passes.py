@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mrlm_pl.policy.forward.attention import ATTENTION_NAME, ForwardSwitches, PackedLayout
+from mrlm_pl.policy.forward.attention import ATTENTION_NAME, PackedLayout, forward_switches
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket, kernels_by_shape
-from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, padded_chunks
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.forward.tree_attention import has_kernel
 
@@ -74,8 +74,7 @@ def forward_passes(
     temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1])
     if not action_mask.any():
         return []
-    plan = RowPlan(token_ids, action_mask, prefix_groups)
-    chunks = row_chunks(model, plan, max_tokens)
+    chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
     if temperatures is None or not temperatures.dim():
         return [replace(one, temperature=temperatures) for one in chunks]
     return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
@@ -134,14 +133,13 @@ def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None) -> list[
     base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
+        rounded = kernels_by_shape(model_device(model), base.dtype)
         passes = [inputs for side in sides for inputs in side.packed(max_tokens)]
-        return (
-            [inputs.in_bucket() for inputs in passes] if kernels_by_shape(model_device(model), base.dtype) else passes
-        )
+        return [inputs.in_bucket() for inputs in passes] if rounded else passes
     if path.name == "logits":
         bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], model_device(model))
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
-    return [side.pad(rows) for side in sides for rows in side.padded_chunks(max_tokens)]
+    return [side.pad(rows) for side in sides for rows in padded_chunks(side.fed_lengths, max_tokens)]
 
 
 @contextmanager
@@ -203,7 +201,7 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
         device = inputs.input_ids.device
         in_one = has_kernel(base.config, device, dropout=seed is not None)
         layout["packed_layout"] = PackedLayout(inputs.segments, device, in_one)
-    switches = ForwardSwitches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
+    switches = forward_switches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
     with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, of_all):
         output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
     return output.logits[0]
@@ -231,7 +229,7 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
     if wanted.value_head is not None:
         keep["output_hidden_states"] = True
     assert inputs.attention_mask is not None
-    with ForwardSwitches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
+    with forward_switches(base, None, noise=seed is not None), _noise(seed, inputs.input_ids.device):
         output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
 
     def predicting() -> Tensor:

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from mrlm_pl.data.rollout.tasks import TaskSettings, scaled
-from mrlm_pl.durable_files import draft_of, put_in_place, remove, write_json
+from mrlm_pl.durable_files import replacing, write_json
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, branches
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
@@ -82,18 +82,10 @@ def recredit(
         gradients = None if policies is None else _gradients(str(policies), crediting.sampling, device)
         if place is None:
             return _compared(crediting, gradients, None)
-        draft = draft_of(place)
-        try:
-            with writing("output", place):
-                remove(draft)  # of a recredit that a kill has ended
-                draft.mkdir(parents=True)
-                report = _compared(crediting, gradients, draft)
-                write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
-                put_in_place(draft, place)
-        except BaseException:
-            with suppress(OSError):
-                remove(draft)
-            raise
+        with writing("output", place), replacing(place) as draft:
+            draft.mkdir()
+            report = _compared(crediting, gradients, draft)
+            write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
         return report
 
 

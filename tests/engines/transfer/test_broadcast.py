@@ -17,9 +17,9 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from mrlm_pl.engines.transfer.broadcast import Invitation, Staged, WeightReceiver, WeightSender
-from mrlm_pl.engines.transfer.manifest import Manifest, Snapshot, TensorRecord
-from mrlm_pl.errors import ConfigurationError, EngineError
+from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, WeightSender, install
+from mrlm_pl.engines.transfer.manifest import Manifest, Snapshot
+from mrlm_pl.errors import EngineError
 from tests.support.weight_processes import many_tensors
 
 ROOT = Path(__file__).parents[3]
@@ -31,8 +31,8 @@ def sender() -> Iterator[Callable[..., WeightSender]]:
     """A factory of senders that are closed afterwards."""
     made: list[WeightSender] = []
 
-    def make(bucket_bytes: int = 64, seconds: float = SECONDS) -> WeightSender:
-        made.append(WeightSender(bucket_bytes=bucket_bytes, seconds=seconds))
+    def make(seconds: float = SECONDS) -> WeightSender:
+        made.append(WeightSender(seconds=seconds))
         return made[-1]
 
     yield make
@@ -69,7 +69,7 @@ def sent(
     receivers: list[WeightReceiver],
     again: Invitation | None = None,
     source: Callable[[str], Tensor] | None = None,
-) -> tuple[Invitation, list[Future[Staged]]]:
+) -> tuple[Invitation, list[Future[dict[str, Tensor]]]]:
     """Send to receivers in threads; return the invitation and each receiver's result."""
     invitation = again or sender.invite(len(receivers))
     got = [threads.submit(item.receive, invitation, rank, manifest) for rank, item in enumerate(receivers, 1)]
@@ -104,10 +104,10 @@ def test_receivers_get_every_tensor_of_any_dtype(
     given = tensors()
     snapshot = snapshot_of(given)
     manifest = snapshot.missing([{}], bucket_bytes)
-    _, got = sent(sender(bucket_bytes), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
+    _, got = sent(sender(), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
     for future in got:
         targets = empty_like(given)
-        future.result().install(targets)
+        install(future.result(), targets)
         for name, value in given.items():
             assert torch.equal(targets[name], value)
             assert targets[name].dtype == value.dtype
@@ -165,10 +165,10 @@ def test_a_group_is_used_again_and_a_new_one_has_other_members(
     joined = one._joined
     _, got = sent(learner, threads, snapshot, manifest, [one, two], first)
     assert one._joined is joined
-    assert all(torch.equal(future.result().tensors["wide"], given["wide"]) for future in [*before, *got])
+    assert all(torch.equal(future.result()["wide"], given["wide"]) for future in [*before, *got])
     other, (future,) = sent(learner, threads, snapshot, manifest, [two])
     assert other.group != first.group
-    assert torch.equal(future.result().tensors["wide"], given["wide"])
+    assert torch.equal(future.result()["wide"], given["wide"])
 
 
 def test_all_579_tensors_arrive_through_buckets_smaller_than_the_largest(
@@ -181,12 +181,10 @@ def test_all_579_tensors_arrive_through_buckets_smaller_than_the_largest(
     manifest = snapshot.missing([{}], bucket)
     assert len(manifest.tensors) == 579
     assert max(item.size for item in manifest.tensors) > 3 * bucket
-    _, got = sent(sender(bucket), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
+    _, got = sent(sender(), threads, snapshot, manifest, [WeightReceiver(), WeightReceiver()])
     for future in got:
         staged = future.result()
-        found = {
-            name: xxhash.xxh3_64_intdigest(tensor.view(torch.uint8).numpy()) for name, tensor in staged.tensors.items()
-        }
+        found = {name: xxhash.xxh3_64_intdigest(tensor.view(torch.uint8).numpy()) for name, tensor in staged.items()}
         expected = {
             name: xxhash.xxh3_64_intdigest(tensor.detach().view(torch.uint8).numpy()) for name, tensor in given.items()
         }
@@ -210,15 +208,14 @@ def test_a_flipped_bit_is_found_and_named(sender: Callable[..., WeightSender], t
         with pytest.raises(EngineError, match="weight 'bias' arrived with checksum"):
             future.result()
     _, got = sent(learner, threads, snapshot, manifest, receivers)
-    assert torch.equal(got[0].result().tensors["bias"], given["bias"])
+    assert torch.equal(got[0].result()["bias"], given["bias"])
 
 
 def test_tensors_that_do_not_fit_change_nothing() -> None:
-    record = TensorRecord("b", (2,), "float32", 16, 8, 0)
-    staged = Staged(Manifest((TensorRecord("a", (2,), "float32", 0, 8, 0), record), 64), torch.ones(24).byte())
+    staged = {"a": torch.ones(2), "b": torch.ones(2)}
     targets = {"a": torch.zeros(2), "b": torch.zeros(3)}
     with pytest.raises(EngineError, match="weight 'b' arrived"):
-        staged.install(targets)
+        install(staged, targets)
     assert targets["a"].tolist() == [0, 0]
 
 
@@ -237,16 +234,11 @@ def test_a_receiver_whose_sender_is_gone_says_so(threads: ThreadPoolExecutor) ->
         WeightReceiver().receive(nowhere, 1, snapshot.missing([{}], 64))
 
 
-def test_numbers_out_of_range() -> None:
-    with pytest.raises(ConfigurationError, match="bucket_bytes is 1"):
-        WeightSender(bucket_bytes=1)
-
-
 def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
     sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
 ) -> None:
     given = {"wide": torch.randn(600, 500), "bias": torch.randn(400, 500), "last": torch.randn(700, 500)}
-    snapshot, learner = snapshot_of(given), sender(50_000, 8.0)
+    snapshot, learner = snapshot_of(given), sender(8.0)
     manifest = snapshot.missing([{}], 50_000)
     invitation, survivor = learner.invite(2), WeightReceiver()
     command = [sys.executable, "-m", "tests.support.weight_processes"]
@@ -271,7 +263,7 @@ def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
             learner.send(invitation, manifest, killing)
         error = got.exception(100)
         if error is None:
-            got.result().install(serving)
+            install(got.result(), serving)
         assert time.monotonic() - started < 90
     finally:
         doomed.stdout.close()
@@ -281,5 +273,5 @@ def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
     whole = {name: torch.zeros_like(value) if error else value for name, value in given.items()}
     assert all(torch.equal(serving[name], whole[name]) for name in given), "the old weights or the new ones"
     _, (future,) = sent(learner, threads, snapshot, manifest, [survivor])
-    future.result().install(serving)
+    install(future.result(), serving)
     assert all(torch.equal(serving[name], value) for name, value in given.items())

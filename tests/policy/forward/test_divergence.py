@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mrlm_pl.losses import ppo_clip_loss
+from mrlm_pl.policy.forward import divergence
 from mrlm_pl.policy.forward.divergence import weighted_divergence
 
 
@@ -35,19 +36,24 @@ def plain(given: dict[str, Tensor], beta: float, temperature: float) -> tuple[Te
 
 
 @pytest.mark.parametrize(
-    ("beta", "temperature", "chunk_size"), itertools.product([0.0, 0.3, 0.5, 1.0], [1.0, 1.7], [None, 3, 100])
+    ("beta", "temperature", "chunk_size"), itertools.product([0.0, 0.3, 0.5, 1.0], [1.0, 1.7], [3, 100])
 )
 def test_value_and_gradient_are_those_of_the_whole_logits(
-    beta: float, temperature: float, chunk_size: int | None
+    beta: float, temperature: float, chunk_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    in_chunks_of(chunk_size, monkeypatch)
     given, names = inputs(), ["hidden", "weight", "bias"]
     want, divergences = plain(given, beta, temperature)
     expected = torch.autograd.grad(want * 1.5, [given[name] for name in names])
-    loss, found, _ = weighted_divergence(**given, beta=beta, temperature=temperature, chunk_size=chunk_size)
+    loss, found, _ = weighted_divergence(**given, beta=beta, temperature=temperature)
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(found, divergences)
     for one, other in zip(torch.autograd.grad(loss * 1.5, [given[name] for name in names]), expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def in_chunks_of(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divergence, "default_chunk_size", lambda *_: 2 * tokens)  # of two models
 
 
 def heads(given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -66,7 +72,8 @@ def test_the_two_ends_are_torchs_divergences(beta: float) -> None:
 
 
 @pytest.mark.parametrize(("beta", "top_k"), itertools.product([0.0, 0.4, 1.0], [1, 4, 10, 11, 50]))
-def test_the_k_most_probable_tokens_and_a_bucket(beta: float, top_k: int) -> None:
+def test_the_k_most_probable_tokens_and_a_bucket(beta: float, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_chunks_of(3, monkeypatch)
     given, names = inputs(), ["hidden", "weight", "bias"]
     log_p, log_q = heads(given)
     if top_k < 10:  # with 10 of 11 tokens the bucket is the last token
@@ -81,20 +88,21 @@ def test_the_k_most_probable_tokens_and_a_bucket(beta: float, top_k: int) -> Non
     toward = [F.kl_div(mixed, of, log_target=True, reduction="none").sum(-1) for of in (log_p, log_q)]
     want = toward[0] if beta == 0.0 else toward[1] if beta == 1.0 else beta * toward[0] + (1 - beta) * toward[1]
     expected = torch.autograd.grad((want * given["token_weights"]).sum(), [given[name] for name in names])
-    loss, found, _ = weighted_divergence(**given, beta=beta, top_k=top_k, chunk_size=3)
+    loss, found, _ = weighted_divergence(**given, beta=beta, top_k=top_k)
     torch.testing.assert_close(found, want.detach())
     for one, other in zip(torch.autograd.grad(loss, [given[name] for name in names]), expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_each_token_may_have_a_temperature_and_a_target() -> None:
+def test_each_token_may_have_a_temperature_and_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_chunks_of(3, monkeypatch)
     given, targets = inputs(), torch.arange(7)
     scaled = [weighted_divergence(**given, beta=0.3, temperature=t)[1] for t in (0.5, 2.0)]
     temperature = torch.tensor([0.5, 2.0] * 3 + [0.5])
-    _, found, logp = weighted_divergence(**given, beta=0.3, temperature=temperature, chunk_size=2)
+    _, found, logp = weighted_divergence(**given, beta=0.3, temperature=temperature)
     torch.testing.assert_close(found, torch.where(temperature == 0.5, *scaled))
     assert logp.shape == (2, 0)
-    _, _, logp = weighted_divergence(**given, targets=targets, chunk_size=3)
+    _, _, logp = weighted_divergence(**given, targets=targets)
     log_p, log_q = heads(given)
     torch.testing.assert_close(logp, torch.stack([log_q.diag(), log_p.diag()]).detach())
 
@@ -145,9 +153,7 @@ def test_bf16_products_have_a_wide_softmax() -> None:
     assert given["hidden"].grad.dtype == torch.float32
 
 
-def test_other_vocabularies_and_weights_are_errors() -> None:
+def test_other_vocabularies_are_errors() -> None:
     given = inputs()
     with pytest.raises(ValueError, match="vocabularies differ: 11 and 10"):
         weighted_divergence(**(given | {"teacher_weight": given["teacher_weight"][:10]}))
-    with pytest.raises(ValueError, match=r"beta is 1\.5"):
-        weighted_divergence(**given, beta=1.5)

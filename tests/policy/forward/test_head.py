@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mrlm_pl.policy.forward import head as head_file
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from tests.support.largest_tensor import LargestTensor
 
@@ -39,7 +40,8 @@ def test_log_probs_and_entropy_by_hand() -> None:
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 100])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_gradients_of_both_results(chunk_size: int, with_bias: bool) -> None:
+def test_gradients_of_both_results(chunk_size: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_file, "default_chunk_size", lambda *_: chunk_size)
     hidden, weight, bias, targets, temperature = head()
 
     def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -50,16 +52,16 @@ def test_gradients_of_both_results(chunk_size: int, with_bias: bool) -> None:
             bias=bias if with_bias else None,
             temperature=temperature,
             with_entropy=True,
-            chunk_size=chunk_size,
         )
 
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
 
 
 @pytest.mark.parametrize("output", [0, 1])
-def test_gradient_of_one_result_alone(output: int) -> None:
+def test_gradient_of_one_result_alone(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_file, "default_chunk_size", lambda *_: 2)
     hidden, weight, bias, targets, _ = head()
-    chosen = chunked_log_probs(hidden, weight, targets, bias=bias, with_entropy=True, chunk_size=2)[output]
+    chosen = chunked_log_probs(hidden, weight, targets, bias=bias, with_entropy=True)[output]
     log_p = torch.log_softmax(hidden @ weight.t() + bias, -1)
     expected = (log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1))[output]
     assert chosen is not None
@@ -88,11 +90,12 @@ def test_without_gradients_the_values_are_the_same() -> None:
     torch.testing.assert_close(log_probs, expected)
 
 
-def test_no_tensor_is_larger_than_a_chunk_of_logits() -> None:
+def test_no_tensor_is_larger_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     n, V, chunk = 64, 100, 8
+    monkeypatch.setattr(head_file, "default_chunk_size", lambda *_: chunk)
     hidden, weight, _, targets, _ = head(n, 3, V, torch.float32)
     with LargestTensor() as seen:
-        log_probs, entropy = chunked_log_probs(hidden, weight, targets, with_entropy=True, chunk_size=chunk)
+        log_probs, entropy = chunked_log_probs(hidden, weight, targets, with_entropy=True)
         assert entropy is not None
         (log_probs.sum() + entropy.sum()).backward()
     assert seen.elements == chunk * V

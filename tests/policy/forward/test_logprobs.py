@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.forward import attention, row_tree
 from mrlm_pl.policy.forward import head as chunked_head
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_forward
@@ -474,12 +473,6 @@ def test_lora(target_modules: list[str]) -> None:
     got = token_logprobs(model, *batch, prefix_groups=batch.groups)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model, (got * batch.weights).sum()), expected_gradients)
-
-
-def test_prompt_tuning_is_refused() -> None:
-    model = get_peft_model(tiny_model("qwen2"), PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
-    with pytest.raises(PolicyError, match="PromptTuningConfig"):
-        token_logprobs(model, *Batch())
 
 
 def test_bf16_autocast_is_close_to_fp32() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrlm_pl.policy.forward import row_tree
-from mrlm_pl.policy.forward.packing import RowPlan, Segments
+from mrlm_pl.policy.forward.packing import RowPlan, Segments, padded_chunks
 
 # two rows that agree on 5 6 7 and differ afterwards, one without action tokens, one alone
 TOKENS = torch.tensor([[5, 6, 7, 1, 2, 0], [5, 6, 7, 3, 4, 0], [5, 6, 7, 9, 9, 9], [4, 8, 0, 0, 0, 0]])
@@ -74,7 +74,7 @@ def test_chunks_keep_groups_together_within_the_budget(monkeypatch: pytest.Monke
     assert chunks(11) == [[0, 1], [2, 3], [4, 5]]
     # too small for a group: every row computes its own prefix
     assert chunks(4) == chunks(1) == [[row] for row in range(6)]
-    assert plan.padded_chunks(8) == [[0, 1], [2, 3], [4, 5]]
+    assert padded_chunks(plan.fed_lengths, 8) == [[0, 1], [2, 3], [4, 5]]
     # a chunk less is worth computing two tokens twice
     monkeypatch.setattr(row_tree, "CHUNK_COST", 3)
     assert chunks(11) == [[0, 1, 2], [3, 4, 5]]
