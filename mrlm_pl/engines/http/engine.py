@@ -37,7 +37,7 @@ from mrlm_pl.engines.http.replicas import (
 )
 from mrlm_pl.engines.http.text_dialect import dialect_of
 from mrlm_pl.engines.transfer.manifest import checksum
-from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError, RemoteTimeoutError
 from mrlm_pl.policy.export import write_version
 
 logger = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class OpenAICompatible(Engine):
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError as error:
-            raise RemoteError(
+            raise RemoteTimeoutError(
                 f"new weights of policy {policy!r} waited {seconds:g} s for {self._under_way} running requests at "
                 f"{self._replicas.targets}; lower sampling.max_tokens or raise patience_seconds"
             ) from error
