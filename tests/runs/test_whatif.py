@@ -293,3 +293,19 @@ def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) 
     status, _, err = mrlm("whatif", *named, *decision[2:])
     assert status == 2
     assert "--episode is missing" in err
+
+
+def test_equal_returns_give_no_interval(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (episode,), path = recorded(1, tmp_path)
+    said = episode.trajectories["a"][0].messages[-1].content
+    named = ("builtin:tiny", "--environment", "tests.runs.test_whatif.Pair", "--episodes", str(path))
+    decision = ("--episode", "e0", "--agent", "a", "--turn", "0", "--message", said, "--samples", "4")
+    report = tmp_path / "report.json"
+    status, out, err = mrlm("whatif", *named, *decision, "--rest", "replay", "--output", str(report))
+    assert status == 0, err
+    found = json.loads(report.read_text())
+    assert len({*found["recorded"]["returns"], *found["other"]["returns"]}) == 1
+    assert [found[side]["ci95"] for side in ("recorded", "other")] == [[None, None]] * 2
+    assert (found["advantage"], found["ci95"]) == (0.0, [None, None])
+    assert "advantage of the decision of a at turn 0: +0.0000  95 % unknown (no spread)\n" in out
+    assert "all returns are equal" in out

@@ -142,8 +142,12 @@ def arena_table(report: ArenaReport) -> str:
         for item in report.differences
     ]
     lines.append("")
-    lines += [f"Elo {name} {round(rating.elo)}{_bounds(rating)}" for name, rating in report.ratings.items()]
-    if any(math.isinf(rating.high) for rating in report.ratings.values()):
+    dependent = any(math.isinf(rating.high) for rating in report.ratings.values())
+    lines += [
+        f"Elo {name} {round(rating.elo)}{'' if dependent else _bounds(rating)}"
+        for name, rating in report.ratings.items()
+    ]
+    if dependent:
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()
 
