@@ -63,7 +63,7 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         return path
     named = isinstance(value, Mapping) and CLASS in value
     if settings is not None and settings.__name__ == "Policy" and (named or isinstance(value, str)):
-        value = {"model": value[CLASS], **value.get(ARGUMENTS, {})} if named else {"model": value}
+        value = {"model": value[CLASS], **(value.get(ARGUMENTS) or {})} if named else {"model": value}
     elif bases and (named or isinstance(value, str)):
         return _with_class(value if named else {CLASS: value}, bases, members, key)
     if isinstance(value, Mapping):
