@@ -145,7 +145,7 @@ def policy_with(settings: Mapping[str, Any], config: Any) -> str | None:
         if key == "policies" and isinstance(value, Mapping):
             for name, own in value.items():
                 given = own if isinstance(own, Mapping) else {}
-                if all(settings.get(item) == it for item, it in given.items() if not isinstance(it, Mapping)):
+                if given and all(settings.get(item) == it for item, it in given.items() if not isinstance(it, Mapping)):
                     return str(name)
         elif name := policy_with(settings, value):
             return str(name)
