@@ -63,6 +63,10 @@ class RemoteError(MRLMError):
     """A server could not be reached, refused a request, or violated the protocol."""
 
 
+class RemoteTimeoutError(RemoteError, TimeoutError):
+    """No server answered within a deadline: of a reset, a step, tasks, samples or scores."""
+
+
 class ProgramError(MRLMError):
     """The program of an episode crashed, hung, or ended without a reward."""
 

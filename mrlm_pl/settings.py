@@ -120,8 +120,12 @@ def whole_range(low: int, high: int, owner: str, **option: Sequence[int]) -> tup
     return pair[0], pair[1]
 
 
-def check_address(target: str) -> None:
+def check_address(target: str, owner: str = "") -> None:
     """Validate the address of a server.
+
+    Args:
+        target: the address.
+        owner: begins the message.
 
     Raises:
         ConfigurationError: it is not ``HOST:PORT``.
@@ -129,5 +133,5 @@ def check_address(target: str) -> None:
     host, _, port = target.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ConfigurationError(
-            f"the address {target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
+            f"{owner}the address {target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
         )

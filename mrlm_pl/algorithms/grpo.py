@@ -45,7 +45,7 @@ class GRPO(PolicyGradient):
 
     Args:
         advantage: ``group_normalized``, ``group_centered``, ``leave_one_out``, or a function (in a configuration its
-            import path) of returns [N] and group numbers [N] that returns advantages [N].
+            import path or its name in a plugin) of returns [N] and group numbers [N] that returns advantages [N].
         credit: ``episode`` gives all turns of an agent the advantage of its return, ``turn`` compares each turn with
             the same turn of the other episodes, with ``advantage: group_centered`` without dividing by a standard
             deviation; see :class:`mrlm_pl.learner.credit.turn_returns.TurnCredit`.

@@ -52,7 +52,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Difference:
-    """The paired difference of two players' mean returns, in episodes that each plays alone."""
+    """The paired difference of two players' mean returns, in episodes in which each plays all agents."""
 
     player: str
     other: str
@@ -64,15 +64,17 @@ class Difference:
 class ArenaReport:
     """Results of cross-play.
 
+    Agents that earn the same in every episode are a team: no player wins against another of its members.
+
     Args:
         environment: its name.
         split: of the tasks.
         seed: of the tasks and the sampling.
         seatings: every way to seat the players.
-        scores: of each player against each other one, over the seatings in which both play.
-        differences: of the returns of each pair of players; empty in an environment of several agents.
-        ratings: Elo, 0 for the first player; empty without games between all players. The bounds are infinite where a
-            task has several samples: the intervals of ratings take games as independent.
+        scores: of each player against each other one, over the seatings in which both play; empty for a team.
+        differences: of the returns of each pair of players, where there is one agent or a team; else empty.
+        ratings: Elo, 0 for the first player; empty for a team, and without games between all players. The bounds are
+            infinite where a task has several samples: the intervals of ratings take games as independent.
     """
 
     environment: str
@@ -102,12 +104,14 @@ def arena_report(
         seed: of the tasks and the sampling.
     """
     games, table = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list)), GameTable()
-    seatings = []
+    seatings, unequal = [], False
+    several = any(len(seated) > 1 for seated, _ in played)
     for seated, episodes in played:
         whole = [episode for episode in episodes if not episode.failed]
         returns: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in seated}
         for episode in whole:
             rewards = {agent: episode.rewards().get(agent, 0.0) for agent in seated}
+            unequal = unequal or len({*rewards.values()}) > 1
             for agent, reward in rewards.items():
                 returns[agent][episode.task.key].append(reward)
             means = {
@@ -121,6 +125,9 @@ def arena_report(
                     table.add(one, other, score, 1)
         found = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
         seatings.append(Seating(dict(seated), len(whole), len(episodes) - len(whole), found))
+    team = several and not unequal
+    if team:
+        games.clear()
     scores = []
     for (one, other), groups in sorted(games.items(), key=lambda item: [players.index(name) for name in item[0]]):
         sums = [(math.fsum(group), float(len(group))) for group in groups.values()]
@@ -134,17 +141,17 @@ def arena_report(
         for player in sorted(players, key=lambda name: -round(found_ratings[name].elo, 6)):
             elo = found_ratings[player].elo
             ratings[player] = Rating(elo, -math.inf, math.inf) if sampled else found_ratings[player]
-    return ArenaReport(environment, split, seed, seatings, scores, _differences(played), ratings)
+    differences = [] if several and not team else _differences(played)
+    return ArenaReport(environment, split, seed, seatings, scores, differences, ratings)
 
 
 def _differences(played: Sequence[tuple[Mapping[str, str], Sequence[Episode]]]) -> list[Difference]:
-    """Return the differences of the players of a single agent, each pair in the order of ``played``."""
-    if any(len(seated) > 1 for seated, _ in played):
-        return []
+    """Return the differences of players who play all agents, each pair in the order of ``played``."""
     whole = {
         player: {episode.id: episode for episode in episodes if not episode.failed}
         for seated, episodes in played
-        for player in seated.values()
+        for player in set(seated.values())
+        if len(set(seated.values())) == 1
     }
     found = []
     for one, other in itertools.combinations(whole, 2):

@@ -126,7 +126,7 @@ class Policy(nn.Module):
                 "random_init_seed"
             )
         if served_by is not None:
-            _check_server(served_by)
+            _check_server(served_by, owner)
         _check_int8(int8, owner, trained, lora, served_by)
         self.served_by, self.int8 = served_by, int8
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
@@ -447,13 +447,13 @@ def _resolve(model: str) -> str:
     return policy_folder(model, "policy model")
 
 
-def _check_server(place: str) -> None:
+def _check_server(place: str, owner: str) -> None:
     """Validate that ``served_by`` is ``HOST:PORT`` or ``[DIALECT+]http[s]://HOST:PORT``."""
     if "://" not in place:
-        check_address(place)
+        check_address(place, f"{owner}served_by: ")
     elif not place.removeprefix("sglang+").removeprefix("transformers+").startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"served_by {place!r} is neither HOST:PORT, nor http://HOST:PORT (vLLM), sglang+http://HOST:PORT or "
+            f"{owner}served_by {place!r} is neither HOST:PORT, nor http://HOST:PORT (vLLM), sglang+http://HOST:PORT or "
             "transformers+http://HOST:PORT"
         )
 

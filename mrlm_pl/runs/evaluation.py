@@ -99,7 +99,10 @@ class SeatedModel:
             if given is None or isinstance(given, Policy):
                 hint = meant(name, self.run.policies, f"the policies are {sorted(self.run.policies)}")
                 raise ConfigurationError(f"served_by: {self.label!r} has no policy {name!r} to be served; {hint}")
-            served = Policy(**given, trained=False, served_by=place)
+            try:
+                served = Policy(**given, trained=False, served_by=place)
+            except ConfigurationError as error:
+                raise type(error)(f"policies.{name}: {error}") from error
             self.run = replace(self.run, policies={**self.run.policies, name: served})
 
     def specs(self, num_episodes: int, split: str, seed: int, samples_per_task: int) -> list[EpisodeSpec]:

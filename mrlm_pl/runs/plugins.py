@@ -1,9 +1,9 @@
-"""The classes that commands may name: our own, those of plugin packages, and the short names of environments.
+"""The classes and functions that commands may name: our own, those of plugin packages, short names of environments.
 
 A plugin is any installed distribution with an entry point in the group ``mrlm_pl.plugins`` that names a package. The
-classes in its ``__all__``, or without one all public classes that it defines, can be named on the command line without
-their path. Ours are found in the same way. A class of the working folder is named ``my_file.MyClass`` or
-``./my_file.py:MyClass``.
+classes and functions in its ``__all__``, or without one all public ones that it defines, can be named on the command
+line without their path. Our classes are found in the same way. A class of the working folder is named
+``my_file.MyClass`` or ``./my_file.py:MyClass``, a function likewise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, MRLMError, meant, nearest, place_of_error
@@ -272,17 +272,44 @@ def class_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def plugin_functions(name: str | None = None) -> dict[str, Any]:
+    """Return the functions that installed plugins export, or those of a name, by import path; each once.
+
+    Raises:
+        ConfigurationError: a plugin cannot be imported.
+    """
+    import_packages()
+    found: dict[int, tuple[str, Any]] = {}
+    for path, item in _exports(name):
+        is_alias = get_origin(item) is not None  # of a type, such as `Callable[[str], str]`, which can be called
+        if callable(item) and not isinstance(item, type) and not is_alias:
+            found.setdefault(id(item), (path, item))
+    return dict(found.values())
+
+
 def _exported_classes() -> Iterator[type]:
-    """Yield the classes that imported plugin packages export: of ``__all__``, else all public ones that they define."""
+    return (item for _, item in _exports() if isinstance(item, type))
+
+
+def _exports(name: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the exports of imported plugin packages, all or those of a name, each with its import path.
+
+    Exports are those of ``__all__``, else all public names that a package defines itself.
+
+    Raises:
+        ConfigurationError: an export cannot be imported.
+    """
     for entry_point in plugin_entry_points():
         package = sys.modules.get(entry_point.value)
         if package is None:
             continue
         exports, own = getattr(package, "__all__", None), f"{entry_point.value}."
         for export in exports if exports is not None else [item for item in vars(package) if not item.startswith("_")]:
-            item = getattr(package, export)
-            if isinstance(item, type) and (exports is not None or f"{item.__module__}.".startswith(own)):
-                yield item
+            if name in (None, export):
+                with _naming_plugin(entry_point):
+                    item = getattr(package, export)
+                if exports is not None or f"{getattr(item, '__module__', '')}.".startswith(own):
+                    yield f"{entry_point.value}.{export}", item
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def test_ratings_of_dependent_games_have_no_interval() -> None:
 
 
 def test_equal_ratings_have_the_order_of_the_command_line() -> None:
-    drawn = games((0.5, 0.5), (0.5, 0.5))
+    drawn = games((1.0, 0.0), (0.0, 1.0))
     found = report("cab", *((pair, drawn) for pair in ("ca", "cb", "ab")))
     assert list(found.ratings) == ["c", "a", "b"]
     assert [line for line in arena_table(found).splitlines() if line.startswith("Elo")][1].startswith("Elo a 0 ")
@@ -98,6 +98,40 @@ def test_players_of_one_agent_are_compared_by_their_returns_in_the_same_episodes
     difference = (item.difference.value, item.difference.low, item.difference.high)
     assert difference == pytest.approx((5 / 3, 5 / 3 - 22.5888, 5 / 3 + 22.5888), abs=1e-3)
     assert "new minus old +1.6667  95 % [-20.9221, 24.2555]  3 pairs of episodes" in arena_table(found)
+
+
+def test_a_team_has_no_winner_and_is_compared_by_teams_of_one_player() -> None:
+    won, lost = (1.0, 1.0), (0.0, 0.0)
+    seatings = (("ab", games(won, won, won)), ("ba", games(lost, lost, lost)), ("bb", games(lost, won, lost)))
+    found = report("ab", ("aa", games(won, won, lost, failed=1)), *seatings)
+    assert (found.scores, found.ratings) == ([], {})
+    (item,) = found.differences
+    # Differences 1, 0, 0: mean 1/3, standard deviation 1 / sqrt 3, t(2) = 4.30265, half-width 4.30265 / 3 = 1.43422.
+    assert (item.player, item.other, item.episodes) == ("a", "b", 3)
+    difference = (item.difference.value, item.difference.low, item.difference.high)
+    assert difference == pytest.approx((1 / 3, 1 / 3 - 1.43422, 1 / 3 + 1.43422), abs=1e-4)
+    told = arena_table(found)
+    assert (
+        "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:\na min"
+        in told
+    )
+    assert "against" not in told
+    assert "Elo" not in told
+
+
+def test_one_unequal_episode_makes_no_team() -> None:
+    drawn = (0.0, 0.0)
+    pairs = ("aa", "ab", "ba", "bb")
+    found = report("ab", *((pair, games(drawn, (1.0, 0.0) if pair == "ba" else drawn)) for pair in pairs))
+    assert [item.score.value for item in found.scores] == [0.375, 0.625]  # a, the second, lost one game of four
+    assert found.differences == []
+    assert arena_table(found).endswith("Elo a 0  the reference")
+
+
+def test_agents_that_did_not_act_earned_nothing() -> None:
+    alone_lost = [replace(item, trajectories={"first": item.trajectories["first"]}) for item in games((-1.0, 0.0))]
+    found = report("ab", ("ab", alone_lost), ("ba", games((0.0, 0.0))))
+    assert [item.score.value for item in found.scores] == [0.25, 0.75]
 
 
 def test_players_that_never_met_have_no_ratings() -> None:

@@ -74,6 +74,14 @@ def test_repeated_samples_of_a_task_are_not_independent() -> None:
     assert mean_interval([[1.0, 0.0]]) == (-math.inf, math.inf)
 
 
+def test_equal_rewards_have_no_interval_and_equal_successes_have_wilsons() -> None:
+    report = summary([episode(task, 1.0, True) for task in range(20)])
+    assert report.to_dict()["ci95"] == [None, None]
+    told = report_table(report, Sampling())
+    assert "\nmean reward    1.0000  95 % unknown (no spread)\n" in told
+    assert "\naccuracy       1.0000  95 % [0.8389, 1.0000]\n" in told  # 20 / (20 + 1.96^2)
+
+
 def test_the_number_of_problems_is_told_where_it_is_far_below_that_of_the_episodes() -> None:
     few = report_table(summary([episode(task, 0.0, False) for task in (0, 1) for _ in range(5)]), Sampling())
     assert "\nepisodes       10; 2 different problems\n" in few

@@ -213,6 +213,8 @@ def test_a_policy_on_a_server_decides(tmp_path: Path, monkeypatch: pytest.Monkey
     assert there == whatif("builtin:tiny", Pair(), device="cpu", **asked)
     with pytest.raises(ConfigurationError, match="no policy 'mian' to be served; did you mean 'main'"):
         whatif("builtin:tiny", Pair(), served_by={"mian": "127.0.0.1:1"}, device="cpu", **asked)
+    with pytest.raises(ConfigurationError, match=r"policies\.main: policy .*: served_by: the address 'x' is"):
+        whatif("builtin:tiny", Pair(), served_by={"main": "x"}, device="cpu", **asked)
 
 
 def test_later_decisions_are_replayed(tmp_path: Path) -> None:
@@ -293,3 +295,19 @@ def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) 
     status, _, err = mrlm("whatif", *named, *decision[2:])
     assert status == 2
     assert "--episode is missing" in err
+
+
+def test_equal_returns_give_no_interval(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (episode,), path = recorded(1, tmp_path)
+    said = episode.trajectories["a"][0].messages[-1].content
+    named = ("builtin:tiny", "--environment", "tests.runs.test_whatif.Pair", "--episodes", str(path))
+    decision = ("--episode", "e0", "--agent", "a", "--turn", "0", "--message", said, "--samples", "4")
+    report = tmp_path / "report.json"
+    status, out, err = mrlm("whatif", *named, *decision, "--rest", "replay", "--output", str(report))
+    assert status == 0, err
+    found = json.loads(report.read_text())
+    assert len({*found["recorded"]["returns"], *found["other"]["returns"]}) == 1
+    assert [found[side]["ci95"] for side in ("recorded", "other")] == [[None, None]] * 2
+    assert (found["advantage"], found["ci95"]) == (0.0, [None, None])
+    assert "advantage of the decision of a at turn 0: +0.0000  95 % unknown (no spread)\n" in out
+    assert "all returns are equal" in out

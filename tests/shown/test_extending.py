@@ -73,11 +73,12 @@ def test_the_algorithm_and_its_rule_are_used_from_yaml(by: str, mrlm) -> None:
     small = ("--data.iterations", "1", "--trainer.default_root_dir")
     status, _, errors = mrlm("fit", "--config", config, "--model", f"{package}MedianGRPO", *small, "own")
     assert status == 0, errors
-    rule = ("--model.advantage", "my_lab.median_advantages")
+    rule = ("--model.advantage", f"{package}median_advantages")
     status, _, errors = mrlm("fit", "--config", config, *rule, *small, "rule")
     assert status == 0, errors
     weights = [Path(run, "policies", "main", "model.safetensors").read_bytes() for run in ("own", "rule")]
     assert weights[0] == weights[1], "the same rule in two ways"
+    assert "advantage: my_lab.median_advantages" in Path("rule/config.yaml").read_text()
 
 
 def test_the_rule_subtracts_the_median_of_each_group() -> None:

@@ -30,9 +30,9 @@ def test_the_demonstration_has_seeds_and_a_turn_tree() -> None:
 
 def test_the_command_shows_the_demonstration(mrlm, tmp_path: Path) -> None:
     assert mrlm("view", "--demo", "--text")[1].count("finished") == 3
-    status, out, _ = mrlm("view", "--demo", "--export", str(tmp_path / "page.html"))
+    status, out, _ = mrlm("view", "--demo", "--export", str(tmp_path / "new" / "page.html"))
     assert (status, "3 runs" in out) == (0, True)
-    page = (tmp_path / "page.html").read_text()
+    page = (tmp_path / "new" / "page.html").read_text()
     assert '"tree?run=debate-turn-tree&id=2-1-1-1-1-1"' in page
     assert "tree?run=debate-seed0" not in page
     assert "take `--demo` alone" in mrlm("view", "--demo", str(tmp_path))[2]

@@ -30,7 +30,8 @@ class Reward:
     Copies of an environment share the function, so one that holds state, such as a judge's client, is thread-safe.
 
     Args:
-        call: a function of the replies and the row, in a configuration its import path or ``./my_file.py:my_function``.
+        call: a function of the replies and the row, in a configuration its import path, ``./my_file.py:my_function`` or
+            its name in a plugin.
         weight: factor of all values that it returns.
         name: of its component; empty is the function's name.
     """

@@ -115,7 +115,9 @@ def _read(sources: Sequence[str], references: Sequence[str]) -> tuple[list[Answe
     tasks = {answer.question: answer.task for answer in answers}
     for source in references:
         for number, row in numbered_rows(source, "train", ("question", "answer")):
-            right = answer_of_row({**row, "correct": True}, f"{source}, row {number}")
+            # Other columns of a data set are its own, whatever their names.
+            own = {"question": row["question"], "answer": row["answer"], "correct": True}
+            right = answer_of_row(own, f"{source}, row {number}")
             if right.question in tasks:
                 answers.append(Answer(right.question, right.answer, 1.0, tasks[right.question]))
     return answers, sum(failed for _, failed in found)

@@ -132,6 +132,10 @@ def arena_table(report: ArenaReport) -> str:
         lines.append(f"  {seating.episodes} episodes{failed}")
         lines += [f"  {agent} {mean.value:.4f}{_bounds(mean)}" for agent, mean in seating.rewards.items()]
     lines.append("")
+    if report.differences and any(len(seating.players) > 1 for seating in report.seatings):
+        lines.append(
+            "All agents earn the same in every episode, as a team, so no player wins. Whole teams of one player:"
+        )
     lines += [
         f"{item.player} against {item.other} {item.score.value:.4f}{_bounds(item.score)}  {item.games} games"
         for item in report.scores
@@ -142,7 +146,11 @@ def arena_table(report: ArenaReport) -> str:
         for item in report.differences
     ]
     lines.append("")
-    lines += [f"Elo {name} {round(rating.elo)}{_bounds(rating)}" for name, rating in report.ratings.items()]
+    for name, rating in report.ratings.items():
+        bounds = (
+            "  the reference" if rating.low == rating.high else _bounds(rating) if math.isfinite(rating.high) else ""
+        )
+        lines.append(f"Elo {name} {round(rating.elo)}{bounds}")
     if any(math.isinf(rating.high) for rating in report.ratings.values()):
         lines.append("Elo has no intervals with several samples per task: they depend on each other.")
     return "\n".join(lines).rstrip()

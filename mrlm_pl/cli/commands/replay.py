@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -118,8 +119,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
             print(f"  {len(values):3d} x {sum(values) / len(values):8.4f}  {text!r}")
     advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
     print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
-    if report.ci95[0] == report.ci95[1]:
-        print("all returns are equal, so their spread is unknown and the intervals have no width; take more --samples")
+    if math.isinf(report.ci95[1]):
+        print("all returns are equal, so there is no spread to estimate an interval from; take more --samples")
     if options.output:
         write_json(options.output, asdict(report))
     return 0

@@ -59,6 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.export is not None:
         page = exported(runs)
         with writing("export", options.export):
+            Path(options.export).parent.mkdir(parents=True, exist_ok=True)
             Path(options.export).write_text(page, encoding="utf-8")
         print(f"mrlm: {options.export} holds {len(runs)} run{'' if len(runs) == 1 else 's'}; open it in a browser")
         return 0

@@ -18,7 +18,15 @@ from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of, tell
-from mrlm_pl.runs.plugins import class_path, dotted_path, environments_by_name, import_exports, imported, subclasses
+from mrlm_pl.runs.plugins import (
+    class_path,
+    dotted_path,
+    environments_by_name,
+    import_exports,
+    imported,
+    plugin_functions,
+    subclasses,
+)
 
 MOST_NAMES = 40
 """A message with the nearest name lists all names only up to this number."""
@@ -51,11 +59,11 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     bases = [cls for cls in classes if cls is not settings]
     if isinstance(value, list):
         return [resolved(item, _inner(members, mapping=False), key) for item in value]
-    if isinstance(value, str) and "." in value and any(get_origin(item) is Callable for item in members):
-        return _function_path(value, key)
+    if isinstance(value, str) and _takes_functions(members) and (path := _function_path(value, members, key)):
+        return path
     named = isinstance(value, Mapping) and CLASS in value
     if settings is not None and settings.__name__ == "Policy" and (named or isinstance(value, str)):
-        value = {"model": value[CLASS], **value.get(ARGUMENTS, {})} if named else {"model": value}
+        value = {"model": value[CLASS], **(value.get(ARGUMENTS) or {})} if named else {"model": value}
     elif bases and (named or isinstance(value, str)):
         return _with_class(value if named else {CLASS: value}, bases, members, key)
     if isinstance(value, Mapping):
@@ -78,13 +86,44 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     return value
 
 
-def _function_path(name: str, key: str) -> str:
-    """Return the import path of a function, given as such or as ``./my_file.py:my_function``."""
+def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
+    """Return the import path of a function by that path, as ``./my_file.py:my_function``, or by its name in a plugin.
+
+    None for a name that is another value of the parameter.
+    """
     path = dotted_path(name)
-    found = _imported(path, name, key)
-    if not callable(found):
-        raise MistakeError(key, f"{path} is a {type(found).__name__}, and not a function")
-    return path
+    if "." in path:
+        found = _imported(path, name, key)
+        if not callable(found):
+            raise MistakeError(key, f"{path} is a {type(found).__name__}, and not a function")
+        return path
+    if name in _choices(members):
+        return None
+    paths = [*plugin_functions(name)]
+    if len(paths) > 1:
+        raise MistakeError(key, f"several functions are named {name!r}; give the path of one: {', '.join(paths)}")
+    if not paths and not _is_plain(name, members):
+        near = nearest(name, map(_last, plugin_functions()))
+        hint = f"did you mean {near!r}? Otherwise give" if near else "give"
+        raise MistakeError(
+            key,
+            f"no plugin exports a function {name!r}; {hint} its import path, as in `my_module.my_function` or "
+            "`./my_file.py:my_function`",
+        )
+    return next(iter(paths), None)
+
+
+def _takes_functions(members: Sequence[Any]) -> bool:
+    return any(get_origin(member) is Callable for member in members)
+
+
+def _choices(members: Sequence[Any]) -> list[Any]:
+    """Return the values that the literal types among those of a parameter have."""
+    return [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _imported(path: str, name: str, key: str) -> Any:
@@ -157,14 +196,16 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
         parser.parse_object({"value": value})
     except ArgumentError as error:
         members = [member for member in _members(annotation) if member is not type(None)]
-        choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+        choices = _choices(members)
         kinds = [_kind(member) for member in members if get_origin(member) is not Literal]
         if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
             reason = str(error).strip().rpartition("\n")[2].partition(": ")[2]  # after the type's name
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
         else:
             wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
-            reason, near = f"expected {wanted}, but the value is {value}", nearest(str(value), map(str, choices))
+            functions = map(_last, plugin_functions()) if _takes_functions(members) else ()
+            near = nearest(str(value), [*map(str, choices), *functions])
+            reason = f"expected {wanted}, but the value is {value}"
             if kinds == ["list"] and isinstance(value, str) and not value.startswith("["):
                 reason += f"; write a list, as in `[{value}]`"
         return MistakeError(key, reason + (f"; did you mean {str(near)!r}?" if near else ""))
@@ -174,7 +215,7 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
 def _kind(member: Any) -> str:
     """Return the name of a type in a message."""
     if get_origin(member) is Callable:
-        return "a function by its import path (`package.function`)"
+        return "a function (its import path `package.function`, or its name in a plugin)"
     return getattr(member, "__name__", str(member))
 
 

@@ -50,8 +50,8 @@ def check_files(arguments: Sequence[str]) -> None:
     """Validate that the configuration files among the arguments exist and are mappings in YAML.
 
     Raises:
-        ConfigurationError: a missing file, with the nearest in its folder; wrong syntax, an empty file, no mapping, or
-            a duplicate key, with file and line.
+        ConfigurationError: a missing file, with the nearest in its folder; wrong syntax, an empty file, no mapping,
+            other ``init_args`` than a mapping, or a duplicate key, with file and line.
     """
     for path in _named(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
@@ -71,7 +71,11 @@ def check_files(arguments: Sequence[str]) -> None:
             )
         for node in _mappings(top):
             seen: dict[str, int] = {}
-            for key, _ in node.value:
+            for key, value in node.value:
+                if key.value == "init_args" and not _is_mapping(value):
+                    raise ConfigurationError(
+                        f"{file}, line {_line(key)}: init_args are a mapping, as in `{{NAME: VALUE}}`"
+                    )
                 if key.value in seen:
                     raise ConfigurationError(
                         f"{file}, line {_line(key)}: the key {key.value!r} is in line {seen[key.value]} already; "
@@ -134,6 +138,10 @@ def _composed(file: Path) -> yaml.Node | None:
         ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _is_mapping(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.MappingNode) or node.tag == "tag:yaml.org,2002:null"
 
 
 def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:

@@ -107,8 +107,7 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
     options = re.compile(r"--model\.(?:init_args\.)?policies\.([^.=]+)")
     given = [match.group(1) for argument in arguments if (match := options.match(argument))]
     words = [word for pair in option_values(arguments) if pair[0] == "--config" for word in ("--config", pair[1])]
-    model = merged(words, ())[0].get("model")
-    known = dict((model.get(ARGUMENTS) or {}).get("policies") or {}) if isinstance(model, Mapping) else {}
+    known = _policies(merged(words, ())[0])
     for name in given:
         near = nearest(name, known) if name not in known else None
         if near and name not in str(config["model"].get(ARGUMENTS, {}).get("seats")):
@@ -117,15 +116,19 @@ def _check_policies(arguments: Sequence[str], config: Mapping[str, Any]) -> None
                 f"there is no policy {name!r}; did you mean {near!r}? A new policy needs a seat: name it in "
                 "`--model.seats` too",
             )
-    model = config.get("model")
-    policies = (model.get(ARGUMENTS) or {}).get("policies") if isinstance(model, Mapping) else None
-    for name, policy in policies.items() if isinstance(policies, Mapping) else ():
-        own = policy.get(ARGUMENTS, policy) if isinstance(policy, Mapping) else {}
+    for name, policy in _policies(config).items():
+        own = (policy.get(ARGUMENTS, policy) or {}) if isinstance(policy, Mapping) else {}
         if str(own.get("trained")).lower() == "false" and str(own.get("lora")).lower() not in ("none", "null"):
             raise MistakeError(
                 f"model.policies.{name}",
                 f"policy {name!r} has lora but is not trained; set `lora: null`, or `trained: true`",
             )
+
+
+def _policies(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    model = config.get("model")
+    policies = (model.get(ARGUMENTS) or {}).get("policies") if isinstance(model, Mapping) else None
+    return policies if isinstance(policies, Mapping) else {}  # the parser answers another value
 
 
 def _check_name(name: Any, key: str, kind: str, known: Sequence[str]) -> None:
@@ -161,7 +164,8 @@ def _check_class(
 
 
 def _check_keys(value: Any, owner: str, known: Mapping[str, str] | None, key: str) -> None:
-    value = value.get(ARGUMENTS, value) if isinstance(value, Mapping) else {}  # a model's name may stand for a policy
+    # A model's name may stand for a policy.
+    value = (value.get(ARGUMENTS, value) or {}) if isinstance(value, Mapping) else {}
     for name, item in value.items() if known else ():
         if known and name not in (*known, CLASS):
             raise MistakeError(f"{key}.{name}", unknown_key(owner, name, [*known]))

@@ -81,7 +81,9 @@ class ShortErrors:
             try:
                 return cls(*arguments, **options)
             except MRLMError as error:
-                refusals.append(error)
+                name = policy_with(options, args[0].as_dict()) if cls.__name__ == "Policy" else None
+                refusals.append(error if name is None else type(error)(f"policies.{name}: {error}"))
+                refusals[-1].__cause__ = error.__cause__
                 raise
             except Exception as error:  # a class of the user's may raise anything
                 if cls.__module__.partition(".")[0] in ("lightning", "torch"):  # Lightning's CLI handles these
@@ -135,6 +137,19 @@ class ShortErrors:
             return text
         text = _INNER_HELP.sub("", text)
         return text + policy_help() if "--model.policies" in text else text
+
+
+def policy_with(settings: Mapping[str, Any], config: Any) -> str | None:
+    """Return the name of the first policy in a configuration with these settings, as far as they are plain values."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if key == "policies" and isinstance(value, Mapping):
+            for name, own in value.items():
+                given = own if isinstance(own, Mapping) else {}
+                if given and all(settings.get(item) == it for item, it in given.items() if not isinstance(it, Mapping)):
+                    return str(name)
+        elif name := policy_with(settings, value):
+            return str(name)
+    return None
 
 
 def descriptions(cls: type) -> dict[str, str]:

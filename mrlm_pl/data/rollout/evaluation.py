@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,8 @@ from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, judged
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.trainer.termination import ended_by_sigterm
+
+logger = logging.getLogger(__name__)
 
 
 class Evaluation:
@@ -58,6 +61,9 @@ class EvaluationStream:
         split: of the tasks.
         episodes: of each environment.
         sampling: how turns are sampled.
+
+    Attributes:
+        few: how many tasks the split has, of each environment where they are fewer than the episodes.
     """
 
     BATCH = 64
@@ -66,13 +72,22 @@ class EvaluationStream:
         self.evaluation, self.split, self.sampling = evaluation, split, sampling
         self.environments = evaluation.players.environments
         rank, ranks = data_parallel_rank(evaluation.trainer)
-        specs = [spec for name in self.environments for spec in evaluation.specs(name, episodes, split)]
+        by_environment = {name: evaluation.specs(name, episodes, split) for name in self.environments}
+        self.few = {name: len(found) for name, found in by_environment.items() if len(found) < episodes}
+        self.episodes, specs = episodes, [spec for found in by_environment.values() for spec in found]
         self.specs = specs[rank::ranks]
         # Every rank serves the same number of batches, or the others would wait for it for ever; the last may be empty.
         self.batches = -(-len(specs[0::ranks]) // self.BATCH)
 
     def __len__(self) -> int:
         return self.batches
+
+    def warn_of_few_tasks(self, option: str) -> None:
+        """Warn of environments whose split has fewer tasks than episodes that an option asks for, on the first rank."""
+        if self.few and data_parallel_rank(self.evaluation.trainer)[0] == 0:
+            found = ", ".join(f"{name!r} has {count}" for name, count in self.few.items())
+            message = "%s is %d, and the %s split has fewer tasks (%s): each is played once; lower it, or add tasks"
+            logger.warning(message, option, self.episodes, self.split, found)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         played: list[Episode] = []

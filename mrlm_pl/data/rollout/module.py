@@ -64,7 +64,8 @@ class RolloutDataModule(LightningDataModule):
         passes: passes over a rollout.
         iterations: rollouts in an epoch of the trainer.
         sampling: how training episodes are sampled; ``policies`` in it has settings of single policies.
-        validation_episodes: episodes of each environment that a validation or test loop plays.
+        validation_episodes: episodes of each environment that a validation or test loop plays, one of each task; a
+            split with fewer tasks is played whole, with a warning.
         validation_sampling: how these are sampled; None is like ``sampling``.
         max_turns: decisions after which an episode is truncated.
         step_timeout: seconds that one environment step may take.
@@ -132,6 +133,7 @@ class RolloutDataModule(LightningDataModule):
         self.sampling = as_settings(Sampling, sampling, "data.sampling")
         self.validation_sampling = as_settings(Sampling, validation_sampling or sampling, "data.validation_sampling")
         self.validation_episodes, self.seed = validation_episodes, seed
+        self._held_out_splits: set[str] = set()
         self.mode, self.max_lag, self.async_options = mode, max_lag, async_options
         player_options = {
             "max_turns": self.tasks.turn_limits(max_turns),
@@ -203,7 +205,11 @@ class RolloutDataModule(LightningDataModule):
 
     def _held_out(self, split: str) -> EvaluationStream:
         self._attached()
-        return EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
+        stream = EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
+        if split not in self._held_out_splits:  # Lightning may ask for a loader again
+            self._held_out_splits.add(split)
+            stream.warn_of_few_tasks("data.validation_episodes")
+        return stream
 
     def teardown(self, stage: str) -> None:
         self.collection.close()

@@ -334,13 +334,16 @@ class RunTasks:
     def plan_until(self, iteration: int, last: int, groups: int) -> None:
         """Decide the environments of the groups up to an iteration, where they are not decided yet.
 
+        All that may begin are decided here: an asynchronous collector reads them in a thread of its own, and two
+        threads that decide would make the order depend on the time.
+
         Args:
             iteration: the current one; the plan of earlier ones is dropped.
             last: the furthest whose groups may begin now.
             groups: in an iteration.
         """
         if not isinstance(self.stream, PlannedStream):
-            self.stream.picked(iteration * groups)  # a resumed run decides those before it first
+            self.stream.picked((last + 1) * groups - 1)  # a resumed run decides those before it too
             self.stream.forget(iteration * groups)
             return
         assert self.curriculum is not None

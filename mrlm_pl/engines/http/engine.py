@@ -38,7 +38,7 @@ from mrlm_pl.engines.http.replicas import (
 )
 from mrlm_pl.engines.http.text_dialect import dialect_of
 from mrlm_pl.engines.transfer.manifest import checksum
-from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError, RemoteTimeoutError
 from mrlm_pl.policy.export import write_version
 
 logger = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class OpenAICompatible(Engine):
                 try:
                     await asyncio.wait_for(self._idle.wait(), self._terms.patience_seconds)
                 except asyncio.TimeoutError as error:
-                    raise RemoteError(
+                    raise RemoteTimeoutError(
                         f"new weights of policy {policy!r} waited {self._terms.patience_seconds:g} s for "
                         f"{self._under_way} running requests at {self._replicas.targets}; lower sampling.max_tokens or "
                         "raise patience_seconds"

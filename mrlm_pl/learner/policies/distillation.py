@@ -41,8 +41,8 @@ class Teacher:
         reprompt: the conversation in which it reads the student's answer; None is the student's own. ``sibling`` adds
             the answer of a successful episode of the same task (SDPO), ``demonstration`` the task's solution (SDFT),
             ``feedback`` the environment's later messages, ``team`` the last answers of the other agents, ``majority``
-            their most frequent one in all episodes of the task; or a function, in a configuration its import path, from
-            an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to messages or None.
+            their most frequent one in all episodes of the task; or a function, in a configuration its import path or
+            its name in a plugin, from an :class:`~mrlm_pl.learner.policies.reprompts.Attempt` to messages or None.
         partner: an agent of the same episode: the teacher reads its conversation up to its last turn.
 
     Raises:

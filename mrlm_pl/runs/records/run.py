@@ -26,6 +26,7 @@ from mrlm_pl.runs.plugins import (
     find_environment,
     import_environment,
     plugin_entry_points,
+    plugin_functions,
 )
 
 SINGLE = "main"
@@ -303,12 +304,14 @@ def _is_inside(name: str, folder: Path) -> bool:
 
 
 def _is_installed_function(name: str) -> bool:
-    """Return True if a dotted path names what could be called: of Python, or of an installed package.
+    """Return True if a name is that of what could be called: of Python or an installed package, or a plugin's function.
 
     Classes of our packages and of plugins, and environments of any package, may be named. Modules of the user's own are
     not imported: a data file ``train.csv`` may lie beside a program ``train.py``.
     """
     root = name.partition(".")[0]
+    if name.isidentifier():
+        return bool(plugin_functions(name))
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
         return False
     ours = {"mrlm_pl", *(entry_point.value.partition(".")[0] for entry_point in plugin_entry_points())}

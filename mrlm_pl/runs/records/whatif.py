@@ -27,7 +27,7 @@ class Outcomes:
         texts: the decision in each episode.
         returns: the return of each, from the decision's step on.
         mean: of the returns.
-        ci95: its 95 % interval.
+        ci95: its 95 % interval; infinite where the returns of both sides are all equal, which show no spread.
     """
 
     texts: tuple[str, ...]
@@ -47,7 +47,7 @@ class WhatIfReport:
         recorded: continuations of the recorded decision.
         other: continuations of the other decisions.
         advantage: of the recorded decision: difference of the means.
-        ci95: its 95 % interval.
+        ci95: its 95 % interval; infinite likewise.
     """
 
     episode: str
@@ -144,6 +144,8 @@ def _report(
 
     returns = [[value(item) for item in items] for items in (same, other)]
     low, high = min(map(min, returns)), max(map(max, returns))
+    if low == high:  # equal returns tell nothing of their range
+        low, high = -math.inf, math.inf
     found = [
         Outcomes(
             tuple(_text(item, agent, turn) for item in items),

@@ -19,9 +19,9 @@ from mrlm_pl import errors
 from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.environment import Environment, Observations, Step, TaskSource, ToolSchema
 from mrlm_pl.episode import Message, Task
-from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
+from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError, RemoteTimeoutError
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.addresses import addresses_of, first_answer, note_gone
+from mrlm_pl.serving.transport.addresses import Servers, addresses_of, note_gone
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import (
     CONTROLLER_SECONDS,
@@ -95,7 +95,7 @@ class RemoteEnvironment(Environment, proxy=True):
         """The agents, as the first server that answers has them.
 
         Raises:
-            RemoteError: no server answers.
+            RemoteTimeoutError: no server answers.
             ConfigurationError: there is no such environment, or its settings are wrong.
         """
         if self._described is None:  # no cached_property: before Python 3.12 all instances would wait for one another
@@ -129,7 +129,8 @@ class RemoteEnvironment(Environment, proxy=True):
         """Open a session; see :meth:`Environment.reset`.
 
         Raises:
-            RemoteError: no server opens one in time.
+            RemoteTimeoutError: no server opens one in time.
+            RemoteError: one refuses.
         """
         self.close()
         opening = submit(self._open(task))
@@ -148,7 +149,8 @@ class RemoteEnvironment(Environment, proxy=True):
         """Take a turn; see :meth:`Environment.step`.
 
         Raises:
-            RemoteError: the server is gone, or refuses.
+            RemoteTimeoutError: the server is silent.
+            RemoteError: it is gone, or refuses.
         """
         if self._place is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
@@ -185,9 +187,7 @@ class RemoteEnvironment(Environment, proxy=True):
             return server.call("Open", request, self.step_seconds)
 
         late = f"{self._who}: no server opened a session within {self.open_seconds:g} s"
-        reply, address = await first_answer(
-            self.addresses, ask, self.open_seconds, self._who, _ELSEWHERE, self._refusal, late
-        )
+        reply, address = await self._servers.first_answer(ask, self.open_seconds, _ELSEWHERE, late)
         server = await connection(address)
         if reply.direct:
             server.patience = CONTROLLER_SECONDS
@@ -228,15 +228,14 @@ class RemoteEnvironment(Environment, proxy=True):
             return server.call(method, request, ASK_SECONDS, patience=0)
 
         late = (
-            f"{self._who}: no server answers at {', '.join(address.target for address in self.addresses)} within "
-            f"{ASK_SECONDS:g} s; start one with `mrlm serve`, or check the address and whether both sides use TLS"
+            f"{self._who}: no server answers at {self._servers.targets} within {ASK_SECONDS:g} s; start one with "
+            "`mrlm serve`, or check the address and whether both sides use TLS"
         )
-        return submit(
-            first_answer(self.addresses, ask, ASK_SECONDS, self._who, again, self._refusal, late, rotate=False)
-        ).result()[0]
+        return submit(self._servers.first_answer(ask, ASK_SECONDS, again, late, rotate=False)).result()[0]
 
-    def _refusal(self, error: StatusError, address: Address) -> Exception:
-        return _told(error, self._who)
+    @property
+    def _servers(self) -> Servers:
+        return Servers(self.addresses, self._who, lambda error, address: _told(error, self._who))
 
 
 class RemoteTasks(TaskSource):
@@ -311,7 +310,7 @@ def _told(error: StatusError, what: str) -> Exception:
     if colon and isinstance(cls, type) and issubclass(cls, errors.MRLMError):
         return cls(text)
     if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return TimeoutError(f"{what}: {error.text}")
+        return RemoteTimeoutError(f"{what}: {error.text}")
     if error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND) and "session" not in error.text:
         return ConfigurationError(f"{what}: {error.text}")
     return RemoteError(f"{what}: {error}")

@@ -316,12 +316,12 @@ def refusal_of(error: BaseException) -> RefusalError:
             return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
         case StatusError():
             return RefusalError(error.code, error.text)
+        case TimeoutError():  # also that of another server, before what else that one raises
+            return RefusalError(Code.DEADLINE_EXCEEDED, text)
         case RemoteError() | ConfigurationError() | IndexError():
             return RefusalError(Code.INVALID_ARGUMENT, text)
         case EnvironmentContractError():
             return RefusalError(Code.FAILED_PRECONDITION, text)
-        case TimeoutError():
-            return RefusalError(Code.DEADLINE_EXCEEDED, text)
         case QueueFullError():
             return RefusalError(Code.RESOURCE_EXHAUSTED, str(error))
         case asyncio.CancelledError():

@@ -14,7 +14,7 @@ from mrlm_pl.errors import EngineError, RemoteError
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.addresses import first_answer
+from mrlm_pl.serving.transport.addresses import Servers
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
@@ -45,7 +45,8 @@ class RemoteEngine(Engine):
 
         Raises:
             EngineError: the server refuses the requests.
-            RemoteError: the server cannot be reached.
+            RemoteTimeoutError: the server does not answer.
+            RemoteError: its answer is not of the protocol.
         """
         found: list[Sample] = []
         for start in range(0, len(requests), MAX_REQUESTS):
@@ -72,7 +73,7 @@ class RemoteEngine(Engine):
         """Return the server's description of each of its policies.
 
         Raises:
-            RemoteError: the server cannot be reached.
+            RemoteTimeoutError: the server does not answer.
         """
         reply = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest())).result()
         return {item.name: item for item in reply.policies}
@@ -100,9 +101,8 @@ class RemoteEngine(Engine):
             f"the policies at {self.address.target} did not answer within {self.seconds:g} s; start their server again "
             "with `mrlm serve --policies ...`"
         )
-        again = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-        servers = "the server of policies"
-        reply, _ = await first_answer([self.address], ask, self.seconds, servers, again, refusal, late)
+        servers = Servers([self.address], "the server of policies", refusal)
+        reply, _ = await servers.first_answer(ask, self.seconds, (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED), late)
         return reply
 
 

@@ -12,12 +12,13 @@ import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 
 from mrlm_pl.concurrency.backoff import Backoff
-from mrlm_pl.errors import RemoteError
+from mrlm_pl.errors import RemoteTimeoutError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection
 from mrlm_pl.serving.transport.security import Identity, read_token
@@ -63,59 +64,73 @@ def in_turn(addresses: Sequence[Address]) -> list[Address]:
     return sorted(turned, key=is_gone)
 
 
-async def first_answer(
-    addresses: Sequence[Address],
-    ask: Callable[[Connection, float], Awaitable[T]],
-    seconds: float,
-    who: str,
-    again: Collection[grpc.StatusCode],
-    refusal: Callable[[StatusError, Address], Exception],
-    late: str,
-    rotate: bool = True,
-    longest_pause: float = 2.0,
-) -> tuple[T, Address]:
-    """Ask servers in turn until one answers; return its answer and its address.
-
-    Warns once of servers that do not answer, however many requests wait for them, and when one answers again.
+@dataclass(frozen=True)
+class Servers:
+    """Servers that can stand in for each other.
 
     Args:
-        addresses: of servers that can stand in for each other.
-        ask: sends one request to a server; receives the seconds left.
-        seconds: after which no other round over all servers begins.
-        who: name of the servers, for messages.
-        again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
-        refusal: the exception for any other error.
-        late: the message when the time is over, with the remedy; the last problem is added.
-        rotate: begin with another server than the last call, rather than with the first one.
-        longest_pause: between rounds.
-
-    Raises:
-        RemoteError: the time is over.
-        Exception: what ``refusal`` returned.
+        addresses: of all of them.
+        who: their name in messages.
+        refusal: the exception for an error of one of them that no repetition changes.
+        longest_pause: seconds between two rounds over them.
     """
-    servers = f"{who} at {', '.join(address.target for address in addresses)}"
-    backoff = Backoff(seconds, longest=longest_pause)
-    while True:
-        for address in in_turn(addresses) if rotate else sorted(addresses, key=is_gone):
-            try:
-                answer = await ask(await connection(address), backoff.left)
-            except StatusError as error:
-                problem = error
-                if not (error.transient or (error.refused and error.code in again)):
-                    raise refusal(error, address) from error
-                if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    note_gone(address)
-                continue
-            note_back(address)
-            if servers in _silent:
-                _silent.discard(servers)
-                logger.warning("%s answers again", servers)
-            return answer, address
-        if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED and servers not in _silent:
-            _silent.add(servers)
-            logger.warning("%s does not answer (%s); retrying for %g s", servers, problem, seconds)
-        if not await backoff.pause():
-            raise RemoteError(f"{late} ({problem})") from problem
+
+    addresses: Sequence[Address]
+    who: str
+    refusal: Callable[[StatusError, Address], Exception]
+    longest_pause: float = 2.0
+
+    @property
+    def targets(self) -> str:
+        """Their addresses as text."""
+        return ", ".join(address.target for address in self.addresses)
+
+    async def first_answer(
+        self,
+        ask: Callable[[Connection, float], Awaitable[T]],
+        seconds: float,
+        again: Collection[grpc.StatusCode],
+        late: str,
+        rotate: bool = True,
+    ) -> tuple[T, Address]:
+        """Ask one after another until one answers; return its answer and its address.
+
+        Warns once of servers that do not answer, however many requests wait for them, and when one answers again.
+
+        Args:
+            ask: sends one request to a server; receives the seconds left.
+            seconds: after which no other round over all servers begins.
+            again: refusals that a repetition may change; for faults of the network see :attr:`StatusError.transient`.
+            late: the message when the time is over, with the remedy; the last problem is added.
+            rotate: begin with another server than the last call, rather than with the first one.
+
+        Raises:
+            RemoteTimeoutError: the time is over.
+            Exception: what ``refusal`` returned.
+        """
+        named = f"{self.who} at {self.targets}"
+        backoff = Backoff(seconds, longest=self.longest_pause)
+        while True:
+            for address in in_turn(self.addresses) if rotate else sorted(self.addresses, key=is_gone):
+                try:
+                    answer = await ask(await connection(address), backoff.left)
+                except StatusError as error:
+                    problem = error
+                    if not (error.transient or (error.refused and error.code in again)):
+                        raise self.refusal(error, address) from error
+                    if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        note_gone(address)
+                    continue
+                note_back(address)
+                if named in _silent:
+                    _silent.discard(named)
+                    logger.warning("%s answers again", named)
+                return answer, address
+            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED and named not in _silent:
+                _silent.add(named)
+                logger.warning("%s does not answer (%s); retrying for %g s", named, problem, seconds)
+            if not await backoff.pause():
+                raise RemoteTimeoutError(f"{late} ({problem})") from problem
 
 
 def is_gone(address: Address) -> bool:

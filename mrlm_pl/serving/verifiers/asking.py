@@ -13,7 +13,7 @@ import grpc
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
-from mrlm_pl.serving.transport.addresses import first_answer
+from mrlm_pl.serving.transport.addresses import Servers
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
@@ -58,7 +58,8 @@ async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[Tex
     """Return the scores of all conversations, in order; runs on the loop of all connections.
 
     Raises:
-        RemoteError: no server answered in time, one refused, or gave no proper answer.
+        RemoteTimeoutError: no server answered in time.
+        RemoteError: one refused, or gave no proper answer.
         DataError: a conversation is empty or too long.
     """
     allowed = asyncio.Semaphore(AT_ONCE)
@@ -111,14 +112,12 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     def refusal(error: StatusError, address: Address) -> Exception:
         return RemoteError(f"the verifier at {address.target} refuses: {error}")
 
+    servers = Servers(terms.addresses, "the verifier", refusal, LONGEST_PAUSE)
     late = (
-        f"no verifier at {', '.join(address.target for address in terms.addresses)} gave scores within "
-        f"{terms.patience_seconds:g} s; start it again with `mrlm serve --verifier ...`, or check the address and "
-        "whether both sides use TLS"
+        f"no verifier at {servers.targets} gave scores within {terms.patience_seconds:g} s; start it again "
+        "with `mrlm serve --verifier ...`, or check the address and whether both sides use TLS"
     )
-    reply, address = await first_answer(
-        terms.addresses, ask, terms.patience_seconds, "the verifier", _AGAIN, refusal, late, longest_pause=LONGEST_PAUSE
-    )
+    reply, address = await servers.first_answer(ask, terms.patience_seconds, _AGAIN, late)
     return _checked(reply, request, address.target)
 
 

@@ -70,7 +70,10 @@ def test_files_are_equal_for_equal_seeds(mrlm: Any) -> None:
 
 def test_references_are_right_answers_of_the_questions_that_were_answered(mrlm: Any) -> None:
     write("answers.jsonl", [{"question": "3+4?", "answer": "8", "correct": False}])
-    rows = [{"question": "3+4?", "answer": "3+4=<<3+4=7>>7\n#### 7"}, {"question": "5+5?", "answer": "#### 10"}]
+    rows = [
+        {"question": "3+4?", "answer": "3+4=<<3+4=7>>7\n#### 7", "task": 7, "temperature": "warm", "generated": "no"},
+        {"question": "5+5?", "answer": "#### 10", "correct": "the data set's own column"},
+    ]
     write("gsm8k.jsonl", rows)
     options = ("--references", "gsm8k.jsonl", "--output", "b.jsonl", "--validation-share", "0")
     assert mrlm("balance", "answers.jsonl", *options)[0] == 0

@@ -410,7 +410,7 @@ def test_a_run_is_evaluated_in_its_environment_with_its_settings(mrlm, recorded,
         ),
         *(
             (question([reward]), f"{reward!r} is a function of an installed package that would be called")
-            for reward in ("builtins.exec", "os.system", "torch.load", "mrlm_pl.runs.plugins.os.system")
+            for reward in ("builtins.exec", "os.system", "torch.load", "mrlm_pl.runs.plugins.os.system", "brief_reply")
         ),
         (question([{"call": "mrlm_pl.durable_files.write_json"}]), "would be called"),
         (

@@ -92,6 +92,6 @@ def test_a_wrong_function_is_answered_with_the_nearest(
 def test_a_function_without_its_package_is_asked_for_the_path() -> None:
     fault = unfit("rank", Literal["group_normalized"] | Callable[..., Any], "model.advantage")
     assert str(fault) == (
-        "model.advantage: expected a function by its import path (`package.function`) or one of "
+        "model.advantage: expected a function (its import path `package.function`, or its name in a plugin) or one of "
         "'group_normalized', but the value is rank"
     )

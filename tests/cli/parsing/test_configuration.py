@@ -388,3 +388,24 @@ def test_the_help_of_an_algorithm_describes_what_its_docstring_leaves_to_another
     assert "--model.joint_mode {align,cross} `align` combines the g-th decisions of the agents; `cross`" in words
     assert "--model.normalize {true,false} divide by the standard deviation of the comparison." in words
     assert "--model.seats SEATS which policy decides for each agent" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "fault"),
+    [
+        ("helper", {"int8": "weights"}, "int8 is 'weights', but the policy is trained"),
+        ("critic", {"int8": "weights"}, "int8 is 'weights', but the policy is trained"),
+        ("critic", {"served_by": "localhost:1"}, "is served by localhost:1, which has its weights"),
+        ("solver", {"served_by": "ftp://x", "trained": False}, "served_by 'ftp://x' is neither HOST:PORT"),
+        ("helper", {"served_by": "x", "trained": False}, "served_by: the address 'x' is not HOST:PORT"),
+    ],
+)
+def test_a_policy_that_refuses_its_settings_is_named(mrlm, name: str, settings: dict, fault: str) -> None:
+    policies = {"solver": {}, "helper": {"weight_decay": 0.1}, "critic": {"lora": {"rank": 2}}, name: settings}
+    model = {"class_path": "MAGRPO", "init_args": {"policies": policies, "seats": {"left": name, "right": name}}}
+    data = {"class_path": "RolloutDataModule", "init_args": {"environment": "halves"}}
+    Path("team.yaml").write_text(yaml.safe_dump({"model": model, "data": data}, sort_keys=False))
+    status, _, err = mrlm("fit", "--config", "team.yaml")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert f"policies.{name}: policy 'builtin:tiny'" in err
+    assert fault in err

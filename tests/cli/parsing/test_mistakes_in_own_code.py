@@ -203,6 +203,15 @@ FILES = {
         "data:\n  class_path: RolloutDataModule\n  init_args:\n    save_episodes: 5\n",
         "name them, as in `{every: VALUE}` or `--data.save_episodes.every VALUE`",
     ),
+    "arguments": (
+        "model:\n  class_path: GRPO\n  init_args: [1]\n",
+        "wrong.yaml, line 3: init_args are a mapping, as in",
+    ),
+    "list of policies": ("model: {class_path: GRPO, init_args: {policies: [main]}}\n", "model.policies: expected "),
+    "a policy's class without arguments": (
+        "model: {init_args: {policies: {main: {class_path: x/y, init_args: null}}}}\n",
+        "policies.main: model 'x/y' is neither",
+    ),
     "seed": (f"seed_everything: {10**30}\n", "seed_everything"),
 }
 

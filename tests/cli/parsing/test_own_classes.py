@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -155,14 +156,73 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(
     assert len(err.splitlines()) == 1
 
 
-def test_a_plugin_without_a_list_of_exports_brings_its_own_classes(mrlm, tmp_path: Path, monkeypatch) -> None:
-    folder = tmp_path / "site"
-    (folder / "mrlm_unlisted-1.0.dist-info").mkdir(parents=True)
-    (folder / "mrlm_unlisted-1.0.dist-info" / "METADATA").write_text("Name: mrlm-unlisted\nVersion: 1\n")
-    (folder / "mrlm_unlisted-1.0.dist-info" / "entry_points.txt").write_text("[mrlm_pl.plugins]\nx = mrlm_unlisted\n")
-    (folder / "mrlm_unlisted.py").write_text(ENVIRONMENT.replace('"rhyme"', '"unlisted"'))
-    monkeypatch.syspath_prepend(str(folder))
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch) -> Callable[[str, str], None]:
+    """Return a function that makes a module visible as a plugin."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    def installed(name: str, text: str) -> None:
+        information = tmp_path / "site" / f"{name}-1.0.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text(f"Name: {name.replace('_', '-')}\nVersion: 1\n")
+        (information / "entry_points.txt").write_text(f"[mrlm_pl.plugins]\nx = {name}\n")
+        (tmp_path / "site" / f"{name}.py").write_text(text)
+
+    return installed
+
+
+def test_a_plugin_without_a_list_of_exports_brings_its_own_classes(mrlm, install) -> None:
+    install("mrlm_unlisted", ENVIRONMENT.replace('"rhyme"', '"unlisted"'))
     status, out, err = mrlm("check-env", "unlisted")
     assert status == 0, out + err
     facts = json.loads(mrlm("info", "--json")[1])
     assert "unlisted" in [item["name"] for item in facts["environments"]]
+
+
+@pytest.fixture
+def questions(outside_the_repository) -> tuple[str, ...]:
+    """Return a command that asks questions and rewards the replies by the function whose name follows."""
+    rows = [{"prompt": f"{number} + 1?", "answer": str(number + 1)} for number in range(60)]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("check-env", "QuestionEnvironment", "--environment.data", "sums.jsonl", "--environment.rewards")
+
+
+@pytest.mark.parametrize("name", ["brief_reply", "mrlm_toy.brief_reply", "{call: brief_reply, weight: 2}"])
+def test_a_function_of_a_plugin_is_found_by_its_name(mrlm, questions, name: str) -> None:
+    status, out, err = mrlm(*questions, f"[{name}]")
+    assert status == 0, out + err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("brief_repyl", "no plugin exports a function 'brief_repyl'; did you mean 'brief_reply'? Otherwise give its"),
+        ("xyz", "no plugin exports a function 'xyz'; give its import path, as in `my_module.my_function` or `./my_f"),
+        ("ParrotEnvironment", "no plugin exports a function 'ParrotEnvironment'; "),
+        ("Marks", "no plugin exports a function 'Marks'; "),
+        ("marks", "several functions are named 'marks'; give the path of one: mrlm_marks.marks, mrlm_other_marks.mark"),
+    ],
+)
+def test_a_name_of_no_function_or_of_several_is_answered_in_one_line(mrlm, questions, install, name, told) -> None:
+    function = "from collections.abc import Callable\nMarks = Callable[[str], float]\ndef marks(reply, row): return 1\n"
+    install("mrlm_marks", function + "__all__ = ['Marks', 'marks']\n")
+    install("mrlm_other_marks", function)
+    status, _, err = mrlm(*questions, f"[{name}]")
+    assert (status, told in err, len(err.splitlines())) == (2, True, 1), err
+
+
+def test_a_function_that_two_plugins_export_is_one(mrlm, questions, install) -> None:
+    install("mrlm_shared", "def shared(reply, row):\n    return 1\n")
+    install("mrlm_sharing", "from mrlm_shared import shared\n\n__all__ = ['shared']\n")
+    status, out, err = mrlm(*questions, "[shared]")
+    assert status == 0, out + err
+
+
+def test_another_choice_of_a_parameter_is_no_function(mrlm, install) -> None:
+    install("mrlm_centered", "def group_centered(rewards, groups):\n    return rewards\n")
+    command = ("fit", "--model", "GRPO", "--data", "ToyData", "--print_config", "--model.advantage")
+    status, out, err = mrlm(*command, "group_centered")
+    assert (status, "advantage: group_centered" in out) == (0, True), out + err
+    status, _, err = mrlm(*command, "brief_repyl")
+    assert "did you mean 'brief_reply'?" in err
+    assert status == 2

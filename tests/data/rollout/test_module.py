@@ -80,6 +80,23 @@ def test_validation_does_not_change_training(
     assert 0 <= trainer.callback_metrics["val/accuracy"] <= 1
 
 
+def test_a_split_with_fewer_tasks_than_episodes_is_told_once(
+    model_folder: Path, echo: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(episodes: int, **settings: Any) -> list[str]:
+        caplog.clear()
+        algorithm, data = make(model_folder, echo(size=16), iterations=2, validation_episodes=episodes)
+        quiet_trainer(**{"limit_val_batches": 1.0, "val_check_interval": 1, **settings}).fit(algorithm, data)
+        return [record.getMessage() for record in caplog.records if "validation_episodes" in record.getMessage()]
+
+    assert told(20, reload_dataloaders_every_n_epochs=1, max_epochs=2) == [
+        "data.validation_episodes is 20, and the validation split has fewer tasks ('echo' has 16): each is played "
+        "once; lower it, or add tasks"
+    ]
+    assert told(16) == []
+    assert told(20, limit_val_batches=0) == []
+
+
 @pytest.mark.parametrize("rounds", [None, RoundOptions(3, 2)])
 def test_a_resumed_run_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path, rounds: RoundOptions | None

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout.tasks import TaskStream
+from mrlm_pl.data.rollout.tasks import RunTasks, TaskStream
 from mrlm_pl.environment import DatasetTasks, SeededTasks
 from mrlm_pl.errors import ConfigurationError
 
@@ -57,3 +58,14 @@ def test_what_a_long_run_has_read_is_not_kept() -> None:
         assert again[position] == whole[position]
     assert len(again._picks) == 1
     assert len(again._orders) <= 2 * 2
+
+
+def test_all_that_may_begin_is_decided_before_another_thread_reads_it(echo: Any) -> None:
+    """Groups of iterations 2 and 3 may begin; those before are not read again."""
+    whole = RunTasks([echo(), echo()], ["a", "b"], None, [2, 1], None, seed=0).stream
+    names = [whole[position].environment for position in range(16)]
+    stream = (tasks := RunTasks([echo(), echo()], ["a", "b"], None, [2, 1], None, seed=0)).stream
+    tasks.plan_until(2, 3, groups=4)
+    assert (stream.planned, list(stream._picks)) == (16, list(range(8, 16)))
+    assert [stream[position].environment for position in range(8, 16)] == names[8:]
+    assert stream.planned == 16, "a read decides nothing"

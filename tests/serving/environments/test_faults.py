@@ -23,11 +23,13 @@ import pytest
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import RemoteError
+from mrlm_pl.errors import RemoteError, RemoteTimeoutError
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import client
+from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.connection import StatusError
 from tests.support.environment_servers import (
     TASK,
     Proxy,
@@ -249,9 +251,27 @@ def test_a_connection_that_falls_silent_costs_the_deadline(served: Served) -> No
     environment = begun(remote(proxy.target, step_seconds=3.0))
     assert say(environment).rewards == {"agent": 1.0}
     proxy.silence()
-    with pytest.raises(TimeoutError, match="did not answer within 3 s"):
+    with pytest.raises(RemoteTimeoutError, match="did not answer within 3 s"):
         say(environment)
     proxy.close()
+
+
+def test_a_server_that_is_silent_is_late_at_a_reset_as_at_a_step(served: Served) -> None:
+    proxy = Proxy(served.target)
+    environment = begun(remote(proxy.target, step_seconds=2.0, open_seconds=1.0))
+    proxy.silence()
+    for call in (lambda: say(environment), lambda: begun(environment)):
+        with pytest.raises(TimeoutError, match=r"did not answer within 2 s") as raised:
+            call()
+        assert isinstance(raised.value, RemoteError)
+    proxy.close()
+
+
+def test_a_late_answer_of_a_server_behind_a_server_is_late() -> None:
+    found = refusal_of(RemoteTimeoutError("the verifier was silent"))
+    assert found.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    told = client._told(StatusError(found.code, found.reason, refused=True), "environment 'x'")
+    assert (type(told), str(told)) == (RemoteTimeoutError, "the verifier was silent")
 
 
 def test_a_connection_that_is_cut_loses_and_repeats_nothing(served: Served) -> None:

@@ -3,13 +3,14 @@
 import importlib
 from typing import Any
 
-__all__ = ["ParrotEnvironment", "ToyAlgorithm", "ToyData", "WrappedEnvironment"]
+__all__ = ["ParrotEnvironment", "ToyAlgorithm", "ToyData", "WrappedEnvironment", "brief_reply"]
 
 _HOME = {
     "ParrotEnvironment": "environments",
     "ToyAlgorithm": "training",
     "ToyData": "training",
     "WrappedEnvironment": "environments",
+    "brief_reply": "rewards",
 }
 
 
