@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -61,7 +61,7 @@ class Algorithm(LightningModule, ABC):
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
 
-    divides_groups: ClassVar[bool] = False
+    divides_groups: bool = False
     """Let the rows of a group be in several micro-batches: the loss compares none with another."""
 
     silence: str = EQUAL_RETURNS

@@ -131,7 +131,7 @@ class PolicyGradient(Algorithm):
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
     """Places of the KL penalty, the default first; ``reward`` needs rewards of single tokens."""
 
-    divides_groups: ClassVar[bool] = True
+    divides_groups: bool = True
 
     advantage: Callable[[Tensor, Tensor], Tensor] | None = None
     """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
