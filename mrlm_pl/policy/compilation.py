@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakSet
 
 import torch
@@ -53,8 +54,18 @@ def plain_layers(model: nn.Module) -> AbstractContextManager[object]:
 
 
 def compilation_seconds() -> float:
-    """Return the seconds that compilations have taken in this process since the first call of `compile_layers`."""
+    """Return the seconds that compilations of layers have taken in this process."""
     return _spent
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Count the seconds of a compilation that does not start in a call of `compile_layers`' layers."""
+    _start(None)
+    try:
+        yield
+    finally:
+        _end(None)
 
 
 def _start(_: object) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,47 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dtype == torch.float32:
         return (x * scale).mul_(weight)
     return (x * scale).to(x.dtype) * weight
+
+
+class Architecture(Protocol):
+    """What the arithmetic of a layer depends on beside its weights."""
+
+    @property
+    def weights(self) -> StepWeights:
+        """Gives sizes, scale and precision."""
+
+    @property
+    def attention_dtype(self) -> torch.dtype:
+        """The dtype of keys, values and element-wise results between two projections."""
+
+
+def through_layer(
+    of: Architecture,
+    layer: LayerWeights[Any],
+    x: Tensor,
+    shape: Sequence[int],
+    cos: Tensor,
+    sin: Tensor,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Return the residual stream ``x`` ``[N, hidden size]`` of N tokens in this shape after one layer.
+
+    See :meth:`Decoder.hidden`.
+    """
+    w, between = of.weights, of.attention_dtype
+    rotated = w.heads + w.kv_heads
+    h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
+    qkv = layer.qkv.of(h).to(between).contiguous()
+    qkv = qkv.view(*shape, rotated + w.kv_heads, w.head_dim)
+    qk = qkv[..., :rotated, :]
+    if layer.qk_norm is not None:
+        qk = rms_norm(qk, layer.qk_norm, w.eps)
+    qk = torch.addcmul(qk * cos, qk.roll(w.head_dim // 2, -1), sin).to(between)
+    mixed = attend(qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
+    x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
+    h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
+    gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
+    return layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
 
 
 class Decoder(Backend):
@@ -66,25 +108,10 @@ class Decoder(Backend):
         ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
         """
-        w, between = self.weights, self.attention_dtype
-        x = w.embed(ids.flatten())
-        rotated = w.heads + w.kv_heads
-        for i, layer in enumerate(w.layers):
-            h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = layer.qkv.of(h).to(between).contiguous()
-            qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
-            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin).to(between)
-            mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
-            h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
-            x = layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
+        x = self.weights.embed(ids.flatten())
+        for i, layer in enumerate(self.weights.layers):
+            x = through_layer(self, layer, x, ids.shape, cos, sin, partial(attend, i))
         return x.view(*ids.shape, -1)
-
-    def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
-        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""

@@ -126,9 +126,13 @@ class DecoderRows(ContextRows):
         else:
             positions = self._context_length + self._fed
             cos, sin = cos[positions][:, None], sin[positions][:, None]
-        x = self._decoder.hidden(tokens, cos, sin, self._attend)
+        x = self._hidden(tokens, cos, sin)
         self._fed += 1
         return self._decoder.logits(x)[:count]
+
+    def _hidden(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the residual stream ``[B, hidden size]`` after the last layer; see :meth:`Decoder.hidden`."""
+        return self._decoder.hidden(tokens, cos, sin, self._attend)
 
     def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.

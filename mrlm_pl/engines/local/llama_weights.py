@@ -64,7 +64,11 @@ def _row_major_if_few(h: Tensor) -> Tensor:
 
     For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
     the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
+
+    Compiled code has one layout for any number of rows.
     """
+    if torch.compiler.is_compiling():
+        return h
     return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
 
 
