@@ -90,10 +90,9 @@ class _Layer(nn.Module):
 
     def __init__(self, decoder: Decoder, layer: LayerWeights[Any]) -> None:
         super().__init__()
-        w = decoder.weights
         names = ("dtype", "heads", "kv_heads", "head_dim", "scale", "eps")
-        sizes = SimpleNamespace(**{name: getattr(w, name) for name in names})
-        self._of: Any = SimpleNamespace(weights=sizes, attention_dtype=decoder.attention_dtype)
+        self._sizes: Any = SimpleNamespace(**{name: getattr(decoder.weights, name) for name in names})
+        self._between = decoder.attention_dtype
         leaves, self._structure = _flat(layer)
         self._present = [leaf is not None for leaf in leaves]
 
@@ -126,7 +125,7 @@ class _Layer(nn.Module):
             context_values: likewise.
             weights: those of the layer.
         """
-        w = self._of.weights
+        w = self._sizes
         kv_heads, group, length = w.kv_heads, w.heads // w.kv_heads, mask.shape[2]
         given = iter(weights)
         leaves = [next(given) if present else None for present in self._present]
@@ -151,7 +150,8 @@ class _Layer(nn.Module):
             mixed = mixed + by_row(torch.bmm(by_context(shares), context_values))
             return mixed.unflatten(0, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
-        return through_layer(self._of, layer, x, (-1,), cos, sin, attend).contiguous()  # as the next layer reads it
+        x = through_layer(w, self._between, layer, x, (-1,), cos, sin, attend)
+        return x.contiguous()  # as the next layer reads it
 
 
 def _compiled(decoder: Decoder, layer: LayerWeights[Any]) -> Code:

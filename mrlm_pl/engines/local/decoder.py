@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.engines.local.generation import Backend
-from mrlm_pl.engines.local.llama_weights import LayerWeights, StepWeights
+from mrlm_pl.engines.local.llama_weights import LayerWeights, Sizes, StepWeights
 from mrlm_pl.policy.forward.half_precision import attention_dtype
 from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 
@@ -34,20 +34,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x * scale).to(x.dtype) * weight
 
 
-class Architecture(Protocol):
-    """What the arithmetic of a layer depends on beside its weights."""
-
-    @property
-    def weights(self) -> StepWeights:
-        """Gives sizes, scale and precision."""
-
-    @property
-    def attention_dtype(self) -> torch.dtype:
-        """The dtype of keys, values and element-wise results between two projections."""
-
-
 def through_layer(
-    of: Architecture,
+    w: Sizes,
+    between: torch.dtype,
     layer: LayerWeights[Any],
     x: Tensor,
     shape: Sequence[int],
@@ -57,9 +46,8 @@ def through_layer(
 ) -> Tensor:
     """Return the residual stream ``x`` ``[N, hidden size]`` of N tokens in this shape after one layer.
 
-    See :meth:`Decoder.hidden`.
+    ``between`` is :attr:`Decoder.attention_dtype`; for the others see :meth:`Decoder.hidden`.
     """
-    w, between = of.weights, of.attention_dtype
     rotated = w.heads + w.kv_heads
     h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
     qkv = layer.qkv.of(h).to(between).contiguous()
@@ -108,9 +96,10 @@ class Decoder(Backend):
         ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
         """
-        x = self.weights.embed(ids.flatten())
-        for i, layer in enumerate(self.weights.layers):
-            x = through_layer(self, layer, x, ids.shape, cos, sin, partial(attend, i))
+        w, between = self.weights, self.attention_dtype
+        x = w.embed(ids.flatten())
+        for i, layer in enumerate(w.layers):
+            x = through_layer(w, between, layer, x, ids.shape, cos, sin, partial(attend, i))
         return x.view(*ids.shape, -1)
 
     def logits(self, x: Tensor) -> Tensor:

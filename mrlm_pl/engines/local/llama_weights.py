@@ -67,9 +67,9 @@ def _row_major_if_few(h: Tensor) -> Tensor:
 
     Compiled code has one layout for any number of rows.
     """
-    if torch.compiler.is_compiling():
+    if h.dtype != torch.float32 or torch.compiler.is_compiling():
         return h
-    return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
+    return h.contiguous() if 2 <= len(h) <= _FEW_ROWS else h
 
 
 def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
@@ -112,8 +112,8 @@ class LayerWeights(Generic[LinearT]):
     down: LinearT
 
 
-class StepWeights(Protocol):
-    """Weights that a step of a decoder reads."""
+class Sizes(Protocol):
+    """What the arithmetic of a layer depends on beside its weights."""
 
     dtype: torch.dtype
     heads: int
@@ -121,6 +121,11 @@ class StepWeights(Protocol):
     head_dim: int
     scale: float
     eps: float
+
+
+class StepWeights(Sizes, Protocol):
+    """Weights that a step of a decoder reads."""
+
     norm: Tensor
 
     @property
