@@ -171,6 +171,11 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Tokens per second of the in-process engine and of `model.generate`: 4 prompts of 64 tokens, 8 samples of "
             "64 tokens each, two threads.",
         ),
+        "rollout_compiled": Section(
+            "Compiled layers in generation",
+            "Tokens per second of the in-process engine with `compile: true` and without, on one thread: "
+            "[engines](engines.md#compiled-layers).",
+        ),
         "batching": Section(
             "Batching",
             "One call for several policies / a call for each; adapters on one base / added to copies; unequal lengths "

@@ -435,6 +435,19 @@ def rollout(found: Any) -> str:
     return columns(found["rows"], *formats, "mrlm / generate: {engine_ratio:.2f}")
 
 
+def rollout_compiled(found: Any) -> str:
+    """Return the processor time with compiled layers relative to that without, by size and precision."""
+    formats = (
+        "size: {size}",
+        "precision: {dtype}",
+        "plain: {engine_tokens_per_second:,.0f}",
+        "compiled: {compiled_tokens_per_second:,.0f}",
+        "compiled / plain, processor time: {compiled_cpu_of_engine:.2f}",
+        "seconds to compile: {compilation_seconds:.0f}",
+    )
+    return columns(found["rows"], *formats)
+
+
 def rounds(found: Any) -> str:
     """Return the ratios of rounds to lockstep by the seconds of an answer and the piece."""
     formats = ("{environment_seconds}", "{lockstep_seconds:.2f}", "{piece}")

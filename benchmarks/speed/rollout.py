@@ -8,6 +8,11 @@ On a GPU, with the engine's steps as CUDA graphs and one kernel at a time, and t
         --prompts 32 --samples 8 --prompt-tokens 512 --new-tokens 512 --repeats 2 \\
         --sides engine eager generate continuous --json benchmarks/results/gpu-rollout.json
 
+With compiled layers, whose CPU seconds are compared with those of the engine without:
+
+    python benchmarks/speed/rollout.py --sides engine compiled --family llama --threads 1 --dtype float32 bfloat16 \\
+        --json benchmarks/results/rollout_compiled.json
+
 All sides run in turns in one process; the figures are medians, and the ratio is the median of the ratios of adjacent
 runs, because a shared machine changes its speed over time. The ratio of CPU seconds is for busy machines. Without an
 end token all sides have fixed lengths (``min_new_tokens`` would slow ``generate`` down).
@@ -16,6 +21,7 @@ end token all sides have fixed lengths (``min_new_tokens`` would slow ``generate
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -31,6 +37,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
+from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.seeding import derive_seed
 
 SIZES: dict[str, dict[str, int]] = {
@@ -69,17 +76,17 @@ def build_model(family: str, size: str) -> PreTrainedModel:
 class Work:
     """A model, its prompts and the ways to sample from it; each returns the number of tokens that it sampled."""
 
-    def __init__(self, family: str, size: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, family: str, size: str, dtype: str | None, arguments: argparse.Namespace) -> None:
         self.model = build_model(family, size).to(arguments.device, getattr(torch, arguments.weights))
         self.length, self.device = arguments.new_tokens, torch.device(arguments.device)
         prompts = torch.randint(1, SIZES[size]["vocabulary"], (arguments.prompts, arguments.prompt_tokens))
         self.repeated = prompts.repeat_interleave(arguments.samples, 0)
         self.loop = EventLoopThread()
-        dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+        settings: Any = {"dtype": getattr(torch, dtype) if dtype else None, "max_batch_tokens": 2**20}
         self.engines = {
-            side: InProcessEngine(dtype, max_batch_tokens=2**20, cuda_graphs=side == "engine")
+            side: InProcessEngine(cuda_graphs=side == "engine", compile=side == "compiled", **settings)
             for side in arguments.sides
-            if side in ("engine", "eager")
+            if side in ("engine", "eager", "compiled")
         }
         for engine in self.engines.values():
             engine.load("policy", self.model, version=0)
@@ -125,9 +132,11 @@ class Work:
             engine.close()
 
 
-def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(family: str, size: str, dtype: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the median speed of each side, and those of the other sides relative to ``generate``, for one model."""
-    work = Work(family, size, arguments)
+    compiled_before = compilation_seconds()
+    work = Work(family, size, dtype, arguments)
+    seconds_to_compile = compilation_seconds() - compiled_before
     on_gpu = work.device.type == "cuda"
     speeds: dict[str, list[float]] = {side: [] for side in arguments.sides}
     cpu: dict[str, list[float]] = {side: [] for side in arguments.sides}
@@ -148,7 +157,7 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
             if on_gpu:
                 peaks[side] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     work.close()
-    row: dict[str, Any] = {"family": family, "size": size}
+    row: dict[str, Any] = {"family": family, "size": size} | ({"dtype": dtype} if dtype else {})
     for side, found in speeds.items():
         row[f"{side}_tokens_per_second"] = round(statistics.median(found), 1)
         if side != "generate" and "generate" in speeds:
@@ -156,6 +165,10 @@ def measure(family: str, size: str, arguments: argparse.Namespace) -> dict[str, 
             pairs = zip(cpu["generate"], cpu[side], strict=True)
             row[f"{side}_ratio"] = round(statistics.median(ratios), 2)
             row[f"{side}_cpu_ratio"] = round(statistics.median(a / b for a, b in pairs), 2)
+    if "compiled" in cpu and "engine" in cpu:
+        ratios = [ours / plain for ours, plain in zip(cpu["compiled"], cpu["engine"], strict=True)]
+        row["compiled_cpu_of_engine"] = round(statistics.median(ratios), 3)
+        row["compilation_seconds"] = round(seconds_to_compile, 1)
     return row | {f"{side}_peak_gib": peak for side, peak in peaks.items()}
 
 
@@ -172,23 +185,29 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", help="compute dtype of the engine, for example bfloat16; default: the model's")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        default=[None],
+        help="compute dtypes of the engine, for example bfloat16; default: the model's",
+    )
     parser.add_argument("--weights", default="float32", help="dtype of the model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--sides",
         nargs="+",
-        choices=("engine", "eager", "generate", "continuous"),
+        choices=("engine", "eager", "compiled", "generate", "continuous"),
         default=["generate", "engine"],
-        help="on a GPU `eager` is the engine without CUDA graphs; `continuous` is transformers' continuous batching",
+        help="`compiled` is the engine with compiled layers, on a CPU; on a GPU `eager` is the engine without CUDA "
+        "graphs; `continuous` is transformers' continuous batching",
     )
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []
     for size in arguments.size:
-        for family in arguments.family:
-            rows.append(measure(family, size, arguments))
+        for family, dtype in itertools.product(arguments.family, arguments.dtype):
+            rows.append(measure(family, size, dtype, arguments))
             print(json.dumps(rows[-1]), flush=True)
             if arguments.json:
                 gpu = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakSet
 
 import torch
@@ -13,6 +15,7 @@ from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, packed_attention_forward
 from mrlm_pl.policy.sharding import layers
 
+_spent = _started = 0.0
 _compiled: WeakSet[nn.Module] = WeakSet()
 
 
@@ -32,6 +35,11 @@ def compile_layers(model: nn.Module) -> None:
             f"{type(model).__name__} does not name its layers, so it cannot be compiled: set compile: false"
         )
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention_forward))
+    from torch._dynamo.callback import callback_handler  # takes two seconds to import
+
+    if _start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_start)
+        callback_handler.register_end_callback(_end)
     for layer in found:
         layer.compile(dynamic=True)
     _compiled.add(model)
@@ -46,9 +54,25 @@ def plain_layers(model: nn.Module) -> AbstractContextManager[object]:
 
 
 def compilation_seconds() -> float:
-    """Return the seconds that compilations have taken in this process; 0 while no model has compiled layers."""
-    if not _compiled:
-        return 0.0
-    from torch._dynamo.utils import calculate_time_spent  # takes two seconds to import
+    """Return the seconds that compilations of layers have taken in this process."""
+    return _spent
 
-    return calculate_time_spent()["total_wall_time"]
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Count the seconds of a compilation that does not start in a call of `compile_layers`' layers."""
+    _start(None)
+    try:
+        yield
+    finally:
+        _end(None)
+
+
+def _start(_: object) -> None:
+    global _started
+    _started = time.perf_counter()
+
+
+def _end(_: object) -> None:
+    global _spent
+    _spent += time.perf_counter() - _started

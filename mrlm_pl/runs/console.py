@@ -286,7 +286,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
 class PolicySummary(ModelSummary):
     """Prints a line for each policy, critic and data set when ``fit`` starts, in place of Lightning's table of layers.
 
-    An update that compiles layers (``compile`` of a policy) is followed by a line with the seconds that this took.
+    An update is followed by a line with the seconds of compilations (``compile`` of a policy or engine) since the last.
     """
 
     def __init__(self) -> None:

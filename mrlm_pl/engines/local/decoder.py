@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.engines.local.generation import Backend
-from mrlm_pl.engines.local.llama_weights import LayerWeights, StepWeights
+from mrlm_pl.engines.local.llama_weights import LayerWeights, Sizes, StepWeights
 from mrlm_pl.policy.forward.half_precision import attention_dtype
 from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
 
@@ -31,6 +32,35 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dtype == torch.float32:
         return (x * scale).mul_(weight)
     return (x * scale).to(x.dtype) * weight
+
+
+def through_layer(
+    w: Sizes,
+    between: torch.dtype,
+    layer: LayerWeights[Any],
+    x: Tensor,
+    shape: Sequence[int],
+    cos: Tensor,
+    sin: Tensor,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Return the residual stream ``x`` ``[N, hidden size]`` of N tokens in this shape after one layer.
+
+    ``between`` is :attr:`Decoder.attention_dtype`; for the others see :meth:`Decoder.hidden`.
+    """
+    rotated = w.heads + w.kv_heads
+    h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
+    qkv = layer.qkv.of(h).to(between).contiguous()
+    qkv = qkv.view(*shape, rotated + w.kv_heads, w.head_dim)
+    qk = qkv[..., :rotated, :]
+    if layer.qk_norm is not None:
+        qk = rms_norm(qk, layer.qk_norm, w.eps)
+    qk = torch.addcmul(qk * cos, qk.roll(w.head_dim // 2, -1), sin).to(between)
+    mixed = attend(qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
+    x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
+    h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
+    gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
+    return layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
 
 
 class Decoder(Backend):
@@ -68,23 +98,9 @@ class Decoder(Backend):
         """
         w, between = self.weights, self.attention_dtype
         x = w.embed(ids.flatten())
-        rotated = w.heads + w.kv_heads
         for i, layer in enumerate(w.layers):
-            h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-            qkv = layer.qkv.of(h).to(between).contiguous()
-            qkv = qkv.view(*ids.shape, rotated + w.kv_heads, w.head_dim)
-            qk = self._rotate(qkv[..., :rotated, :], layer, cos, sin).to(between)
-            mixed = attend(i, qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
-            x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
-            h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-            gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
-            x = layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
+            x = through_layer(w, between, layer, x, ids.shape, cos, sin, partial(attend, i))
         return x.view(*ids.shape, -1)
-
-    def _rotate(self, qk: Tensor, layer: LayerWeights[Any], cos: Tensor, sin: Tensor) -> Tensor:
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, self.weights.eps)
-        return torch.addcmul(qk * cos, qk.roll(self.weights.head_dim // 2, -1), sin)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,15 +19,17 @@ from mrlm_pl.concurrency.compute_queue import ComputeQueue
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.engines.local.adapters import AdaptedWeights, base_of
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
+from mrlm_pl.engines.local.compiled_layers import CompiledRows, compiled_layers
 from mrlm_pl.engines.local.decoder import Decoder
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
-from mrlm_pl.engines.local.llama import FusedDecoder, unsupported_reason
+from mrlm_pl.engines.local.llama import FusedDecoder, MakeRows, unsupported_reason
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.engines.local.llama_weights import DecoderWeights
 from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
-from mrlm_pl.errors import EngineError, NonFiniteError
+from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
+from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -77,9 +80,11 @@ class InProcessEngine(Engine):
         own_weights: generate from a copy of the weights, with the memory of another model.
         cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
             largest batch up to now then keep their memory between two calls; False frees it.
+        compile: on a CPU, compile the layers of the decode step in the first :meth:`load` of an architecture, which
+            takes about ten seconds. Each policy then has batches of its own.
 
     Raises:
-        ConfigurationError: a bound is out of its range.
+        ConfigurationError: a bound is out of its range, or ``compile`` is on and ``fused`` off.
     """
 
     name = "in_process"
@@ -92,12 +97,15 @@ class InProcessEngine(Engine):
         fused: bool = True,
         own_weights: bool = False,
         cuda_graphs: bool = True,
+        compile: bool = False,
     ) -> None:
         at_least(1, "", max_batch_tokens=max_batch_tokens)
         at_least(0, "", cache_bytes=cache_bytes)
+        if compile and not fused:
+            raise ConfigurationError("compile: true compiles the fused decode step; set fused: true, or leave it out")
         self._dtype = dtype
         self._max_batch_tokens = max_batch_tokens
-        self._fused, self._own_weights = fused, own_weights
+        self._fused, self._own_weights, self._compile = fused, own_weights, compile
         self._loaded: dict[str, _Loaded] = {}
         self._sessions = SessionCache(cache_bytes)
         self._static = StaticDecode(CudaGraphs()) if cuda_graphs else None
@@ -119,7 +127,7 @@ class InProcessEngine(Engine):
             version: number of the weights in samples. The policy's sessions are dropped.
 
         Raises:
-            EngineError: ``weights`` is not such a module.
+            EngineError: ``weights`` is not such a module, or cannot be compiled.
         """
         if not isinstance(weights, PreTrainedModel):
             raise EngineError(
@@ -132,6 +140,8 @@ class InProcessEngine(Engine):
         loaded = self._loaded.get(policy)
         if loaded is not None and loaded.model is model:
             loaded.backend.refresh()
+            if isinstance(loaded.backend, FusedDecoder):
+                loaded.backend.rows = self._rows(policy, loaded.backend)
             loaded.version = version
         else:
             window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -141,23 +151,44 @@ class InProcessEngine(Engine):
             backend = self._backend(policy, model)
             loaded = self._loaded[policy] = _Loaded(model, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):
-            on_gpu = loaded.backend.device.type == "cuda"
-            static = self._static if on_gpu else None
-            loaded.backend.rows = static or DecoderRows
-            loaded.kind = loaded.backend.weights.architecture if static is None else policy
+            together = loaded.backend.rows is DecoderRows
+            loaded.kind = loaded.backend.weights.architecture if together else policy
         self._sessions.drop_policy(policy)
 
     def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
         dtype = self._dtype or model.dtype
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
-            return FusedDecoder(model, dtype, self._own_weights, self._shared_base(policy, model, dtype))
+            decoder = FusedDecoder(model, dtype, self._own_weights, self._shared_base(policy, model, dtype))
+            decoder.rows = self._rows(policy, decoder)
+            return decoder
+        if self._compile:
+            raise EngineError(
+                f"policy {policy!r} generates through its own forward ({reason}), which is not compiled; "
+                "leave compile out"
+            )
         generic = GenericModel(model, dtype, self._own_weights)
         found = cache_use(generic)
         generic.use = found.use
         warn_of_cache(model.config.model_type, found)
         logger.info("policy %r generates through its own forward (%s), %s", policy, reason, generic.use)
         return generic
+
+    def _rows(self, policy: str, decoder: FusedDecoder) -> MakeRows:
+        """Return what makes the rows of a policy's batches; compile its layers if that is asked for."""
+        if not self._compile:
+            return self._static or DecoderRows if decoder.device.type == "cuda" else DecoderRows
+        if decoder.device.type != "cpu":
+            raise EngineError(
+                f"policy {policy!r} is on {decoder.device}, and compile is for CPUs; leave it out: on a GPU the decode "
+                "steps run as CUDA graphs"
+            )
+        before = compilation_seconds()
+        codes = compiled_layers(decoder)
+        seconds = compilation_seconds() - before
+        if seconds:
+            logger.info("policy %r: layers of the decode step compiled in %.1f s", policy, seconds)
+        return partial(CompiledRows, codes)
 
     def _shared_base(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> DecoderWeights | None:
         """Return the weights below the model's adapters if another policy has adapters on them, else None.
@@ -166,19 +197,20 @@ class InProcessEngine(Engine):
         """
         base = base_of(model)
         others = [
-            (loaded, loaded.backend)
+            (name, loaded)
             for name, loaded in self._loaded.items()
             if name != policy
             and isinstance(loaded.backend, FusedDecoder)
             and _same_objects(base, base_of(loaded.model))
         ]
-        for _, backend in others:
-            if isinstance(backend.weights, AdaptedWeights):
-                return backend.weights.base
+        for _, loaded in others:
+            if isinstance(loaded.backend, FusedDecoder) and isinstance(loaded.backend.weights, AdaptedWeights):
+                return loaded.backend.weights.base
         shared = DecoderWeights(model, dtype, self._own_weights, adapters=False) if others else None
-        for loaded, backend in others:
-            loaded.backend = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
-            loaded.backend.rows = backend.rows
+        for name, loaded in others:
+            decoder = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
+            decoder.rows = self._rows(name, decoder)
+            loaded.backend = decoder
         return shared
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,39 +37,6 @@ class ContextRows(Rows):
         return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)
 
 
-class Seen(NamedTuple):
-    """Keys and values ``[N, KV heads, T, head size]``, and the mask that is added to their scores, if any."""
-
-    keys: Tensor
-    values: Tensor
-    mask: Tensor | None
-
-
-def attention(
-    q: Tensor,
-    context: Seen,
-    own: Seen,
-    by_context: Callable[[Tensor], Tensor],
-    by_row: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the attention ``[B, KV heads, group, head size]`` of scaled queries to their contexts and own tokens.
-
-    The query heads of a group take the place of query positions, so keys and values are not repeated. ``by_context``
-    puts the rows of a context side by side, so that its keys and values are read once; ``by_row`` is its inverse.
-    """
-    context_scores = torch.matmul(by_context(q), context.keys.transpose(-1, -2))
-    if context.mask is not None:
-        context_scores += context.mask
-    own_scores = torch.matmul(q, own.keys.transpose(-1, -2))
-    if own.mask is not None:
-        own_scores += own.mask
-    scores = torch.cat((by_row(context_scores), own_scores), -1)
-    shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    length = context.keys.shape[2]
-    of_own = torch.matmul(shares[..., length:], own.values)
-    return of_own + by_row(torch.matmul(by_context(shares[..., :length]), context.values))
-
-
 def hidden_beyond(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Return minus infinity at the columns from each length ``[U]`` on, else 0, ``[U, 1, 1, width]``."""
     hidden = torch.arange(width, device=lengths.device) >= lengths[:, None, None, None]
@@ -95,9 +61,10 @@ class DecoderRows(ContextRows):
     """Rows of a :class:`~mrlm_pl.engines.local.llama.FusedDecoder`, in tensors as small as possible.
 
     The keys and values of a context are held, and read in every step, once for all its rows. Those of the tokens fed
-    since then are a tensor ``[layers, 2, B, KV heads, capacity, head size]`` of the rows: as all rows have been fed
-    the same number of tokens, they are written to one column and need no mask. Where :meth:`Decoder.rounded` rounds up,
-    lengths are padded, and the last row is repeated.
+    since then are a tensor with room for some more: as all rows have been fed the same number of tokens, they are
+    written to one column and need no mask. In memory KV heads come before contexts and rows, so that the rows of a
+    context lie side by side in each head, and products over contexts and over rows read the same tensors. Where
+    :meth:`Decoder.rounded` rounds up, lengths are padded, and the last row is repeated.
 
     Args:
         decoder: the weights and the arithmetic.
@@ -107,20 +74,20 @@ class DecoderRows(ContextRows):
     """
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> None:
-        w = decoder.weights
         self._decoder = decoder
-        shape = (len(w.layers), 2, len(lengths), w.kv_heads, decoder.rounded(max(lengths)), w.head_dim)
-        self.shared = torch.zeros(shape, dtype=decoder.attention_dtype, device=decoder.device)
+        self.shared = self._zeros(len(lengths), max(lengths))
         self._lengths = list(lengths)
         self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
         self._fed = self._end = 0
         self._own_mask: Tensor | None = None
-        self._own = self._empty(len(self._contexts), max(1, min(reserve, _GROWTH)))
+        self._own = self._zeros(len(self._contexts), max(1, min(reserve, _GROWTH)))
         self._arrange()
 
-    def _empty(self, rows: int, capacity: int) -> Tensor:
-        layers, pair, _, heads, _, size = self.shared.shape
-        return self.shared.new_zeros(layers, pair, rows, heads, self._decoder.rounded(capacity), size)
+    def _zeros(self, count: int, length: int) -> Tensor:
+        """Return zeros ``[layers, 2, count, KV heads, rounded length, head size]``, in memory with KV heads first."""
+        decoder, w = self._decoder, self._decoder.weights
+        shape = (len(w.layers), 2, w.kv_heads, count, decoder.rounded(length), w.head_dim)
+        return torch.zeros(shape, dtype=decoder.attention_dtype, device=decoder.device).transpose(2, 3)
 
     def _arrange(self) -> None:
         """Recompute the tensors that depend on the rows and contexts."""
@@ -136,11 +103,14 @@ class DecoderRows(ContextRows):
             self._mask = hidden_beyond(lengths, self.shared.shape[4], self.shared.dtype)
         self._equal = len(set(self._lengths)) == 1
         self._context_length = lengths[on_device(self._contexts, device)]
+        w, rows = self._decoder.weights, len(self._contexts)
+        self._q = self.shared.new_empty(w.kv_heads, rows, w.heads // w.kv_heads, w.head_dim)
+        self._mixed = self.shared.new_empty(rows, w.heads, w.head_dim)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
         if self._fed == self._own.shape[4]:
-            grown = self._empty(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
+            grown = self._zeros(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
             grown[..., : self._fed, :] = self._own
             self._own = grown
         count = len(tokens)
@@ -148,7 +118,7 @@ class DecoderRows(ContextRows):
         self._end, self._own_mask = self._decoder.rounded(self._fed + 1), None
         if self._end > self._fed + 1:
             of_all = on_device([self._fed + 1], self.shared.device)
-            self._own_mask = hidden_beyond(of_all, self._end, self.shared.dtype)
+            self._own_mask = hidden_beyond(of_all, self._end, self.shared.dtype)[0]
         cos, sin = self._decoder.rotation(max(self._lengths) + self._fed + 1)
         if self._equal:
             position = self._lengths[0] + self._fed
@@ -156,44 +126,71 @@ class DecoderRows(ContextRows):
         else:
             positions = self._context_length + self._fed
             cos, sin = cos[positions][:, None], sin[positions][:, None]
-        x = self._decoder.hidden(tokens, cos, sin, self._attend)
+        x = self._hidden(tokens, cos, sin)
         self._fed += 1
         return self._decoder.logits(x)[:count]
+
+    def _hidden(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the residual stream ``[B, hidden size]`` after the last layer; see :meth:`Decoder.hidden`."""
+        return self._decoder.hidden(tokens, cos, sin, self._attend)
 
     def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
 
-        Its keys and values are written to their column first.
+        Its keys and values are written to their column first. The query heads of a group take the place of query
+        positions, so keys and values are not repeated. The next layer overwrites the result.
         """
-        keys, values = self._own[i]
-        keys.select(2, self._fed).copy_(k)
-        values.select(2, self._fed).copy_(v)
-        own = Seen(keys[:, :, : self._end], values[:, :, : self._end], self._own_mask)
-        context = Seen(self.shared[i, 0], self.shared[i, 1], self._mask)
-        return attention(self._decoder.grouped_queries(q), context, own, self._by_context, self._by_row)
+        kv_heads, rows, group, size = self._q.shape
+        own = self._own[i].transpose(1, 2)
+        own[0, :, :, self._fed].copy_(k.transpose(0, 1))
+        own[1, :, :, self._fed].copy_(v.transpose(0, 1))
+        keys, values = own[..., : self._end, :].flatten(1, 2)
+        context_keys, context_values = self.shared[i].transpose(1, 2).flatten(1, 2)
+        grouped = q.unflatten(1, (kv_heads, group)).transpose(0, 1)
+        torch.mul(grouped, self._decoder.weights.scale, out=self._q)
+        length = context_keys.shape[1]
+        of_context = torch.bmm(self._by_context(self._q), context_keys.transpose(1, 2))
+        if self._mask is not None:
+            of_context.view(kv_heads, -1, *of_context.shape[1:]).add_(self._mask[:, 0])
+        of_own = torch.bmm(self._q.flatten(0, 1), keys.transpose(1, 2))
+        if self._own_mask is not None:
+            of_own += self._own_mask
+        scores = torch.cat((self._by_row(of_context), of_own), -1)
+        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        mixed = torch.bmm(shares[..., length:], values).view(self._q.shape)
+        shares = shares.unflatten(0, (kv_heads, rows))[..., :length]
+        of_context = self._by_row(torch.bmm(self._by_context(shares), context_values)).view(self._q.shape)
+        torch.add(mixed.transpose(0, 1), of_context.transpose(0, 1), out=self._mixed.view(rows, kv_heads, group, size))
+        return self._mixed
 
     def _by_context(self, x: Tensor) -> Tensor:
-        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, rows of a context * group, N]``."""
-        _, heads, group, size = x.shape
+        """Return ``[KV heads, B, group, N]`` of rows as ``[KV heads * U, rows of a context * group, N]``."""
         if self._places is not None:
-            x = x.new_zeros(len(self._lengths) * self._width, heads, group, size).index_copy_(0, self._places, x)
-        return x.reshape(-1, self._width, heads, group, size).transpose(1, 2).flatten(2, 3)
+            table = x.new_zeros(len(x), len(self._lengths) * self._width, *x.shape[2:])
+            x = table.index_copy_(1, self._places, x)
+        return x.view(-1, self._width * x.shape[2], x.shape[3])
 
     def _by_row(self, x: Tensor) -> Tensor:
-        """Return the inverse of :meth:`_by_context`."""
-        x = x.unflatten(2, (self._width, -1)).transpose(1, 2).flatten(0, 1)
-        return x if self._places is None else x[self._places]
+        """Return the inverse of :meth:`_by_context`, as ``[KV heads * B, group, N]``."""
+        kv_heads, _, group, _ = self._q.shape
+        if self._places is not None:
+            x = x.view(kv_heads, -1, group, x.shape[-1]).index_select(1, self._places)
+        return x.view(-1, group, x.shape[-1])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but ``rows``, and contexts without rows."""
-        device = self.shared.device
         rows = [*rows, *[rows[-1]] * (self._decoder.rounded(len(rows)) - len(rows))]
-        self._own = self._own[:, :, on_device(rows, device)]
+        self._own = _selected(self._own, rows)
         contexts = [self._contexts[b] for b in rows]
         left = sorted(set(contexts))
         if len(left) < len(self._lengths):
             self._lengths = [self._lengths[u] for u in left]
             longest = self._decoder.rounded(max(self._lengths))
-            self.shared = self.shared[:, :, on_device(left, device), :, :longest]
+            self.shared = _selected(self.shared[..., :longest, :], left)
         self._contexts = [left.index(u) for u in contexts]
         self._arrange()
+
+
+def _selected(states: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return these rows of ``[layers, 2, N, KV heads, T, head size]``, in memory with KV heads first."""
+    return states.transpose(2, 3).index_select(3, on_device(rows, states.device)).transpose(2, 3)

@@ -64,8 +64,12 @@ def _row_major_if_few(h: Tensor) -> Tensor:
 
     For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
     the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
+
+    Compiled code has one layout for any number of rows.
     """
-    return h.contiguous() if h.dtype == torch.float32 and 2 <= len(h) <= _FEW_ROWS else h
+    if h.dtype != torch.float32 or torch.compiler.is_compiling():
+        return h
+    return h.contiguous() if 2 <= len(h) <= _FEW_ROWS else h
 
 
 def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
@@ -108,8 +112,8 @@ class LayerWeights(Generic[LinearT]):
     down: LinearT
 
 
-class StepWeights(Protocol):
-    """Weights that a step of a decoder reads."""
+class Sizes(Protocol):
+    """What the arithmetic of a layer depends on beside its weights."""
 
     dtype: torch.dtype
     heads: int
@@ -117,6 +121,11 @@ class StepWeights(Protocol):
     head_dim: int
     scale: float
     eps: float
+
+
+class StepWeights(Sizes, Protocol):
+    """Weights that a step of a decoder reads."""
+
     norm: Tensor
 
     @property

@@ -11,19 +11,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.engines.local.llama import FusedDecoder
-from mrlm_pl.engines.local.llama_rows import (
-    ContextRows,
-    Seen,
-    attention,
-    hidden_beyond,
-    places_in_contexts,
-)
+from mrlm_pl.engines.local.llama_rows import ContextRows, hidden_beyond, places_in_contexts
 from mrlm_pl.policy.forward.devices import on_device
 
 _LEAST_ROWS = 8
@@ -46,6 +40,39 @@ def bucket(number: int, least: int) -> int:
     """
     step = max(least, 2 ** (number.bit_length() - 1) // 4)
     return -(-number // step) * step
+
+
+class Seen(NamedTuple):
+    """Keys and values ``[N, KV heads, T, head size]``, and the mask that is added to their scores, if any."""
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+
+
+def attention(
+    q: Tensor,
+    context: Seen,
+    own: Seen,
+    by_context: Callable[[Tensor], Tensor],
+    by_row: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the attention ``[B, KV heads, group, head size]`` of scaled queries to their contexts and own tokens.
+
+    The query heads of a group take the place of query positions, so keys and values are not repeated. ``by_context``
+    puts the rows of a context side by side, so that its keys and values are read once; ``by_row`` is its inverse.
+    """
+    context_scores = torch.matmul(by_context(q), context.keys.transpose(-1, -2))
+    if context.mask is not None:
+        context_scores += context.mask
+    own_scores = torch.matmul(q, own.keys.transpose(-1, -2))
+    if own.mask is not None:
+        own_scores += own.mask
+    scores = torch.cat((by_row(context_scores), own_scores), -1)
+    shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    length = context.keys.shape[2]
+    of_own = torch.matmul(shares[..., length:], own.values)
+    return of_own + by_row(torch.matmul(by_context(shares[..., :length]), context.values))
 
 
 class CudaGraphs:
