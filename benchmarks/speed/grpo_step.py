@@ -172,14 +172,15 @@ def run_ours(
     """Return step times and memory of this project; further callbacks, and another clock, may measure more.
 
     Args:
-        compiled: whether the learner's layers are compiled.
+        compiled: whether the layers of the learner and of the engine's decode step are compiled.
     """
     import lightning
+    import torch
     from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import GRPO
     from mrlm_pl.data import RolloutDataModule
-    from mrlm_pl.engines import Sampling
+    from mrlm_pl.engines import InProcessEngine, Sampling
     from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
     from mrlm_pl.policy import Policy
 
@@ -214,12 +215,16 @@ def run_ours(
         default_root_dir=tempfile.mkdtemp(),
         callbacks=[Ticks(), *callbacks],
     )
+    engine = None
+    if compiled:
+        engine = InProcessEngine(dtype=torch.bfloat16 if precision == "bf16-mixed" else None, compile=True)
     data = RolloutDataModule(
         Words(),
         groups=shape.prompts,
         group_size=shape.group,
         iterations=steps,
         sampling=Sampling(max_tokens=shape.new_tokens),
+        engine=engine,
         seed=seed,
     )
     policy = Policy(folder, learning_rate=learning_rate, chat_template=TEMPLATE, compile=compiled)
@@ -349,7 +354,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="32-true", help="of ours; the peer computes in bf16 with --peer-bf16")
     parser.add_argument("--peer-bf16", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="compile the layers of our learner")
+    parser.add_argument("--compile", action="store_true", help="compile the layers of our learner and engine")
     parser.add_argument("--peer-compile", action="store_true", help="let the peer's trainer compile its model")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
