@@ -61,9 +61,6 @@ class Algorithm(LightningModule, ABC):
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
 
-    divides_groups: bool = False
-    """Let the rows of a group be in several micro-batches: the loss compares none with another."""
-
     silence: str = EQUAL_RETURNS
     """The finding of :meth:`without_signal` about a group, for messages."""
 
@@ -115,6 +112,11 @@ class Algorithm(LightningModule, ABC):
     def uses_importance_ratio(self) -> bool:
         """True if the loss uses the importance ratio ``pi / pi_old``; without it a rollout serves one update."""
         return True
+
+    @property
+    def divides_groups(self) -> bool:
+        """True if the rows of a group may be in several micro-batches: no loss compares them with each other."""
+        return False
 
     @abstractmethod
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
@@ -195,7 +197,7 @@ class Algorithm(LightningModule, ABC):
             agents: of the run.
             environments: their names, in one order on all ranks.
             engine: that samples; None is in process.
-            updates: optimizer updates on each rollout; None is not known.
+            updates: optimizer updates on each rollout, or None if it varies or is not known.
         """
         self.check_agents(agents)
         self.tasks_of_run, self._engine, self._updates = tuple(environments), engine, updates

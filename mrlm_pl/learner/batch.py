@@ -35,7 +35,7 @@ class PolicyBatch:
         action_mask: [B, T] bool, True where the policy sampled the token.
         behavior_logp: [B, T] fp32 of the behavior policy, as the sampler reported them, 0 outside the mask.
         groups: [B] int64, number of the row's group: the episodes of a task, or the answers of a pair. A group is
-            served in one micro-batch, unless the algorithm allows to divide it, and a forward pass computes the common
+            served in one micro-batch unless the algorithm lets it be divided, and a forward pass computes the common
             prefix of its rows once.
         comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
             or in one state of a turn tree.
@@ -44,7 +44,7 @@ class PolicyBatch:
         advantages: [B, T] fp32, 0 where nothing is credited.
         ref_logp: [B, T] fp32 under the frozen reference, or None.
         proximal_logp: [B, T] fp32, the learner's own log-probabilities at the time of sampling; None where the
-            sampler's are used.
+            sampler's are used, or those of the update's own pass.
         values: [B, T] fp32, expected return before each action token as it was estimated at the time of sampling, or
             None.
         returns: [B, T] fp32, the targets of the estimates, or None.

@@ -29,9 +29,6 @@ class RolloutLearner(Protocol):
     smallest_group: int
     """Fewest episodes per task that the advantage is defined for."""
 
-    divides_groups: bool
-    """True if the rows of a group may be in several micro-batches: no loss compares them."""
-
     silence: str
     """The finding of :meth:`without_signal` about a group, for messages."""
 
@@ -55,6 +52,10 @@ class RolloutLearner(Protocol):
         """True if the loss uses the importance ratio; without it a rollout serves one update."""
 
     @property
+    def divides_groups(self) -> bool:
+        """True if the rows of a group may be in several micro-batches: no loss compares them."""
+
+    @property
     def trainer(self) -> Any:
         """The Lightning trainer that both are attached to."""
 
@@ -73,7 +74,7 @@ class RolloutLearner(Protocol):
             agents: of the run.
             environments: their names, in one order on all ranks.
             engine: that samples; None is in process.
-            updates: optimizer updates on each rollout; None is not known.
+            updates: optimizer updates on each rollout, or None if it varies or is not known.
         """
 
     def weighs_sampler(self, sampling: Sampling) -> bool:

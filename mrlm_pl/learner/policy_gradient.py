@@ -70,9 +70,10 @@ class PolicyGradient(Algorithm):
     ``kl_coefficient``. ``early_stop`` is 1 where ``stop_at_kl`` ended the updates on a rollout.
 
     Trajectories without a gradient, whose advantage is 0, count in these means. After the first update on a rollout the
-    current policy is evaluated on them in a pass without gradient. The first update on a synchronous rollout skips that
-    pass: there the current policy is the old one. Where the old policy is the sampler's too, ``approx_kl``,
-    ``ratio_deviation`` and ``mismatch_*`` are then means over the other trajectories.
+    current policy is evaluated on them in a pass without gradient. The first update on a synchronous rollout, where the
+    current policy is the old one, needs that pass only if it takes the old policy from its own passes (see
+    ``recompute_old_logp``). Where the old policy is the sampler's, ``approx_kl``, ``ratio_deviation`` and
+    ``mismatch_*`` of that update are means over the other trajectories.
 
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
@@ -92,9 +93,9 @@ class PolicyGradient(Algorithm):
             counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the proportion of a
             policy's (task group, agent) pairs that it left out.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
-            so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision. It costs
-            a pass over the rollout; with a single update on it, no reference policy and no teachers the update's own
-            pass has them.
+            so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision. That
+            costs a pass over the rollout, except where the rollout serves one update and there is neither a reference
+            policy nor a teacher: the update then takes pi_old from its own pass.
         correction: weight of the policy's losses, not of the values', for the difference between the two; ``plain`` is
             decoupled PPO (arXiv 2505.24298); see :class:`mrlm_pl.losses.Correction`.
         off_policy_threshold: bound on the mean of ``log mu - log pi`` over a trajectory's tokens; above it, tokens with
@@ -130,8 +131,6 @@ class PolicyGradient(Algorithm):
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
     """Places of the KL penalty, the default first; ``reward`` needs rewards of single tokens."""
-
-    divides_groups: bool = True
 
     advantage: Callable[[Tensor, Tensor], Tensor] | None = None
     """Returns advantages [N] from returns [N] and the numbers [N] of the groups in which they are compared."""
@@ -207,6 +206,12 @@ class PolicyGradient(Algorithm):
     @property
     def uses_importance_ratio(self) -> bool:
         return self.loss.uses_ratio
+
+    @property
+    def divides_groups(self) -> bool:
+        """True unless the class has a loss of its own; it sets ``divides_groups = True`` if that compares no rows."""
+        cls, base = type(self), PolicyGradient
+        return cls.token_losses is base.token_losses and cls.policy_loss is base.policy_loss
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
@@ -338,9 +343,8 @@ class PolicyGradient(Algorithm):
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
     ) -> dict[str, PolicyBatch]:
         self.collection_over = False
-        # Nothing moves the policy between the rollout and its only update, and nothing here asks for pi_old.
-        unread = not self.reference.used and self.distiller is None
-        self.old_policy.is_current = self._updates == 1 and unread and self.recomputes(sampling)
+        # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
+        self.old_policy.is_current = self._updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:
             episodes = with_baseline(episodes, greedy)
@@ -399,6 +403,13 @@ class PolicyGradient(Algorithm):
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
         if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:
             rows.proximal_logp = policy(**rows.inputs())
+
+    @property
+    def _reads_old_logp(self) -> bool:
+        """True if pi_old is read outside of the token losses; methods of other packages may."""
+        methods = (type(self).prepare, type(self).policy_loss, type(self).note_without_gradient)
+        foreign = any(not method.__module__.startswith("mrlm_pl.") for method in methods)
+        return foreign or self.reference.used or self.distiller is not None
 
     def recomputes(self, sampling: Sampling) -> bool:
         """Return whether pi_old is the learner's at the time of sampling rather than the sampler's."""

@@ -36,7 +36,7 @@ MAX_REMEMBERED = 256
 """Most sets of tools for which a chat format remembers whether its template describes them."""
 
 MAX_PROMPTS = 32
-"""Most texts whose tokens a chat format remembers: the episodes of a group begin with the same one."""
+"""Most texts whose tokens a chat format remembers: the episodes of a group begin with the same prompt."""
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 _SENTINEL = "\u241f0\u241f"

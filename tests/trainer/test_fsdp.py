@@ -118,6 +118,7 @@ def check_like_one(two: Path, one: Path) -> None:
         {"algorithm": "rae"},
         {"algorithm": "dr_mas", "model": {"zero_variance": "exclude"}},
         {"accumulate": 2, "data": {"groups": 4, "minibatches": 1}},
+        {"accumulate": 4, "data": {"groups": 2}, "model": {"recompute_old_logp": True}},
         {"max_forward_tokens": 40, "max_tokens": 30},
         {"data": {"groups": 2, "resample_rounds": 2}},
         {"lora": True, "model": {"kl": {"coefficient": 0.1}}},
@@ -127,7 +128,8 @@ def check_like_one(two: Path, one: Path) -> None:
         {"gradient_checkpointing": True, "max_forward_tokens": 40, "max_tokens": 30},
     ],
     ids=[
-        *("ppo", "rae", "dr_mas", "accumulation", "chunks", "resampling", "lora", "sync", "sync_lora", "entropy"),
+        *("ppo", "rae", "dr_mas", "accumulation", "parts", "chunks", "resampling", "lora", "sync", "sync_lora"),
+        "entropy",
         "recomputation",
     ],
 )
@@ -178,8 +180,12 @@ def test_several_environments_are_one_run_on_all_ranks(strategy: str, launch: An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, launch: Any) -> None:
-    folder = launch("flat", strategy=strategy, devices=2, flat=True)
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 8, "model": {"recompute_old_logp": True}}], ids=["whole", "parts"]
+)
+def test_a_rank_whose_groups_carry_no_signal_takes_part(strategy: str, options: dict[str, Any], launch: Any) -> None:
+    """With four parts for the three rows of a group, one of them is empty."""
+    folder = launch("flat", strategy=strategy, devices=2, flat=True, **options)
     metrics = [json.loads((folder / f"metrics-{rank}.json").read_text()) for rank in (0, 1)]
     clocks = [own.pop("progress/seconds") for own in metrics]  # each process has its own clock
     assert min(clocks) > 0

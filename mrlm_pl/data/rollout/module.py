@@ -35,9 +35,10 @@ class RolloutDataModule(LightningDataModule):
 
     An iteration is one rollout of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times
     ``minibatches`` optimizer updates on it. With ``accumulate_grad_batches`` of the trainer, an update is divided into
-    that many micro-batches, of whole groups or, where they are more than the groups and the algorithm is a policy
-    gradient, of parts of a group; the result does not depend on it. All randomness is a function of ``seed`` and the
-    position. ``stream`` holds rows and position (:class:`~mrlm_pl.data.rollout.stream.TrainingStream`), and
+    that many micro-batches: whole groups, or parts of a group where there are more micro-batches than groups and the
+    algorithm allows it, as policy gradients do. The result does not depend on it. All randomness is a function of
+    ``seed`` and the position. ``stream`` holds rows and position
+    (:class:`~mrlm_pl.data.rollout.stream.TrainingStream`), and
     ``collection`` collects, saves and measures (:class:`~mrlm_pl.data.rollout.collection.Collection`).
 
     Args:
@@ -166,12 +167,20 @@ class RolloutDataModule(LightningDataModule):
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
-        updates = self.stream.passes * self.stream.minibatches
-        learner.meet_rollouts(dict.fromkeys(agents), list(self.environments), self.players.given, updates)
+        learner.meet_rollouts(
+            dict.fromkeys(agents), list(self.environments), self.players.given, self._updates(trainer)
+        )
         if stage == "fit":
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)
             self.collection.begin(learner)
+
+    def _updates(self, trainer: Trainer) -> int | None:
+        """Return the number of updates on each rollout; None if epochs end within an update, which steps early then."""
+        updates, accumulation = self.stream.passes * self.stream.minibatches, int(trainer.accumulate_grad_batches)
+        limit, length = trainer.limit_train_batches, self.stream.iterations * updates * accumulation
+        batches = min(limit, length) if isinstance(limit, int) else int(limit * length)
+        return None if batches % accumulation else updates
 
     def check(self, learner: Algorithm, trainer: Trainer) -> None:
         """Validate the options against an algorithm and a trainer.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,23 +26,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of a micro-batch: those of whole groups, or the ``share``-th of ``shares`` equal parts of one group's.
+    """The rows of a micro-batch: those of whole groups, or the ``share``-th of ``shares`` parts of one group's.
 
     Attributes:
         groups: group numbers [g].
-        share, shares: the part of each policy's rows in them, from 0, in an order that keeps common prefixes together.
+        share, shares: number of the part, from 0, and of the parts. Their numbers of rows differ by one at most; parts
+            beyond the rows are empty.
     """
 
     groups: Tensor
     share: int = 0
     shares: int = 1
 
-    def rows(self, groups: Tensor, token_ids: Tensor) -> Tensor:
-        """Return the indices [b] of its rows among those with these group numbers [B] and tokens [B, T]."""
-        here = torch.isin(groups, self.groups).nonzero().flatten()
-        if self.shares > 1:
-            here = here[torch.from_numpy(np.lexsort(token_ids[here].T.flip(0).numpy()))]
-        return here.tensor_split(self.shares)[self.share]
+    def rows(self, groups: Tensor) -> Tensor:
+        """Return the indices [b] of its rows among those with these group numbers [B], in their order."""
+        return torch.isin(groups, self.groups).nonzero().flatten().tensor_split(self.shares)[self.share]
+
+
+def prefix_order(token_ids: Tensor) -> Tensor:
+    """Return the lexicographic order [B] of rows of tokens [B, T]: rows with a common prefix stand together.
+
+    >>> prefix_order(torch.tensor([[7, 1], [300, 0], [7, 0], [5, 2]])).tolist()
+    [3, 2, 0, 1]
+    """
+    keys = [row.tobytes() for row in token_ids.numpy().astype(">i8")]  # bytes compare much faster than their numbers
+    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,9 @@ class Cut:
         return self.passes * self.minibatches * self.accumulation
 
     def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> list[Part]:
-        """Return the micro-batches of the update that a position is in; a group is divided where they are more.
+        """Return the micro-batches of the update that a position is in.
+
+        Where they are more than its groups, each group is divided into as many.
 
         Args:
             position: of a micro-batch, from 0.
@@ -228,8 +237,8 @@ def micro_batches(
 
     Args:
         learner: whose models they are.
-        rows: of the rollout, by policy.
-        parts: of the rollout, one for each micro-batch.
+        rows: of the rollout, by policy, on the host.
+        parts: one for each micro-batch.
         over_ranks: the sum of a tensor over all ranks; called once.
     """
     update, names = torch.cat([part.groups for part in parts]), list(learner.learners)
@@ -239,14 +248,17 @@ def micro_batches(
     for size, name in zip(sizes, names, strict=True):
         if (own := rows.get(name)) is None:
             continue
-        groups = own.groups.cpu()
-        in_update = torch.isin(groups, update).to(own.groups.device)
+        in_update = torch.isin(own.groups, update)
         own_totals = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update])
         size[:3] = torch.tensor(astuple(own_totals), dtype=torch.float64)
         trained = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
         acting = own.action_mask.any(-1)
+        order = in_update.nonzero().flatten()
+        if any(part.shares > 1 for part in parts):  # sorted once: an update may have hundreds of parts
+            order = order[prefix_order(own.token_ids[order])]
+        groups = own.groups[order]
         for number, part in enumerate(parts):
-            here = part.rows(groups, own.token_ids.cpu()).to(own.groups.device)
+            here = order[part.rows(groups)]
             if trained[here].any():
                 policies[number][name] = own.select(here[trained[here]])
             if (other := ~trained[here] & acting[here]).any():

@@ -24,8 +24,8 @@ class OldPolicy:
 
     Attributes:
         corrects: True if losses are corrected.
-        is_current: True for a rollout whose only update takes pi_old from its own forward pass, with the weights of
-            the time of sampling.
+        is_current: True if the only update on the rollout takes pi_old from its own forward pass: no update has moved
+            the learner since the time of sampling.
 
     Raises:
         ConfigurationError: a value is out of range, or the correction needs pi_old from the learner.

@@ -214,6 +214,50 @@ def test_the_only_update_on_a_rollout_takes_the_old_log_probabilities_from_its_o
         torch.testing.assert_close(own, apart, rtol=1e-4, atol=1e-6)
 
 
+class Preparing(GRPO):
+    """Reads pi_old when a rollout is prepared."""
+
+    def prepare(self, *given: Any) -> Any:
+        tables = super().prepare(*given)
+        self.deviations = [
+            float((rows.old_logp - self.policy(name)(**rows.inputs())).abs().max()) for name, rows in tables.items()
+        ]
+        return tables
+
+
+class OwnLoss(GRPO):
+    """Reads pi_old in a policy loss of its own."""
+
+    def policy_loss(self, name: str, rows: Any, batch: Any) -> Any:
+        loss, found = super().policy_loss(name, rows, batch), self.policy(name)(**rows.inputs())
+        self.deviations = [float((rows.old_logp - found).detach().abs().max())]
+        return loss
+
+
+@pytest.mark.parametrize("kind", [Preparing, OwnLoss])
+def test_a_class_that_reads_the_old_log_probabilities_elsewhere_has_those_of_the_learner(
+    model_folder: Path, echo: Any, quiet_trainer: Any, kind: Any
+) -> None:
+    algorithm = kind({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    _, data = make(model_folder, echo(), iterations=1, sampling=Sampling(top_p=0.5, max_tokens=8))
+    quiet_trainer().fit(algorithm, data)
+    assert max(algorithm.deviations) < 1e-4, "those of truncated sampling are further away"
+
+
+@pytest.mark.parametrize(("limit", "updates"), [(1.0, 1), (4, 1), (3, None), (0.5, None), (9, 1)])
+def test_epochs_that_end_within_an_update_have_no_fixed_number_of_updates_on_a_rollout(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch, limit: Any, updates: int | None
+) -> None:
+    """Three rollouts, an update of two micro-batches on each: the trainer steps early at the end of an epoch."""
+    told: list[Any] = []
+    monkeypatch.setattr(GRPO, "meet_rollouts", lambda self, *given: told.append(given[3]))
+    algorithm, data = make(model_folder, echo())
+    trainer = quiet_trainer(accumulate_grad_batches=2, limit_train_batches=limit)
+    monkeypatch.setattr(data, "_attached", lambda: (trainer, algorithm))
+    data.setup("validate")
+    assert told == [updates]
+
+
 def test_accumulation_and_micro_batches_do_not_change_the_update(
     model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
@@ -277,6 +321,21 @@ def test_a_loss_that_compares_the_rows_of_a_group_has_them_in_one_micro_batch(
     algorithm = MADPO({"main": Policy(str(model_folder))})
     with pytest.raises(ConfigurationError, match=r"make trainer\.accumulate_grad_batches a divisor of 4$"):
         quiet_trainer(accumulate_grad_batches=8).fit(algorithm, data)
+
+
+def test_a_policy_gradient_with_a_loss_of_its_own_says_whether_groups_may_be_divided(model_folder: Path) -> None:
+    class Ranked(GRPO):
+        """Its loss compares the rows of a group."""
+
+        def token_losses(self, logp: Any, old_logp: Any, rows: Any) -> Any:
+            return logp * (rows.comparisons == rows.comparisons[0])[:, None], {}
+
+    class Single(Ranked):
+        divides_groups = True
+
+    policies = {"main": str(model_folder)}
+    found = [cls(policies).divides_groups for cls in (GRPO, Ranked, Single, MADPO)]
+    assert found == [True, False, True, False]
 
 
 def test_equal_rewards_give_no_gradient(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from mrlm_pl.data.rollout import stream
 from mrlm_pl.data.rollout.stream import Cut, TrainingStream
-from mrlm_pl.learner.batch import Batch
+from mrlm_pl.episode import Trajectory
+from mrlm_pl.learner.batch import Batch, collate_rows
 
 
 def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches() -> None:
@@ -25,15 +26,25 @@ def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches()
     assert found[:4] == [[[3, 1], [0, 2]], [[3, 1], [0, 2]], [[5, 4], [7, 6]], [[5, 4], [7, 6]]]
 
 
-def test_more_micro_batches_than_groups_divide_the_rows_of_each_group() -> None:
+def test_more_micro_batches_than_groups_divide_the_rows_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = Cut(passes=1, minibatches=2, accumulation=6)
-    rows = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
-    tokens = torch.tensor([[7, 1], [5, 2], [7, 0], [5, 3], [8, 0], [1, 3], [1, 2], [1, 1], [4, 4], [4, 4]])
-    update = cut.update_at(7, lambda number: torch.tensor([2, 3, 1, 0]))
-    found = [part.rows(rows, tokens).tolist() for part in update]
-    assert found == [[7], [6], [5], [1, 3], [2, 0], [4]], "rows with a common prefix are together"
-    first = cut.update_at(5, lambda number: torch.tensor([2, 3, 1, 0]))
-    assert [part.rows(rows, tokens).tolist() for part in first] == [[8], [], [], [9], [], []]
+    groups = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
+    tokens = [[7, 1], [5, 2], [7, 0], [5, 3], [8, 0], [1, 3], [1, 2], [300, 1], [4, 4], [4, 4]]
+    rows = [Trajectory("a", "main", tuple(row), (False, True), (0.0, 0.0), ()) for row in tokens]
+    table = collate_rows(rows, groups.tolist(), [0] * 10, range(10))
+    learner = SimpleNamespace(learners=["main"], rows_with_gradient=lambda rows: torch.arange(10))
+    sorted_rows: list[int] = []
+    order = stream.prefix_order
+    monkeypatch.setattr(stream, "prefix_order", lambda ids: sorted_rows.append(len(ids)) or order(ids))
+
+    def served(position: int) -> list[list[int]]:
+        parts = cut.update_at(position, lambda number: torch.tensor([2, 3, 1, 0]))
+        batches = stream.micro_batches(learner, {"main": table}, parts, lambda sizes: sizes)  # type: ignore[arg-type]
+        return [batch.policies["main"].numbers.tolist() if batch.policies else [] for batch in batches]
+
+    assert served(7) == [[6], [5], [7], [1, 3], [2, 0], [4]], "rows with a common prefix are together"
+    assert served(5) == [[8], [], [], [9], [], []]
+    assert sorted_rows == [8, 2], "once an update, not once a micro-batch"
 
 
 def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
