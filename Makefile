@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model clean
+.PHONY: quickstart test check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model small-model clean
 
 quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in math problems (about a minute)
 	$(BIN)/mrlm fit --config configs/quickstart.yaml
@@ -109,6 +109,14 @@ tiny-model: $(VENV)/.installed  ## train the weights of builtin:tiny, in runs/ti
 	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
 	$(BIN)/mrlm train --config configs/recipes/tiny_worked.yaml --output runs/tiny-worked
 	$(BIN)/mrlm train --config configs/recipes/tiny.yaml --output runs/tiny-model
+
+# The same demonstrations in a wider model: see configs/recipes/small_worked.yaml.
+small-model: export OMP_NUM_THREADS = 1
+small-model: $(VENV)/.installed  ## train a model of 2.6 million weights, in runs/small-model/policies/main (about ten minutes)
+	$(BIN)/python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
+	$(BIN)/mrlm train --config configs/recipes/small_worked.yaml --output runs/small-worked
+	$(BIN)/mrlm train --config configs/recipes/tiny.yaml --output runs/small-model \
+		--model.policies.main.model runs/small-worked/policies/main --model.policies.main.learning_rate 3.0e-4
 
 clean:
 	rm -rf $(VENV) .venv-peers .venv-peers-multi .venv-verifiers .venv-openenv .venv-agents build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

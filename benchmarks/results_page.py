@@ -73,6 +73,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "which credit own rewards, may settle there. MAPoRL's size replaced one that learned nothing.",
             plot=True,
         ),
+        "small_model": Section(
+            "Small model",
+            "Held-out accuracy of `make small-model` (2.6 million weights, not in the package) beside `builtin:tiny`, "
+            "on the same 500 problems of each difficulty at temperature 1. Both saw difficulty 1 alone; their second "
+            "stage has hurried answers to most problems.",
+        ),
         "parity": Section(
             "Learning curves beside TRL and CoMLRL",
             "The same random models, prompts, seeds, optimizer and rewards (the fraction of even words).",

@@ -158,6 +158,12 @@ def learning_curves(found: Any) -> dict[str, list[list[float]]]:
     return curves
 
 
+def small_model(found: Any) -> str:
+    """Return accuracies of the small and the tiny model by difficulty."""
+    cells = ((row["difficulty"], row["model"], between(row["accuracy"], row["ci95"])) for row in found["rows"])
+    return pivot("difficulty", cells)
+
+
 def parity(found: Any) -> str:
     """Return the rewards of both sides by pair, at the end and over the run, and their differences."""
     shown = [f"{part} {side}" for part in ("end", "run") for side in ("ours", "peer", "difference")]

@@ -1,11 +1,12 @@
 """Measure effects that papers claim, each against the arm that the paper compares with.
 
-    python benchmarks/learning/effects.py [--effects dr_mas asynchronous rae league] [--seeds 0 1 2 3 4]
-        [--json FILE]
+    python benchmarks/learning/effects.py [--effects rae league ...] [--seeds 0 1 2 3 4]
+        [--folder FOLDER] [--json FILE]
 
     dr_mas        a planner and its helpers, whose rewards differ: gradient norms, by what normalizes the advantages
     asynchronous  configs/scaling/async.yaml, shortened, against synchronous rollouts of as many episodes
     rae           self-play at tic-tac-toe in which alpha always begins: the score against random moves
+    rae_rules     the same after the recipe tiny_moves, which teaches the rules; equal generated tokens
     league        tic-tac-toe against past snapshots and against itself, likewise
     at_grpo       a planner and an executor in a grid, after the recipe tiny_path; equal generated tokens
     at_grpo_long  the same in a larger grid, with longer paths
@@ -17,7 +18,6 @@ are paired by seed. ``--json`` keeps the runs that its file has, and is written 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import logging
@@ -135,17 +135,22 @@ class Accuracy(Callback):
         self.found = {"accuracy": report.accuracy, "lag": statistics.fmean(self.lags)}
 
 
+def against_chance(trainer: Any) -> dict[str, float]:
+    """Let the weights of ``learner`` play both sides against a player that moves by chance."""
+    data, learner = trainer.datamodule, trainer.lightning_module.policy("learner")
+    sampling = data.validation_sampling
+    report = evaluate(learner, Chance(), num_episodes=EPISODES, seed=data.seed, sampling=sampling, device="cpu")
+    return {"score": (1 + report.agents["alpha"].reward) / 2, "illegal": report.metrics["illegal"].value}
+
+
 class AgainstChance(Callback):
-    """Let the final weights of ``learner`` play both sides against a player that moves by chance."""
+    """Let the final weights play against chance."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}
 
     def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        data, learner = trainer.datamodule, trainer.lightning_module.policy("learner")
-        sampling = data.validation_sampling
-        report = evaluate(learner, Chance(), num_episodes=EPISODES, seed=data.seed, sampling=sampling, device="cpu")
-        self.found = {"score": (1 + report.agents["alpha"].reward) / 2, "illegal": report.metrics["illegal"].value}
+        self.found = against_chance(trainer)
 
 
 class AtTheBudget(Budget):
@@ -167,24 +172,38 @@ class AtTheBudget(Budget):
         self.found |= {f"success{moment}": report.accuracy, f"reward{moment}": report.mean_reward}
 
 
-@functools.cache
-def after_tiny_path(settings: str = "{}") -> str:
-    """Run the recipe of a hurried planner and executor, and return the folder of its policy.
+class AgainstChanceAtTheBudget(AtTheBudget):
+    """End the run likewise, let the weights before and after play against chance, and record the last entropy."""
+
+    def evaluate(self, trainer: Any, moment: str) -> None:
+        self.found |= {f"{name}{moment}": value for name, value in against_chance(trainer).items()}
+        if self.seen:
+            self.found["entropy"] = self.seen["rollout/entropy"]
+
+
+def after(folder: Path, recipe: str, demonstrations: str, made: Sequence[str] = (), fitted: Sequence[str] = ()) -> str:
+    """Return the policy of a recipe, which runs unless the folder has it.
 
     Args:
-        settings: arguments of the environment, as JSON.
+        folder: where its rows and its run are kept.
+        recipe: name of its configuration.
+        demonstrations: NAME of the script ``make_NAME_demonstrations.py``, which writes its rows.
+        made: options of that script.
+        fitted: options of ``mrlm fit``.
     """
-    folder = Path(tempfile.mkdtemp())
-    script, config = ROOT / "examples/tiny_model/make_path_demonstrations.py", ROOT / "configs/recipes/tiny_path.yaml"
-    mrlm, rows = str(Path(sys.executable).with_name("mrlm")), str(folder / "rows.jsonl")
-    for command in (
-        [sys.executable, str(script), "--output", rows, "--settings", settings],
-        [mrlm, "fit", "--config", str(config), "--output", str(folder / "run"), "--data.train", rows],
-    ):
+    policy, rows = folder / "run/policies/main", str(folder / "rows.jsonl")
+    script = str(ROOT / f"examples/tiny_model/make_{demonstrations}_demonstrations.py")
+    config = str(ROOT / f"configs/recipes/{recipe}.yaml")
+    mrlm = str(Path(sys.executable).with_name("mrlm"))
+    commands = (
+        [sys.executable, script, "--output", rows, *made],
+        [mrlm, "fit", "--config", config, "--output", str(folder / "run"), "--data.train", rows, *fitted],
+    )
+    for command in () if policy.is_dir() else commands:
         result = subprocess.run(command, check=False, capture_output=True, text=True)
         if result.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
-    return str(folder / "run/policies/main")
+    return str(policy)
 
 
 @dataclass(frozen=True)
@@ -218,7 +237,7 @@ class Effect:
         measure: makes the callback whose ``found`` are the numbers of a run.
         learning_rate: of all policies.
         options: of all arms' classes.
-        model: returns the model that all policies begin with.
+        model: returns the model that all policies begin with, and may keep it in a folder.
     """
 
     environment: Callable[[], Environment]
@@ -228,7 +247,7 @@ class Effect:
     measure: Callable[[], Any]
     learning_rate: float = 5e-4
     options: Mapping[str, Any] = field(default_factory=dict)
-    model: Callable[[], str] = lambda: "builtin:tiny"
+    model: Callable[[Path], str] = lambda folder: "builtin:tiny"
 
 
 def asynchronous(lag: int) -> Arm:
@@ -295,7 +314,7 @@ EFFECTS = {
         sampling=Sampling(max_tokens=1),
         measure=partial(AtTheBudget, 20_000, PlanPath.name),
         options={"optimization": Optimization(schedule="constant_with_warmup", warmup_steps=10)},
-        model=after_tiny_path,
+        model=partial(after, recipe="tiny_path", demonstrations="path"),
     ),
 }
 EFFECTS["at_grpo_long"] = replace(
@@ -303,13 +322,21 @@ EFFECTS["at_grpo_long"] = replace(
     environment=partial(PlanPath, **LONG),
     arms={"GRPO": Arm(GRPO), "AT-GRPO": Arm(ATGRPO)},
     measure=partial(AtTheBudget, 30_000, PlanPath.name),
-    model=partial(after_tiny_path, json.dumps(LONG)),
+    model=partial(after, recipe="tiny_path", demonstrations="path", made=("--settings", json.dumps(LONG))),
+)
+EFFECTS["rae_rules"] = replace(
+    EFFECTS["rae"],
+    data={**GAMES, "iterations": 1000},
+    sampling=Sampling(max_tokens=1),
+    measure=partial(AgainstChanceAtTheBudget, 25_000, TicTacToe.name),
+    learning_rate=1e-3,
+    model=partial(after, recipe="tiny_moves", demonstrations="move"),
 )
 
 
-def run(effect: Effect, arm: Arm, seed: int) -> dict[str, float]:
-    """Return the numbers of a run."""
-    model = effect.model()
+def run(effect: Effect, arm: Arm, seed: int, folder: Path) -> dict[str, float]:
+    """Return the numbers of a run; the folder keeps the model that it begins with."""
+    model = effect.model(folder)
     lightning.seed_everything(seed, verbose=False)
     started = time.process_time()
     policies = {
@@ -351,10 +378,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--effects", nargs="+", choices=list(EFFECTS), default=list(EFFECTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--folder", type=Path, help="of the recipes; default: a temporary one")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    folder = options.folder or Path(tempfile.mkdtemp())
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
     written = {**provenance(kept=before), "effects": before["effects"] if before else {}}
     for name in options.effects:
@@ -363,7 +392,7 @@ def main() -> None:
         for seed, arm in itertools.product(options.seeds, effect.arms):
             rows = found["runs"].setdefault(arm, [])
             if not any(row["seed"] == seed for row in rows):
-                rows.append({"seed": seed, **run(effect, effect.arms[arm], seed)})
+                rows.append({"seed": seed, **run(effect, effect.arms[arm], seed, folder / name)})
                 print(json.dumps({"effect": name, "arm": arm, **rows[-1]}), flush=True)
                 if {*map(len, found["runs"].values())} == {len(rows)} and len(rows) > 1:
                     found["summary"] = summary(found["runs"])

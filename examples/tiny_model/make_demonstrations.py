@@ -1,4 +1,4 @@
-"""Write the training data of the built-in tiny model: an untrained model folder and demonstrations in chat format.
+"""Write the training data of the built-in tiny model: untrained model folders and demonstrations in chat format.
 
     python examples/tiny_model/make_demonstrations.py --output runs/tiny-data
 
@@ -8,6 +8,8 @@ which is seldom exact. So the trained model can solve nearly all problems, but s
 reinforcement learning closes.
 
 A small fraction of both files are the coordination game's questions, answered C or A at random.
+
+``untrained`` is the tiny model's folder, ``untrained-small`` that of ``make small-model``, four times as wide.
 """
 
 from __future__ import annotations
@@ -28,6 +30,12 @@ MOSTLY_ESTIMATES = {"algebra": 0.15, "arithmetic": 0.85, "word": 0.85, "multiste
 """Fraction of estimates among the answers to each kind of problem."""
 
 GAME_SHARE = 0.03
+
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "untrained": {},
+    "untrained-small": {"hidden_size": 256, "intermediate_size": 768},
+}
+"""Untrained folders with their arguments of :func:`build_config`."""
 
 
 def estimate(answer: int) -> str:
@@ -72,8 +80,9 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     write_demonstrations(options.output / "worked.jsonl", 0, options.worked, NO_ESTIMATES)
     write_demonstrations(options.output / "mixed.jsonl", options.worked, options.mixed, MOSTLY_ESTIMATES)
-    build_config().save_pretrained(options.output / "untrained")
-    build_tokenizer().save_pretrained(options.output / "untrained")
+    for name, size in SIZES.items():
+        build_config(**size).save_pretrained(options.output / name)
+        build_tokenizer().save_pretrained(options.output / name)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -124,10 +126,38 @@ def test_a_run_ends_with_its_budget_of_tokens(effects: ModuleType, arm: str, mon
     effect = effects.EFFECTS["at_grpo"]
     two_groups = {**effect.data, "groups": 2, "group_size": 4}
     short = replace(effect, measure=partial(effects.AtTheBudget, 100, "plan_path"), data=two_groups)
-    found = effects.run(replace(short, model=lambda: "builtin:tiny"), effect.arms[arm], 0)
+    found = effects.run(replace(short, model=lambda folder: "builtin:tiny"), effect.arms[arm], 0, Path())
     # the built-in model makes no move here: 2 tasks x 4 episodes or branches x 5 turns x 2 agents x 1 token a rollout
     assert found["tokens"] == 80
     assert 0 <= found["success before"] <= found["reward before"] <= 1.25
+
+
+def test_a_recipe_whose_policy_is_kept_does_not_run_again(
+    effects: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Sequence[str]] = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(effects.subprocess, "run", lambda command, **options: ran.append(command) or done)
+    model = effects.EFFECTS["at_grpo_long"].model
+    assert model(tmp_path) == str(tmp_path / "run/policies/main")
+    assert [Path(words[1]).name for words in ran] == ["make_path_demonstrations.py", "fit"]
+    assert ran[0][-2:] == ["--settings", '{"size": 4, "walls": 3, "distance": [3, 6], "turns": 8}']
+    (tmp_path / "run/policies/main").mkdir(parents=True)
+    assert model(tmp_path) == str(tmp_path / "run/policies/main")
+    assert len(ran) == 2
+
+
+def test_self_play_at_a_budget_is_scored_before_and_after(effects: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "EPISODES", 4)
+    effect = effects.EFFECTS["rae_rules"]
+    short = replace(effect, measure=partial(effects.AgainstChanceAtTheBudget, 10, "tic_tac_toe"))
+    short = replace(short, data={**effect.data, "groups": 2}, model=lambda folder: "builtin:tiny")
+    found = effects.run(short, effect.arms["RAE"], 0, Path())
+    scored = {f"{name}{moment}" for name in ("score", "illegal") for moment in (" before", "")}
+    assert {*found} == {*scored, "entropy", "tokens", "cpu_seconds"}
+    assert all(0 <= found[name] <= 1 for name in scored)
+    assert 0 < found["entropy"] < 4.63, "in nats, below that of a choice among its 102 tokens"
+    assert found["tokens"] >= 5, "with half of the budget another rollout might exceed it"
 
 
 def test_differences_are_to_the_first_arm_by_seed(effects: ModuleType) -> None:
