@@ -113,7 +113,7 @@ CURVES = {
     "algorithms/correctness_model": Curve(
         {"val/accuracy": "held-out accuracy", "val/auc": "held-out AUC"}, 40, BALANCED, ["--trainer.max_steps", "280"]
     ),
-    "algorithms/sft": on_math("right.jsonl", 40),
+    "algorithms/sft": on_math("right.jsonl", 16),
 }
 """Learning curves by configuration below ``configs/``."""
 
