@@ -63,7 +63,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "quickstart": Section("Quick start", "GRPO on generated problems; accuracy on 500 held-out ones.", plot=True),
         "learning": Section(
             "Algorithms of one policy",
-            "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes.",
+            "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes. The "
+            "second table has the ends of the curves during training on fixed data and from a teacher.",
             plot=True,
         ),
         "team_algorithms": Section(
@@ -268,7 +269,8 @@ def facts(found: Any) -> list[str]:
 @functools.cache
 def common() -> list[str]:
     """Return the facts that all results of the page share."""
-    results = (tables.read(name) for sections in CHAPTERS.values() for name in sections)
+    results = [tables.read(name) for sections in CHAPTERS.values() for name in sections]
+    results += [found["curves"] for found in results if "curves" in found]
     lists = [facts(found) for found in results if "command" in found]
     return [fact for fact in lists[0] if all(fact in other for other in lists)]
 
@@ -278,8 +280,11 @@ def source(name: str, found: Any) -> str:
     link = f"[`{name}.json`](../benchmarks/results/{name}.json)"
     if "command" not in found:
         return f"{link}, without a recorded command."
-    joined = commands(found["command"].replace(f" --json benchmarks/results/{name}.json", ""))
-    return f"{link}: {joined}; {', '.join(fact for fact in facts(found) if fact not in common())}."
+    origins = []
+    for part in filter(None, (found, found.get("curves"))):
+        joined = commands(part["command"].replace(f" --json benchmarks/results/{name}.json", ""))
+        origins.append(f"{joined}; {', '.join(fact for fact in facts(part) if fact not in common())}")
+    return f"{link}: {'. Second table: '.join(origins)}."
 
 
 def commands(joined: str) -> str:
@@ -367,7 +372,9 @@ def draw() -> None:
     with plot("parity", ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True) as panels:
         for axes, (name, pair) in zip(panels, parity["pairs"].items(), strict=True):
             for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", pair["peer"], "tab:orange")):
-                draw_band(axes, [row[side] for row in pair["rows"]], parity["steps"], color, label)
+                curves = [row[side] for row in pair["rows"]]
+                x = [parity["steps"] * (number + 1) / len(curves[0]) for number in range(len(curves[0]))]
+                draw_band(axes, curves, x, color, label)
             axes.set(title=name, xlabel="step")
             axes.legend(frameon=False)
         panels[0].set(ylabel="mean reward")
@@ -383,10 +390,11 @@ def draw() -> None:
                 axes.set_title(name, fontsize="small")
             axes.figure.supxlabel("iteration")
             axes.figure.supylabel("mean reward of the rollout")
-    for stem, curves in curves_by_page().items():
-        with plot(f"curves/{stem}", figsize=(4.2, 2.4)) as axes:
-            draw_rewards(axes, curves)
-            axes.set(xlabel="iteration", ylabel="mean reward")
+    for stem, panels in curves_by_page().items():
+        with plot(f"curves/{stem}", ncols=len(panels), squeeze=False, figsize=(4.2 * len(panels), 2.4)) as grid:
+            for axes, panel in zip(grid.flat, panels, strict=True):
+                draw_band(axes, panel.curves, panel.x, "tab:blue")
+                axes.set(xlabel=panel.steps, ylabel=panel.measure)
 
     losses = tables.read("token_losses")["summary"]
     with plot("token_losses", figsize=(6, 3.6)) as axes:
@@ -431,24 +439,54 @@ def plot(name: str, **settings: Any) -> Iterator[Any]:
     pyplot.close(figure)
 
 
-def curves_by_page() -> dict[str, list[list[float]]]:
-    """Return the rewards of each seed by the file of the algorithm, of all that have rollouts."""
+@dataclass(frozen=True)
+class Panel:
+    """A plot of one measure of several seeds.
+
+    Args:
+        steps: title of the horizontal axis.
+        measure: title of the vertical axis.
+        x: the points.
+        curves: values at the points, by seed.
+    """
+
+    steps: str
+    measure: str
+    x: Sequence[float]
+    curves: Sequence[Sequence[float]]
+
+
+def curves_by_page() -> dict[str, list[Panel]]:
+    """Return the learning curves by the file of the algorithm: those of rollouts, and those of steps on fixed data."""
     stems = {path.stem.replace("_", ""): path.stem for path in (ROOT / "mrlm_pl" / "algorithms").glob("*.py")}
     files = (tables.learning_curves(tables.read(name)) for name in ("team_algorithms", "learning"))
-    found = {name.lower(): curves for file in files for name, curves in file.items()}
-    return {stems[name]: curves for name, curves in found.items() if name in stems}  # DAPO is GRPO with settings
+    rewards = {name.lower(): curves for file in files for name, curves in file.items()}
+    found: dict[str, list[Panel]] = {}
+    for config, measures in tables.measured_curves(tables.read("learning")).items():
+        stem = {"teacher": "on_policy_distillation"}.get(Path(config).name, Path(config).name)
+        found[stem] = [Panel("optimizer step", axis, *measured) for axis, measured in measures.items()]
+    for name, curves in rewards.items():
+        if name in stems:  # DAPO is GRPO with settings
+            panel = Panel("iteration", "mean reward", *smoothed(curves))
+            found.setdefault(stems[name], []).append(panel)
+    return found
 
 
 def draw_rewards(axes: Any, curves: Sequence[Sequence[float]]) -> None:
     """Draw the mean of smoothed rewards by iteration."""
-    draw_band(axes, [smooth(curve) for curve in curves], len(curves[0]), "tab:blue")
+    x, means = smoothed(curves)
+    draw_band(axes, means, x, "tab:blue")
 
 
-def draw_band(axes: Any, curves: Sequence[Sequence[float]], steps: int, color: str, label: str = "") -> None:
-    """Draw the mean of curves of equal length over steps, with its 95 % interval."""
+def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
+    """Return the iterations and the smoothed rewards of each seed."""
+    return [float(number + 1) for number in range(len(curves[0]))], [smooth(curve) for curve in curves]
+
+
+def draw_band(axes: Any, curves: Sequence[Sequence[float]], x: Sequence[float], color: str, label: str = "") -> None:
+    """Draw the mean of curves over their points, with its 95 % interval."""
     points = [mean_and_half(values) for values in zip(*curves, strict=True)]
     low, high = ([mean + sign * half for mean, half in points] for sign in (-1, 1))
-    x = [steps * (number + 1) / len(points) for number in range(len(points))]
     axes.plot(x, [mean for mean, _ in points], color=color, label=label)
     axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
 

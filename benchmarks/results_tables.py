@@ -136,8 +136,14 @@ def over_seeds(found: Any, title: str, name: str) -> str:
 
 
 def learning(found: Any) -> str:
-    """Return accuracies before and after by configuration."""
-    return over_seeds(found, "configuration", "`{config}`")
+    """Return accuracies before and after by configuration, and the ends of the curves of given data and teachers."""
+    accuracies = over_seeds(found, "configuration", "`{config}`")
+    rows = []
+    for config, measures in measured_curves(found).items():
+        for axis, (steps, curves) in measures.items():
+            ends = (plus_minus(*mean_and_half([curve[end] for curve in curves])) for end in (0, -1))
+            rows.append([f"`{config}`", len(curves), axis, *ends, f"{steps[0]:.0f} to {steps[-1]:.0f}"])
+    return f"{accuracies}\n{table(['configuration', 'seeds', 'measure', 'first', 'last', 'steps'], rows)}"
 
 
 def team_algorithms(found: Any) -> str:
@@ -162,6 +168,27 @@ def small_model(found: Any) -> str:
     """Return accuracies of the small and the tiny model by difficulty."""
     cells = ((row["difficulty"], row["model"], between(row["accuracy"], row["ci95"])) for row in found["rows"])
     return pivot("difficulty", cells)
+
+
+def measured_curves(found: Any) -> dict[str, dict[str, tuple[list[float], list[list[float]]]]]:
+    """Return the steps and each seed's values of the measures during training, by configuration and axis.
+
+    Runs differ by a step or two in their last one where their files have as many answers but not as many pairs: a point
+    is at the mean of its steps.
+
+    >>> runs = [[[0, 7, 9], [0.1, 0.2, 0.4]], [[0, 7, 8], [0.3, 0.4, 0.6]]]
+    >>> measured = ({"accuracy": {"steps": steps, "values": values}} for steps, values in runs)
+    >>> measured_curves({"curves": {"rows": [{"config": "dpo", "measured": found} for found in measured]}})
+    {'dpo': {'accuracy': ([0, 7, 8.5], [[0.1, 0.2, 0.4], [0.3, 0.4, 0.6]])}}
+    """
+    curves: dict[str, dict[str, tuple[list[float], list[list[float]]]]] = {}
+    for config, rows in grouped(found["curves"]["rows"], lambda row: row["config"]).items():
+        curves[config] = {}
+        for axis in rows[0]["measured"]:
+            runs = [row["measured"][axis] for row in rows]
+            steps = [statistics.mean(same) for same in zip(*(run["steps"] for run in runs), strict=True)]
+            curves[config][axis] = steps, [run["values"] for run in runs]
+    return curves
 
 
 def parity(found: Any) -> str:

@@ -1,7 +1,9 @@
-"""Evaluate on held-out tasks before and after training."""
+"""Evaluate on held-out tasks before, during and after training."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rich.table import Table
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines import Sampling
-from mrlm_pl.environment import SPLITS
+from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
@@ -25,34 +27,105 @@ class HeldOutEvaluation(Callback):
 
     Prints mean reward and accuracy with their 95 % intervals, and writes both reports, transcripts included, to
     ``RUN/evaluation_before.json`` and ``RUN/evaluation_after.json``. A resumed run keeps the report it began with.
+    All evaluations play the same tasks with the same seeds; training is that of a run without them.
 
     Args:
         episodes: episodes of each environment.
         split: split of the tasks.
-        sampling: how they are sampled; None is the data module's ``validation_sampling``.
+        sampling: how they are sampled; None is the data module's ``validation_sampling``, for files the default.
+        every: optimizer steps from one evaluation to the next; ``RUN/evaluation_curve.json`` then has the means and
+            intervals of all evaluations by step, the first and the last included. None evaluates at both ends alone.
+        environment: where a policy plays that is trained on files, which have no environment.
+
+    Raises:
+        ConfigurationError: a number is below 1, the split does not exist, or the data module has environments and
+            ``environment`` is given, or has none and it is not.
     """
 
-    def __init__(self, episodes: int = 256, split: str = "test", sampling: Sampling | None = None) -> None:
-        at_least(1, "HeldOutEvaluation.", episodes=episodes)
+    def __init__(
+        self,
+        episodes: int = 256,
+        split: str = "test",
+        sampling: Sampling | None = None,
+        every: int | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        at_least(1, "HeldOutEvaluation.", episodes=episodes, every=every)
         one_of(SPLITS, "HeldOutEvaluation.", split=split)
-        self.episodes, self.split, self.sampling = episodes, split, sampling
+        self.episodes, self.split, self.sampling, self.every = episodes, split, sampling, every
+        self.environment = environment
+        self._data: RolloutDataModule | None = None  # of the environment
+        self._reports: tuple[int, dict[str, EvaluationReport]] | None = None  # the latest, with their step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         due = not self._file(trainer, "before").is_file() or trainer.global_step == 0
         if trainer.strategy.broadcast(due):  # all ranks play, or none: not all of them may see the file
-            self._evaluate(trainer, "before")
+            self._write_report(trainer, "before")
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        evaluated = self._reports is not None and self._reports[0] == trainer.global_step
+        if self.every and trainer.global_step and trainer.global_step % self.every == 0 and not evaluated:
+            self._evaluate(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._evaluate(trainer, "after")
+        self._write_report(trainer, "after")
 
-    def _evaluate(self, trainer: Trainer, moment: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._data is not None:
+            self._data.teardown("validate")
+        self._data = self._reports = None
+
+    def _rollouts(self, trainer: Trainer) -> RolloutDataModule:
+        """Return the data module that plays: the run's, or one of the environment beside files."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, RolloutDataModule):
-            raise ConfigurationError(f"HeldOutEvaluation plays episodes; {type(data).__name__} has no environment")
-        reports = {
-            name: data.evaluate(name, split=self.split, episodes=self.episodes, sampling=self.sampling, model=moment)
-            for name in data.environments
-        }
+        if isinstance(data, RolloutDataModule):
+            if self.environment is not None:
+                raise ConfigurationError(
+                    "HeldOutEvaluation.environment is for training on files; a RolloutDataModule has environments, "
+                    "which are evaluated: leave it out"
+                )
+            return data
+        if self.environment is None:
+            raise ConfigurationError(
+                f"HeldOutEvaluation plays episodes; {type(data).__name__} has no environment: name one with "
+                "HeldOutEvaluation.environment"
+            )
+        if self._data is None:
+            self._data = RolloutDataModule(self.environment, sampling=self.sampling or Sampling(), seed=data.seed)
+            self._data.trainer = trainer
+            self._data.setup("validate")
+        return self._data
+
+    def _evaluate(self, trainer: Trainer) -> dict[str, EvaluationReport]:
+        """Return the reports of the current weights by environment; those of a step are played once."""
+        if self._reports is None or self._reports[0] != trainer.global_step:
+            data = self._rollouts(trainer)
+            reports = {
+                name: data.evaluate(name, split=self.split, episodes=self.episodes, sampling=self.sampling)
+                for name in data.environments
+            }
+            self._reports = trainer.global_step, reports
+            if self.every and trainer.is_global_zero:
+                self._write_point(trainer, reports)
+        return self._reports[1]
+
+    def _write_point(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
+        file, step = self._file(trainer, "curve"), trainer.global_step
+        points = json.loads(file.read_text(encoding="utf-8"))["points"] if file.is_file() else []
+        numbers = ("episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
+        found = {name: {key: report.to_dict()[key] for key in numbers} for name, report in reports.items()}
+        # A run that is begun again, or resumed from an earlier step, repeats the later points.
+        earlier = [point for point in points if point["step"] < step]
+        write_json(file, {"points": [*earlier, {"step": step, "environments": found}]})
+
+    def _write_report(self, trainer: Trainer, moment: str) -> None:
+        reports = {name: replace(report, model=moment) for name, report in self._evaluate(trainer).items()}
         if not trainer.is_global_zero:
             return
         settings = recorded_settings(Path(trainer.default_root_dir))

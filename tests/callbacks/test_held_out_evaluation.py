@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from mrlm_callbacks import HeldOutEvaluation
 
-from mrlm_pl.algorithms import GRPO
-from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.algorithms import GRPO, SFT
+from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
+from tests.support.short_fits import fingerprint
 
 
 def test_it_reports_before_and_after_on_the_held_out_split(
@@ -30,6 +31,77 @@ def test_it_reports_before_and_after_on_the_held_out_split(
         assert report["ci95"][0] <= report["mean_reward"] <= report["ci95"][1]
     assert before["echo"]["transcripts"] != after["echo"]["transcripts"], "the weights changed in between"
     assert "before training" in capsys.readouterr().out
+
+
+@pytest.fixture
+def demonstrations(tmp_path: Path) -> str:
+    """Return a file of ten rows; five updates of two rows are an epoch."""
+    path = tmp_path / "rows.jsonl"
+    roles = ("user", "assistant")
+    chats = [[{"role": role, "content": f"Say {number}"} for role in roles] for number in range(10)]
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
+    return str(path)
+
+
+def fit(trainer: Any, model_folder: Path, source: str) -> SFT:
+    algorithm = SFT({"main": Policy(str(model_folder), learning_rate=3e-2)})
+    trainer.fit(algorithm, TrajectoryDataModule(source, batch_size=2, seed=3))
+    return algorithm
+
+
+def points(folder: Path) -> list[Any]:
+    return json.loads((folder / "evaluation_curve.json").read_text())["points"]
+
+
+def test_a_policy_that_learns_from_files_plays_every_few_steps_and_trains_the_same(
+    model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str, tmp_path: Path
+) -> None:
+    def evaluation() -> HeldOutEvaluation:
+        return HeldOutEvaluation(episodes=8, sampling=Sampling(max_tokens=4), every=2, environment=echo())
+
+    folder = tmp_path / "curve"
+    trained = fit(quiet_trainer(callbacks=[evaluation()], default_root_dir=folder), model_folder, demonstrations)
+    assert fingerprint(trained) == fingerprint(fit(quiet_trainer(), model_folder, demonstrations))
+    assert [point["step"] for point in points(folder)] == [0, 2, 4, 5]
+    rewards = [point["environments"]["echo"]["mean_reward"] for point in points(folder)]
+    assert len(set(rewards)) > 1
+    reports = {moment: json.loads((folder / f"evaluation_{moment}.json").read_text()) for moment in ("before", "after")}
+    assert [reports[moment]["echo"]["mean_reward"] for moment in reports] == [rewards[0], rewards[-1]]
+    assert [reports[moment]["echo"]["model"] for moment in reports] == ["before", "after"]
+    # The policy of a run that ends there has the value of the point.
+    short = quiet_trainer(callbacks=[evaluation()], max_steps=2, default_root_dir=folder)
+    fit(short, model_folder, demonstrations)
+    after = json.loads((folder / "evaluation_after.json").read_text())["echo"]
+    assert after["mean_reward"] == rewards[1]
+    assert [point["step"] for point in points(folder)] == [0, 2], "a new run in the folder begins a new curve"
+
+
+def test_a_resumed_run_continues_the_curve(
+    model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str, tmp_path: Path
+) -> None:
+    def options(steps: int, folder: str) -> dict[str, Any]:
+        callback = HeldOutEvaluation(episodes=4, sampling=Sampling(max_tokens=4), every=1, environment=echo())
+        return {"callbacks": [callback], "max_steps": steps, "default_root_dir": tmp_path / folder}
+
+    fit(quiet_trainer(**options(5, "whole")), model_folder, demonstrations)
+    first = quiet_trainer(**options(3, "resumed"))
+    fit(first, model_folder, demonstrations)
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    algorithm = SFT({"main": Policy(str(model_folder), learning_rate=3e-2)})
+    data = TrajectoryDataModule(demonstrations, batch_size=2, seed=3)
+    quiet_trainer(**options(5, "resumed")).fit(algorithm, data, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert points(tmp_path / "resumed") == points(tmp_path / "whole")
+
+
+def test_files_need_an_environment_and_rollouts_have_theirs(
+    model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"TrajectoryDataModule has no environment: name one"):
+        fit(quiet_trainer(callbacks=[HeldOutEvaluation()]), model_folder, demonstrations)
+    algorithm = GRPO({"main": Policy(str(model_folder))})
+    trainer = quiet_trainer(callbacks=[HeldOutEvaluation(environment=echo())])
+    with pytest.raises(ConfigurationError, match="a RolloutDataModule has environments"):
+        trainer.fit(algorithm, RolloutDataModule(echo(), groups=1, group_size=2, iterations=1))
 
 
 def test_a_number_below_one_is_refused() -> None:
