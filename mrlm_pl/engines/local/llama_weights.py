@@ -113,7 +113,7 @@ class LayerWeights(Generic[LinearT]):
 
 
 class Sizes(Protocol):
-    """What the arithmetic of a layer depends on beside its weights."""
+    """Sizes and settings of a layer, beside its weights."""
 
     dtype: torch.dtype
     heads: int
