@@ -325,8 +325,9 @@ STEP = ("processor time: {time}", "peak memory: {memory}")
 
 def grpo_step(found: Any) -> str:
     """Return the costs of a GRPO step by size and precision."""
-    formats = ("size: {size}", "mrlm in: {precision}", "TRL in: {peer_precision}", *STEP)
-    return columns((step(row, "trl") for row in found["rows"]), *formats)
+    formats = ("size: {size}", "mrlm in: {precision}", "TRL in: {peer_precision}", "compiled: {compiled}", *STEP)
+    rows = ({**step(row, "trl"), "compiled": "both" if row.get("compiled") else "neither"} for row in found["rows"])
+    return columns(rows, *formats)
 
 
 grpo_step_amx = grpo_step
