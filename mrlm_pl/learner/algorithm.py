@@ -115,7 +115,7 @@ class Algorithm(LightningModule, ABC):
 
     @property
     def divides_groups(self) -> bool:
-        """True if the rows of a group may be in several micro-batches: no loss compares them with each other."""
+        """True if the rows of a group may be in several micro-batches, because no loss compares them."""
         return False
 
     @abstractmethod
