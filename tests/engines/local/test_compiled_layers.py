@@ -48,7 +48,10 @@ def assert_same(found: Sequence[Sample], expected: Sequence[Sample], error: floa
         assert one.logprobs == pytest.approx(other.logprobs, abs=error)
 
 
-def compare(make_engine: MakeEngine, name: str, dtype: torch.dtype | None, error: float, **changes: Any) -> None:
+def assert_as_written(
+    make_engine: MakeEngine, name: str, dtype: torch.dtype | None, error: float, **changes: Any
+) -> None:
+    """Check that compiled layers sample the tokens and log-probabilities of the layers as they are written."""
     model = build(name, max_position_embeddings=256, **changes)
     plain, compiled = (make_engine(model, dtype=dtype, compile=on) for on in (False, True))
     for requests in (some_requests(13, 20), some_requests(1, 5), some_requests(30, 90)):
@@ -104,19 +107,19 @@ def test_sessions_continue(make_engine: MakeEngine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FUSED if name != "qwen2"])
 def test_every_family(name: str, make_engine: MakeEngine) -> None:
-    compare(make_engine, name, None, 1e-5)
+    assert_as_written(make_engine, name, None, 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"num_hidden_layers": 1}])
 def test_any_number_of_heads_and_layers(changes: dict[str, int], make_engine: MakeEngine) -> None:
-    compare(make_engine, "llama", None, 1e-5, **changes)
+    assert_as_written(make_engine, "llama", None, 1e-5, **changes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
 def test_half_precision(name: str, make_engine: MakeEngine) -> None:
-    compare(make_engine, name, torch.bfloat16, 0.05)
+    assert_as_written(make_engine, name, torch.bfloat16, 0.05)
 
 
 @pytest.mark.slow
