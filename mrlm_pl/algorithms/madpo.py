@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.base import Engine, Sampling
+from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.contract import Rollouts
 from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
 from mrlm_pl.learner.credit.returns import Tables, group_numbers
 from mrlm_pl.learner.policies.reference import ReferencePolicy
@@ -74,14 +75,8 @@ class MADPO(Algorithm):
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
-    def meet_rollouts(
-        self,
-        agents: Collection[str],
-        environments: Sequence[str],
-        engine: Engine | None,
-        updates: int | None = None,
-    ) -> None:
-        super().meet_rollouts(agents, environments, engine, updates)
+    def meet_rollouts(self, rollouts: Rollouts) -> None:
+        super().meet_rollouts(rollouts)
         self.reference = ReferencePolicy(used=True)
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:

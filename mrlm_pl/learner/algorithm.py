@@ -19,7 +19,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.contract import EQUAL_RETURNS
+from mrlm_pl.learner.contract import EQUAL_RETURNS, Rollouts
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.learner.critics import Critic
@@ -184,23 +184,11 @@ class Algorithm(LightningModule, ABC):
         if self.critic is not None:
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
-    def meet_rollouts(
-        self,
-        agents: Collection[str],
-        environments: Sequence[str],
-        engine: Engine | None,
-        updates: int | None = None,
-    ) -> None:
-        """Check the run's agents, and take note of the rest.
-
-        Args:
-            agents: of the run.
-            environments: their names, in one order on all ranks.
-            engine: that samples; None is in process.
-            updates: optimizer updates on each rollout, or None if it varies or is not known.
-        """
-        self.check_agents(agents)
-        self.tasks_of_run, self._engine, self._updates = tuple(environments), engine, updates
+    def meet_rollouts(self, rollouts: Rollouts) -> None:
+        """Check the agents of a run, and take note of the rest."""
+        self.check_agents(rollouts.agents)
+        self.tasks_of_run, self._engine = tuple(rollouts.environments), rollouts.engine
+        self._updates = rollouts.updates
 
     def idle_loss(self, name: str) -> Tensor:
         """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,6 +18,23 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
 
 EQUAL_RETURNS = "all returns within each group are equal"
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The common facts of a run's rollouts.
+
+    Attributes:
+        agents: that play in them.
+        environments: their names, in one order on all ranks.
+        engine: that samples; None is in process.
+        updates: optimizer updates on each rollout, or None if it varies or is not known.
+    """
+
+    agents: Collection[str]
+    environments: Sequence[str]
+    engine: Engine | None = None
+    updates: int | None = None
 
 
 class RolloutLearner(Protocol):
@@ -61,21 +79,8 @@ class RolloutLearner(Protocol):
 
     # Options.
 
-    def meet_rollouts(
-        self,
-        agents: Collection[str],
-        environments: Sequence[str],
-        engine: Engine | None,
-        updates: int | None = None,
-    ) -> None:
-        """Check the agents, and take note of the rest.
-
-        Args:
-            agents: of the run.
-            environments: their names, in one order on all ranks.
-            engine: that samples; None is in process.
-            updates: optimizer updates on each rollout, or None if it varies or is not known.
-        """
+    def meet_rollouts(self, rollouts: Rollouts) -> None:
+        """Check the agents, and take note of the rest."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Return True if the loss weighs each token by its sampler's probability."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
-from mrlm_pl.engines.base import Engine, Sampling
+from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.contract import Rollouts
 from mrlm_pl.learner.credit.filters import (
     exclude_zero_variance,
     keep_top_entropy,
@@ -327,17 +328,11 @@ class PolicyGradient(Algorithm):
         limits = {name: sampling.of(name).max_tokens for name in self.policies}
         return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
-    def meet_rollouts(
-        self,
-        agents: Collection[str],
-        environments: Sequence[str],
-        engine: Engine | None,
-        updates: int | None = None,
-    ) -> None:
-        super().meet_rollouts(agents, environments, engine, updates)
+    def meet_rollouts(self, rollouts: Rollouts) -> None:
+        super().meet_rollouts(rollouts)
         if self.distiller is not None:
-            self.distiller.check_agents(agents)
-            self.distiller.check_names(environments=environments)
+            self.distiller.check_agents(rollouts.agents)
+            self.distiller.check_names(environments=rollouts.environments)
 
     def prepare(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
