@@ -15,8 +15,6 @@ from transformers import PreTrainedModel
 from mrlm_pl.policy.lora import adapted_weight
 from mrlm_pl.policy.sharding import whole
 
-_FEW_ROWS = 8
-
 
 class Linear(Protocol):
     """A linear layer."""
@@ -38,14 +36,14 @@ class Affine(NamedTuple):
     bias: Tensor | None
 
     def of(self, h: Tensor) -> Tensor:
-        """Return ``h @ weight.T + bias``, ``[N, out]``; on a CPU feature-major: the transpose of a contiguous result.
+        """Return ``h @ weight.T + bias``, ``[N, out]``.
 
-        With few rows and many features the CPU's matrix product splits its work over the first dimension of the result,
-        and it is up to twice as fast when that is the features. Element-wise operations keep the layout.
+        On a CPU, with a weight that is row-major, it is the transpose of a contiguous result: with few rows and many
+        features the product splits its work over the first dimension of the result, and it is up to twice as fast when
+        that is the features. Element-wise operations keep the layout.
         """
-        if h.device.type != "cpu":
+        if self._by_rows():
             return F.linear(h, self.weight, self.bias)
-        h = _row_major_if_few(h)
         if self.bias is None:
             return torch.mm(self.weight, h.t()).t()
         return torch.addmm(self.bias[:, None], self.weight, h.t()).t()
@@ -54,22 +52,21 @@ class Affine(NamedTuple):
         """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
         if self.bias is not None or x.dtype != h.dtype:
             return x + self.of(h)
-        if h.device.type != "cpu":
+        if self._by_rows():
             return torch.addmm(x, h, self.weight.t())
-        return torch.addmm(x.t(), self.weight, _row_major_if_few(h).t()).t()
+        return torch.addmm(x.t(), self.weight, h.t()).t()
+
+    def _by_rows(self) -> bool:
+        return self.weight.device.type != "cpu" or self.weight.t().is_contiguous()
 
 
-def _row_major_if_few(h: Tensor) -> Tensor:
-    """Return ``h`` ``[N, in]`` in the layout that the CPU's matrix product reads fastest.
+def input_major(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether products with few rows are fastest with the weight's memory as ``[in, out]``.
 
-    For 2 to 8 rows in float32 it has a kernel that takes a third of the time (measured with widths of 256 to 1376, by
-    the memory's bandwidth then), if each row's features lie side by side; above that the layout makes no difference.
-
-    Compiled code has one layout for any number of rows.
+    In float32 on a CPU with AVX-512, products with 2 to 8 rows then take half the time, and those with 32 rows .95
+    (widths of 256 to 1376; with AVX2 .9 to 1.1). In bf16 they would take 1.3 times as long.
     """
-    if h.dtype != torch.float32 or torch.compiler.is_compiling():
-        return h
-    return h.contiguous() if 2 <= len(h) <= _FEW_ROWS else h
+    return device.type == "cpu" and dtype == torch.float32
 
 
 def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
@@ -143,7 +140,8 @@ class StepWeights(Sizes, Protocol):
 class DecoderWeights:
     """The weights of a Llama-like decoder, laid out for generation: Q, K, V in one matrix, gate and up in another.
 
-    Fused matrices are copies in the compute dtype, and those with an adapter are sums; both keep their memory from one
+    Fused matrices are copies in the compute dtype, those with an adapter are sums, and in float32 on a CPU all matrices
+    of the layers are copies with their inputs first (:func:`input_major`); all these keep their memory from one
     :meth:`read` to the next. All other weights refer to the module's own memory when their dtype is the compute dtype;
     norms and the token embedding always do. With ``own`` nothing refers to the module's memory, so that the module may
     change between two reads.
@@ -179,7 +177,7 @@ class DecoderWeights:
         if self.own and tied and self.model.lm_head.bias is None:
             self.head = Affine(self.embedding, None)
         else:
-            self.head = self._fuse("head", self.model.lm_head)
+            self.head = self._fuse("head", False, self.model.lm_head)
         self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
         rotary = decoder.rotary_emb
         self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
@@ -209,6 +207,7 @@ class DecoderWeights:
 
     def _read_layer(self, name: str, layer: Any) -> LayerWeights[Affine]:
         attention, mlp = layer.self_attn, layer.mlp
+        turned = input_major(self.device, self.dtype)
         qk_norm = None
         if hasattr(attention, "q_norm"):
             q_norm, k_norm = read_affine(attention.q_norm)[0], read_affine(attention.k_norm)[0]
@@ -216,12 +215,12 @@ class DecoderWeights:
             qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype, lasting=False)
         return LayerWeights(
             attention_norm=self._keep(f"{name} attention_norm", layer.input_layernorm),
-            qkv=self._fuse(f"{name} qkv", attention.q_proj, attention.k_proj, attention.v_proj),
+            qkv=self._fuse(f"{name} qkv", turned, attention.q_proj, attention.k_proj, attention.v_proj),
             qk_norm=qk_norm,
-            out=self._fuse(f"{name} out", attention.o_proj),
+            out=self._fuse(f"{name} out", turned, attention.o_proj),
             mlp_norm=self._keep(f"{name} mlp_norm", layer.post_attention_layernorm),
-            gate_up=self._fuse(f"{name} gate_up", mlp.gate_proj, mlp.up_proj),
-            down=self._fuse(f"{name} down", mlp.down_proj),
+            gate_up=self._fuse(f"{name} gate_up", turned, mlp.gate_proj, mlp.up_proj),
+            down=self._fuse(f"{name} down", turned, mlp.down_proj),
         )
 
     def _keep(self, name: str, module: nn.Module) -> Tensor:
@@ -229,11 +228,21 @@ class DecoderWeights:
         weight, _ = read_affine(module)
         return self._hold(name, [weight], weight.dtype, _in_place(module, self._adapters))
 
-    def _fuse(self, name: str, *modules: nn.Module) -> Affine:
-        """Return weight and bias of the modules stacked along the output, in the compute dtype."""
+    def _fuse(self, name: str, turned: bool, *modules: nn.Module) -> Affine:
+        """Return weight and bias of the modules stacked along the output, in the compute dtype.
+
+        Args:
+            name: of their memory here.
+            turned: whether the memory of the weight is ``[in, out]``; see :func:`input_major`.
+            modules: linear ones.
+        """
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
-        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype, lasting)
+        weights = [weight for weight, _ in pairs]
+        if turned:
+            weight = self._hold(name, [torch.cat(weights).t()], self.dtype, lasting=False).t()
+        else:
+            weight = self._hold(name, weights, self.dtype, lasting)
         biases = [bias for _, bias in pairs if bias is not None]
         return Affine(weight, self._hold(f"{name} bias", biases, self.dtype, lasting) if biases else None)
 

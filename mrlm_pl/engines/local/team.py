@@ -18,6 +18,13 @@ from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights, Linear
 from mrlm_pl.grouping import grouped
 
 
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all parts ``[N, out]``, in their memory's layout; see :meth:`Affine.of`."""
+    if parts[0].is_contiguous():
+        return torch.cat([*parts])
+    return torch.cat([part.t() for part in parts], 1).t()
+
+
 @dataclass(frozen=True)
 class TeamAffine:
     """A linear layer of each policy, for rows in the order of the policies.
@@ -33,12 +40,12 @@ class TeamAffine:
     def of(self, h: Tensor) -> Tensor:
         """Return each row through its policy's layer, ``[N, out]``."""
         parts = zip(self.layers, h.split(self.counts), strict=True)
-        return torch.cat([layer.of(part).t() for layer, part in parts], 1).t()
+        return stacked([layer.of(part) for layer, part in parts])
 
     def added(self, x: Tensor, h: Tensor) -> Tensor:
         """Return ``x + of(h)``."""
         parts = zip(self.layers, x.split(self.counts), h.split(self.counts), strict=True)
-        return torch.cat([layer.added(a, b).t() for layer, a, b in parts], 1).t()
+        return stacked([layer.added(a, b) for layer, a, b in parts])
 
 
 class TeamWeights:

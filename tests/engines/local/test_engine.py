@@ -255,12 +255,18 @@ def test_load_takes_over_changed_weights(name: str, dtype: torch.dtype | None, m
 
 def test_loading_again_reuses_the_fused_memory_and_copies_nothing_that_fits() -> None:
     model = build("qwen3")
+    module = model.model.layers[1].mlp.down_proj
     weights = DecoderWeights(model, torch.float32)
-    fused = [layer.qkv[0].data_ptr() for layer in weights.layers]
+    held = [(layer.qkv[0].data_ptr(), layer.down[0].data_ptr()) for layer in weights.layers]
     weights.read()
-    assert [layer.qkv[0].data_ptr() for layer in weights.layers] == fused
+    assert [(layer.qkv[0].data_ptr(), layer.down[0].data_ptr()) for layer in weights.layers] == held
     assert weights.head[0].data_ptr() == model.lm_head.weight.data_ptr()
-    assert weights.layers[1].down[0].data_ptr() == model.model.layers[1].mlp.down_proj.weight.data_ptr()
+    down = weights.layers[1].down[0]
+    assert down.t().is_contiguous()  # on a CPU products in float32 read the inputs first
+    assert torch.equal(down, module.weight)
+    half = build("qwen3").to(torch.bfloat16)
+    down = DecoderWeights(half, torch.bfloat16).layers[1].down[0]
+    assert down.data_ptr() == half.model.layers[1].mlp.down_proj.weight.data_ptr()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])

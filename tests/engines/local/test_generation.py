@@ -70,7 +70,7 @@ def test_tokens_read_late_are_those_read_at_once(name: str) -> None:
     assert {out.finish_reason for out in at_once} == {"stop", "length"}
     for one, other in zip(at_once, late, strict=True):
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=3e-6)
     for one in rows:
         fed = (*one.token_ids, *at_once[one.seed].token_ids)
         first, second = (cache.get("p", one.session or "", fed) for cache in kept)
