@@ -81,7 +81,7 @@ class InProcessEngine(Engine):
         cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
             largest batch up to now then keep their memory between two calls; False frees it.
         compile: on a CPU, compile the layers of the decode step in the first :meth:`load` of an architecture, which
-            takes about ten seconds. Each policy then has batches of its own.
+            takes about ten seconds.
 
     Raises:
         ConfigurationError: a bound is out of its range, or ``compile`` is on and ``fused`` off.
@@ -151,7 +151,7 @@ class InProcessEngine(Engine):
             backend = self._backend(policy, model)
             loaded = self._loaded[policy] = _Loaded(model, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):
-            together = loaded.backend.rows is DecoderRows
+            together = self._compile or loaded.backend.rows is DecoderRows
             loaded.kind = loaded.backend.weights.architecture if together else policy
         self._sessions.drop_policy(policy)
 

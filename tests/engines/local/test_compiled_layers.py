@@ -15,6 +15,7 @@ from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import InProcessEngine, Sample, SampleRequest, Sampling
 from mrlm_pl.engines.local import compiled_layers
+from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy import Policy
@@ -89,19 +90,40 @@ def test_the_tokens_are_those_of_the_layers_as_written_and_code_is_made_once(
     assert compilation_seconds() == seconds
 
 
-def test_sessions_continue(make_engine: MakeEngine) -> None:
-    model = build("qwen2", max_position_embeddings=256)
+@pytest.mark.parametrize("policies", ["p", "pq", "qpr"])
+def test_sessions_of_all_policies_continue_in_one_batch(
+    policies: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {name: build("qwen2", seed, max_position_embeddings=256) for seed, name in enumerate("pqr")}
+    draws = []
+    draw = Sampler.draw
+
+    def counted(self: Sampler, logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        draws.append(len(logits))
+        return draw(self, logits, n)
+
+    monkeypatch.setattr(Sampler, "draw", counted)
     turns = []
     for on in (False, True):
-        engine = make_engine(model, compile=on)
-        first = run(engine, *[request([3, 4, 5 + row], row, max_tokens=6 + row, session=f"s{row}") for row in range(5)])
+        engine = make_engine(models["p"], compile=on)
+        for name in "qr":
+            engine.load(name, models[name], 1)
+        owners = [policies[row % len(policies)] for row in range(5)]  # the last of them have most tokens
+        first = run(
+            engine,
+            *[
+                request([3, 4, 5 + row], row, policy=name, max_tokens=6 + row, session=f"s{row}")
+                for row, name in enumerate(owners)
+            ],
+        )
         later = [
-            request([3, 4, 5 + row, *one.token_ids, 7], row, max_tokens=8, session=f"s{row}")
-            for row, one in enumerate(first)
+            request([3, 4, 5 + row, *one.token_ids, 7], row, policy=name, max_tokens=8, session=f"s{row}")
+            for row, (name, one) in enumerate(zip(owners, first, strict=True))
         ]
         turns.append([*first, *run(engine, *later)])
         assert engine.stats.cached_tokens == sum(len(one.token_ids) - 1 + 3 for one in first)
     assert_same(turns[1], turns[0])
+    assert draws == [5, 5, 5, 5, 5, 5, 4, 3, 2, 1, *[5] * 8] * 2, "one draw of all policies' rows for each step"
 
 
 @pytest.mark.slow
