@@ -308,7 +308,7 @@ def numbers() -> str:
     """Return the README's measured numbers beside the peers', and its curve."""
     files = ("grpo_step_amx", "team_step", "kill_resume", "attacks")
     grpo, team, killed, attacked = (tables.read(name) for name in files)
-    turn, step = team["rows"][-1], grpo["rows"][0]
+    turn, step = [row for row in team["rows"] if not row["compiled"]][-1], grpo["rows"][0]
     count, runs, same = tables.kills(killed)
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())

@@ -340,7 +340,8 @@ def distillation_step(found: Any) -> str:
 
 def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
-    return columns((step(row, "comlrl") for row in found["rows"]), "turns: {turns}", *STEP)
+    rows = ({**step(row, "comlrl"), "layers": "compiled" if row["compiled"] else "plain"} for row in found["rows"])
+    return columns(rows, "turns: {turns}", "layers of mrlm: {layers}", *STEP)
 
 
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}

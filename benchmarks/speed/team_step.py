@@ -8,7 +8,8 @@ hence 1, 5 or 21 states at 1, 2 or 3 turns; the next turn's prompt is the conver
 task: its whole tree, rewards, gradients and optimizer steps, one per agent here and one per agent and turn in CoMLRL.
 ``ippo`` (their IAC, a critic per agent) and ``mappo`` (their MAAC, one critic, whose vocabulary has the end of a turn,
 as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent at 1 turn, and 4 tasks
-with one decision each at more turns. Each side runs in its own process, in turns; the first two steps are warm-up.
+with one decision each at more turns. With ``--compile`` ours is measured with compiled layers too, of the engine and of
+the policies; CoMLRL has no such option. Each side runs in its own process, in turns; the first two steps are warm-up.
 Printed are medians and ratios of wall seconds and of processor seconds, which other processes of the machine hardly
 change, and the peak memory of the processes and of one that only imports torch, transformers and Lightning.
 """
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +79,18 @@ def joint_reward(texts: list[str]) -> float:
     return reward(" ".join(texts))
 
 
-def run_ours(folder: str, work: Work, clock: Clock | None = None) -> dict[str, Any]:
-    """Return step times and memory of this project; another clock may measure more."""
+def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: bool = False) -> dict[str, Any]:
+    """Return step times and memory of this project; another clock may measure more.
+
+    Args:
+        compiled: whether the layers of the policies and of the engine's decode step are compiled.
+    """
     import lightning
     from quiet_trainer import quiet_trainer
 
     from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO, MARLOO
     from mrlm_pl.data import RolloutDataModule
-    from mrlm_pl.engines import Sampling
+    from mrlm_pl.engines import InProcessEngine, Sampling
     from mrlm_pl.environment import DatasetTasks, Environment, Step
     from mrlm_pl.episode import Message
     from mrlm_pl.policy import Policy
@@ -134,11 +140,12 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
         group_size=work.group if groups == 1 else 1,
         iterations=work.steps,
         sampling=Sampling(max_tokens=work.new_tokens),
+        engine=InProcessEngine(compile=True) if compiled else None,
         seed=work.seed,
     )
 
     def model(source: str = folder) -> Policy:
-        settings: dict[str, Any] = {"chat_template": TEMPLATE, "weight_decay": 0.01}
+        settings: dict[str, Any] = {"chat_template": TEMPLATE, "weight_decay": 0.01, "compile": compiled}
         if work.algorithm not in TREES:
             settings["max_forward_tokens"] = FORWARD_TOKENS
         return Policy(source, learning_rate=work.learning_rate, **settings)
@@ -230,21 +237,36 @@ def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
 
 def child(python: str, side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run one side in its own process."""
-    command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
+    command = [
+        python,
+        __file__,
+        "--side",
+        "comlrl" if side == "comlrl" else "ours",
+        "--folder",
+        folder,
+        "--size",
+        options.size,
+    ]
     command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
     command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
     command += ["--threads", str(options.threads)]
     command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
+    command += ["--compile"] * (side == "compiled")
     return of_child(command, side, options.threads, WANDB_MODE="disabled")
 
 
-def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return medians and ratios at one number of turns."""
-    ours, peer = [], []
+def compare(folder: str, turns: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return medians and ratios at one number of turns, a row for each way of ours."""
+    ways = {False: "ours", True: "compiled"} if options.compile else {False: "ours"}
+    reports: dict[str, list[dict[str, Any]]] = {side: [] for side in (*ways.values(), "comlrl")}
     for _ in range(options.rounds):
-        ours.append(child(sys.executable, "ours", folder, turns, options))
-        peer.append(child(options.peer_python, "comlrl", folder, turns, options))
-    return {"turns": turns, **compared(ours, peer, "comlrl")}
+        for side, found in reports.items():
+            python = options.peer_python if side == "comlrl" else sys.executable
+            found.append(child(python, side, folder, turns, options))
+    return [
+        {"turns": turns, "compiled": compiled, **compared(reports[side], reports["comlrl"], "comlrl")}
+        for compiled, side in ways.items()
+    ]
 
 
 def main() -> None:
@@ -261,6 +283,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="measure ours with compiled layers too")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -272,7 +295,7 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(options.threads)
-        run = run_ours if options.side == "ours" else run_peer
+        run = partial(run_ours, compiled=options.compile) if options.side == "ours" else run_peer
         (turns,) = options.turns
         settings = (options.group, options.new_tokens, options.critic, options.learning_rate, options.seed)
         work = Work(turns, options.steps, options.algorithm, *settings)
@@ -286,8 +309,9 @@ def main() -> None:
     found = provenance("comlrl", options.peer_python) | {name: getattr(options, name) for name in names}
     found |= {"imports_mib": round(int(alone.stdout) / 1024), "rows": []}
     for turns in options.turns:
-        found["rows"].append(compare(folder, turns, options))
-        print(json.dumps(found["rows"][-1]), flush=True)
+        rows = compare(folder, turns, options)
+        found["rows"] += rows
+        print(*map(json.dumps, rows), sep="\n", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -182,17 +182,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class LearnerPlace:
-    """The devices of a run's learner on this machine.
+    """The devices of a run's learner on this machine, and its precision.
 
     Args:
         devices: index of each process's GPU among the visible ones; empty on CPUs.
         process: number of this process among those of this machine.
         processes: number of processes on this machine.
+        precision: of the trainer, such as ``bf16-mixed``.
     """
 
     devices: tuple[int, ...] = ()
     process: int = 0
     processes: int = 1
+    precision: str = "32-true"
 
     @classmethod
     def of(cls, device: torch.device) -> LearnerPlace:
@@ -208,7 +210,7 @@ class LearnerPlace:
     def of_trainer(cls, trainer: Any) -> LearnerPlace:
         """Return the place of a run."""
         devices = tuple(trainer.device_ids) if trainer.strategy.root_device.type == "cuda" else ()
-        return cls(devices, int(trainer.local_rank), int(trainer.num_devices))
+        return cls(devices, int(trainer.local_rank), int(trainer.num_devices), str(trainer.precision))
 
     def ids(self, visible: Sequence[str]) -> tuple[str, ...]:
         """Return the ids of its GPUs among the visible ones."""
@@ -259,7 +261,7 @@ class Engine(ABC):
         return None
 
     def meet_learner(self, place: LearnerPlace) -> None:
-        """Receive the learner's devices, before the first :meth:`load`."""
+        """Receive the learner's devices and precision, before the first :meth:`load`."""
 
     @property
     def holds_weights(self) -> bool:

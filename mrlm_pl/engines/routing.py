@@ -62,7 +62,7 @@ class RoutingEngine(EngineWrapper):
         return [claim for engine in self._engines() for claim in engine.join_pool(place, places)]
 
     def meet_learner(self, place: LearnerPlace) -> None:
-        """Pass the learner's devices to all engines; see :meth:`Engine.meet_learner`."""
+        """Pass the learner's place to all engines; see :meth:`Engine.meet_learner`."""
         for engine in self._engines():
             engine.meet_learner(place)
 

@@ -94,6 +94,26 @@ def test_the_learner_computes_pi_old_where_the_engines_precision_is_another(
     assert algorithm.recomputes(Sampling(top_p=0.9))
 
 
+def test_a_named_engine_computes_in_the_precision_of_each_run(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    engines = [InProcessEngine(), InProcessEngine(dtype=torch.float32)]
+    found = []
+    for precision in ("bf16-mixed", "32-true"):
+        for engine in engines:
+            data = RolloutDataModule(
+                echo(),
+                engine=EngineWrapper(engine),
+                groups=1,
+                group_size=2,
+                iterations=1,
+                sampling=Sampling(max_tokens=3),
+            )
+            quiet_trainer(precision=precision, max_steps=1).fit(GRPO({"main": Policy(str(model_folder))}), data)
+            found.append(engine.precision("main"))
+    assert found == ["bfloat16", "float32", None, "float32"]
+
+
 class Measured:
     """Stands in for the measurement, with its result and the number of calls."""
 

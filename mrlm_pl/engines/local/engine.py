@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.concurrency.compute_queue import ComputeQueue
-from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.local.adapters import AdaptedWeights, base_of
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.compiled_layers import CompiledRows, compiled_layers
@@ -71,8 +71,9 @@ class InProcessEngine(Engine):
     computations.
 
     Args:
-        dtype: compute dtype of the projections and, but on a CPU, of all between them; None is the module's own. Norms
-            and residuals are in the module's. On a CPU attention, with its keys and values, is in at least float32.
+        dtype: compute dtype of the projections and, but on a CPU, of all between them; None is bfloat16 beside a
+            learner in ``bf16-mixed`` or ``bf16-true``, else the module's own. Norms and residuals are in the module's.
+            On a CPU attention, with its keys and values, is in at least float32.
         max_batch_tokens: most tokens of a batch, contexts and ``max_tokens`` together, which bounds the memory of keys
             and values; more requests take several batches.
         cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.
@@ -103,7 +104,7 @@ class InProcessEngine(Engine):
         at_least(0, "", cache_bytes=cache_bytes)
         if compile and not fused:
             raise ConfigurationError("compile: true compiles the fused decode step; set fused: true, or leave it out")
-        self._dtype = dtype
+        self._given_dtype = self._dtype = dtype
         self._max_batch_tokens = max_batch_tokens
         self._fused, self._own_weights, self._compile = fused, own_weights, compile
         self._loaded: dict[str, _Loaded] = {}
@@ -117,6 +118,10 @@ class InProcessEngine(Engine):
     def stats(self) -> EngineStats:
         """Counters since the engine was made; a copy."""
         return replace(self._stats)
+
+    def meet_learner(self, place: LearnerPlace) -> None:
+        """Compute in the learner's precision unless a ``dtype`` was given."""
+        self._dtype = self._given_dtype or (torch.bfloat16 if "bf16" in place.precision else None)
 
     def load(self, policy: str, weights: Any, version: int) -> None:
         """Make the module's current weights those of ``policy``; return when they are in use.

@@ -175,18 +175,16 @@ class Players:
     def engine(self) -> Engine:
         """The engine of all policies, made when it is first read."""
         if self._routed is None:
-            engine, trainer = self.given, self.learner.trainer
+            engine = self.given
             if engine is None:
-                dtype = torch.bfloat16 if "bf16" in str(trainer.precision) else None
-                engine = self._own = InProcessEngine(dtype=dtype, own_weights=self._own_weights)
+                engine = self._own = InProcessEngine(own_weights=self._own_weights)
             policies = {name: self.learner.policy(name) for name in self.learner.policies}
             if any(policy.served_by is not None for policy in policies.values()):
                 from mrlm_pl.serving.policies.placement import with_served  # gRPC and aiohttp, which no other run needs
 
                 engine = with_served(engine, policies)
             self._routed = engine
-            if engine is not self._own:
-                engine.meet_learner(LearnerPlace.of_trainer(trainer))
+            engine.meet_learner(LearnerPlace.of_trainer(self.learner.trainer))
         return self._routed
 
     @contextmanager
