@@ -219,7 +219,7 @@ class CompiledRows(DecoderRows):
         rows, heads = len(self._contexts), self._decoder.weights.head_dim
         rotation = [numbers.expand(rows, 1, heads).contiguous() for numbers in (cos, sin)]
         x = self._decoder.weights.embed(tokens)
-        own = self._own.transpose(2, 3)[..., : self._fed + 1, :].flatten(2, 3)
-        for (code, weights), states, context in zip(self._layers, own, self._context_states, strict=True):
-            (x,) = code([x, *rotation, *self._arranged, *states, *context, *weights])
+        own = self._own.transpose(2, 3)[..., : self._fed + 1, :].flatten(2, 3).flatten(0, 1).unbind()
+        for i, (code, weights) in enumerate(self._layers):
+            (x,) = code([x, *rotation, *self._arranged, *own[2 * i : 2 * i + 2], *self._context_states[i], *weights])
         return x

@@ -113,8 +113,8 @@ class DecoderRows(ContextRows):
             grown = self._zeros(len(self._contexts), self._fed + max(_GROWTH, self._fed // 2))
             grown[..., : self._fed, :] = self._own
             self._own = grown
-        count = len(tokens)
-        tokens = F.pad(tokens, (0, len(self._contexts) - count))
+        count, padding = tokens.shape[0], len(self._contexts) - tokens.shape[0]
+        tokens = F.pad(tokens, (0, padding)) if padding else tokens
         self._end, self._own_mask = self._decoder.rounded(self._fed + 1), None
         if self._end > self._fed + 1:
             of_all = on_device([self._fed + 1], self.shared.device)
@@ -128,7 +128,8 @@ class DecoderRows(ContextRows):
             cos, sin = cos[positions][:, None], sin[positions][:, None]
         x = self._hidden(tokens, cos, sin)
         self._fed += 1
-        return self._decoder.logits(x)[:count]
+        logits = self._decoder.logits(x)
+        return logits[:count] if padding else logits
 
     def _hidden(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the residual stream ``[B, hidden size]`` after the last layer; see :meth:`Decoder.hidden`."""

@@ -36,13 +36,12 @@ class Affine(NamedTuple):
     bias: Tensor | None
 
     def of(self, h: Tensor) -> Tensor:
-        """Return ``h @ weight.T + bias``, ``[N, out]``.
+        """Return ``h @ weight.T + bias``, ``[N, out]``; in bf16 on a CPU the transpose of a contiguous result.
 
-        On a CPU, with a weight that is row-major, it is the transpose of a contiguous result: with few rows and many
-        features the product splits its work over the first dimension of the result, and it is up to twice as fast when
-        that is the features. Element-wise operations keep the layout.
+        With few rows and many features such a product splits its work over the first dimension of the result, and takes
+        .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
         """
-        if self._by_rows():
+        if not self._feature_major:
             return F.linear(h, self.weight, self.bias)
         if self.bias is None:
             return torch.mm(self.weight, h.t()).t()
@@ -52,12 +51,13 @@ class Affine(NamedTuple):
         """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
         if self.bias is not None or x.dtype != h.dtype:
             return x + self.of(h)
-        if self._by_rows():
+        if not self._feature_major:
             return torch.addmm(x, h, self.weight.t())
         return torch.addmm(x.t(), self.weight, h.t()).t()
 
-    def _by_rows(self) -> bool:
-        return self.weight.device.type != "cpu" or self.weight.t().is_contiguous()
+    @property
+    def _feature_major(self) -> bool:
+        return self.weight.device.type == "cpu" and self.weight.dtype != torch.float32
 
 
 def input_major(device: torch.device, dtype: torch.dtype) -> bool:
