@@ -494,7 +494,8 @@ def rounds(found: Any) -> str:
 def limit(found: Any) -> str:
     """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
     units = ("seconds", "products_seconds", "attention_seconds", "operators_seconds")
-    trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in read("grpo_step_amx")["rows"]}
+    plain = [row for row in read("grpo_step_amx")["rows"] if not row["compiled"]]
+    trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in plain}
     cells = []
     for size, precisions in found["sizes"].items():
         for precision, phases in precisions.items():

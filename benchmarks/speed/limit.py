@@ -6,8 +6,9 @@
 The work is that of grpo_step.py. The rollout needs the products of every prompt once and of every new token, the update
 those of all tokens forward and twice backward, and those of the output head at the new tokens once more, because it is
 recomputed. They are measured without anything else, in the dtype of the precision, in the model's order and with
-weights for each layer, as the best of several rounds: a decode step reads all weights, and most lie outside of the
-nearest cache. Times of a phase are the least of all steps after the warm-up, because other processes only add to them.
+weights for each layer, in the fastest layout and as the best of several rounds: a decode step reads all weights, and
+most lie outside of the nearest cache. Times of a phase are the least of all steps after the warm-up, because other
+processes only add to them.
 
 Attention is measured alone too, by the library's own functions, in float32: that of a layer of the update with its
 backward pass, and that of a decode step of mean length. Small models spend their time elsewhere: each operator of
@@ -35,11 +36,12 @@ import torch
 from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, SIZES, WARMUP, make_model, run_ours
 from lightning import Callback
 from provenance import provenance
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
 
 from mrlm_pl.data.rollout.collection import CollectionObserver
-from mrlm_pl.engines.local.llama_rows import Seen, attention
+from mrlm_pl.engines.local.llama import FusedDecoder
+from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.policy.forward.attention import PackedLayout
 from mrlm_pl.policy.forward.packing import Segments
 
@@ -125,16 +127,17 @@ def best_seconds(run: Callable[[], Any], at_least: float = 2e-3) -> float:
 
 
 def pass_seconds(products: Sequence[Product], dtype: torch.dtype) -> float:
-    """Return the least seconds of one pass through the products, each with either side first as the faster."""
+    """Return the least seconds of one pass through the products, each in the fastest of three orders and layouts."""
     chains: list[list[Callable[[], Any]]] = []
     for item in products:
         left = torch.randn(item.rows, item.inputs).to(dtype)
         weights = [torch.randn(item.outputs, item.inputs).to(dtype) for _ in range(item.layers)]
-        orders = [partial(torch.mm, left, weights[0].t()), partial(torch.mm, weights[0], left.t())]
-        if best_seconds(orders[0]) < best_seconds(orders[1]):
-            chains.append([partial(torch.mm, left, weight.t()) for weight in weights])
-        else:
-            chains.append([partial(torch.mm, weight, left.t()) for weight in weights])
+        ways: list[list[Callable[[], Any]]] = [
+            [partial(torch.mm, left, weight.t()) for weight in weights],
+            [partial(torch.mm, weight, left.t()) for weight in weights],
+            [partial(torch.mm, left, weight.t().contiguous()) for weight in weights],
+        ]
+        chains.append(min(ways, key=lambda chain: best_seconds(chain[0])))
     in_order = [chain[layer] for layer in range(max(map(len, chains))) for chain in chains if layer < len(chain)]
 
     def run() -> None:
@@ -144,32 +147,27 @@ def pass_seconds(products: Sequence[Product], dtype: torch.dtype) -> float:
     return best_seconds(run)
 
 
-def attention_seconds(size: str) -> dict[str, float]:
-    """Return the least seconds of all layers' attention in each phase."""
+def attention_seconds(folder: str, size: str) -> dict[str, float]:
+    """Return the least seconds of all layers' attention in each phase, for the model of a folder."""
     heads, layers = SIZES[size]["num_attention_heads"], SIZES[size]["num_hidden_layers"]
     kv_heads, width = heads // 2, SIZES[size]["hidden_size"] // heads
-    group = heads // kv_heads
     # the last token of a row predicts none, so it is not fed
     lengths = (PROMPT_TOKENS,) * PROMPTS, (NEW_TOKENS - 1,) * ROWS
     ancestors = ((),) * PROMPTS, tuple((row // GROUP,) for row in range(ROWS))
     layout = PackedLayout(Segments(lengths, ancestors), torch.device("cpu"))
     tokens = sum(map(sum, lengths))
     shapes = [(tokens, number, width) for number in (heads, kv_heads, kv_heads)]
-    states = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
     gradient = torch.randn(shapes[0])
-    update = best_seconds(lambda: torch.autograd.grad(layout.attend(*states, None), states, gradient))
+    update = best_seconds(lambda: torch.autograd.grad(layout.attend(q, k, v, None), (q, k, v), gradient))
 
-    def by_context(x: Tensor) -> Tensor:
-        return x.unflatten(0, (PROMPTS, GROUP)).transpose(1, 2).flatten(2, 3)
-
-    def by_row(x: Tensor) -> Tensor:
-        return x.unflatten(2, (GROUP, group)).transpose(1, 2).flatten(0, 1)
-
-    query = torch.randn(ROWS, kv_heads, group, width)
-    context = Seen(*torch.randn(2, PROMPTS, kv_heads, PROMPT_TOKENS, width), None)
-    own = Seen(*torch.randn(2, ROWS, kv_heads, NEW_TOKENS // 2, width), None)
+    decoder = FusedDecoder(AutoModelForCausalLM.from_pretrained(folder), torch.float32)
+    of_step = [torch.randn(ROWS, number, width) for number in (heads, kv_heads, kv_heads)]
     with torch.inference_mode():
-        step = best_seconds(lambda: attention(query, context, own, by_context, by_row))
+        rows = DecoderRows(decoder, [PROMPT_TOKENS] * PROMPTS, [GROUP] * PROMPTS, NEW_TOKENS)
+        for _ in range(NEW_TOKENS // 2):
+            rows.step(torch.zeros(ROWS, dtype=torch.long))
+        step = best_seconds(lambda: rows.attend(0, *of_step))
     return {"rollout": layers * (NEW_TOKENS - 1) * step, "update": layers * update}
 
 
@@ -233,9 +231,9 @@ def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), size)
         run_ours(folder, steps, precision, callbacks=[phases])
+        attended = attention_seconds(folder, size)
     one, other = torch.ones(()), torch.ones(())
     operator_seconds = best_seconds(lambda: torch.add(one, other))
-    attended = attention_seconds(size)
     for phase, needed in passes(size).items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)

@@ -133,9 +133,9 @@ class DecoderRows(ContextRows):
 
     def _hidden(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the residual stream ``[B, hidden size]`` after the last layer; see :meth:`Decoder.hidden`."""
-        return self._decoder.hidden(tokens, cos, sin, self._attend)
+        return self._decoder.hidden(tokens, cos, sin, self.attend)
 
-    def _attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention of one new token per row over its context and its own tokens, ``[B, heads, head size]``.
 
         Its keys and values are written to their column first. The query heads of a group take the place of query
