@@ -7,9 +7,12 @@
     asynchronous  configs/scaling/async.yaml, shortened, against synchronous rollouts of as many episodes
     rae           self-play at tic-tac-toe in which alpha always begins: the score against random moves
     rae_rules     the same after the recipe tiny_moves, which teaches the rules; equal generated tokens
+    rae_small     the same with the model of `make small-model`, against no baseline, as the paper's code without RAE
     league        tic-tac-toe against past snapshots and against itself, likewise
     at_grpo       a planner and an executor in a grid, after the recipe tiny_path; equal generated tokens
     at_grpo_long  the same in a larger grid, with longer paths
+    at_grpo_alone, at_grpo_alone_long
+                  both grids, against one agent that moves without a planner, with GRPO
 
 The first arm is the baseline. Means over the seeds have 95 % intervals (Student's t), the differences to the baseline
 are paired by seed. ``--json`` keeps the runs that its file has, and is written after each.
@@ -59,6 +62,7 @@ from few_values import mean_and_half
 from provenance import provenance
 
 ROOT = Path(__file__).parents[2]
+SMALL = "runs/small-model/policies/main"
 EPISODES = 300
 """Episodes of the evaluation after a run."""
 
@@ -156,8 +160,9 @@ class AgainstChance(Callback):
 class AtTheBudget(Budget):
     """End the run with its budget of generated tokens, and evaluate the weights before and after."""
 
-    def __init__(self, budget: float, environment: str) -> None:
+    def __init__(self, budget: float, environment: str, rewards: bool = True) -> None:
         super().__init__(budget, environment)
+        self.rewards = rewards
         self.found: dict[str, float] = {}
 
     def on_train_start(self, trainer: Any, *arguments: Any) -> None:
@@ -169,7 +174,9 @@ class AtTheBudget(Budget):
 
     def evaluate(self, trainer: Any, moment: str) -> None:
         report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
-        self.found |= {f"success{moment}": report.accuracy, f"reward{moment}": report.mean_reward}
+        self.found[f"success{moment}"] = report.accuracy
+        if self.rewards:
+            self.found[f"reward{moment}"] = report.mean_reward
 
 
 class AgainstChanceAtTheBudget(AtTheBudget):
@@ -206,6 +213,14 @@ def after(folder: Path, recipe: str, demonstrations: str, made: Sequence[str] = 
     return str(policy)
 
 
+def small(folder: Path, learning_rate: float, **recipe: Any) -> str:
+    """Return the policy of a recipe that begins with the model of ``make small-model``; see :func:`after`."""
+    if not (ROOT / SMALL).is_dir():
+        raise SystemExit(f"{SMALL} is missing: run `make small-model` first (ten minutes)")
+    begins = ("--model.policies.main.model", str(ROOT / SMALL))
+    return after(folder, fitted=(*begins, "--model.policies.main.learning_rate", str(learning_rate)), **recipe)
+
+
 @dataclass(frozen=True)
 class Arm:
     """An algorithm, with what differs from the effect's other arms.
@@ -216,6 +231,8 @@ class Arm:
         seats: the policy of each agent; {} is ``learner`` for all. ``opponent`` is frozen.
         data: options of the rollouts.
         callbacks: makes further callbacks.
+        environment: in place of the effect's.
+        model: likewise.
     """
 
     cls: Callable[..., Any]
@@ -223,6 +240,8 @@ class Arm:
     seats: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Callable[[], Sequence[Callback]] = tuple
+    environment: Callable[[], Environment] | None = None
+    model: Callable[[Path], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -332,11 +351,32 @@ EFFECTS["rae_rules"] = replace(
     learning_rate=1e-3,
     model=partial(after, recipe="tiny_moves", demonstrations="move"),
 )
+EFFECTS["rae_small"] = replace(
+    EFFECTS["rae_rules"],
+    arms={"REINFORCE": Arm(REINFORCE, {"baseline": "none"}), "RAE": Arm(RAE)},
+    learning_rate=2.5e-4,
+    model=partial(small, learning_rate=7.5e-4, recipe="tiny_moves", demonstrations="move"),
+)
+for grid, (settings, tokens) in {"": ({}, 20_000), "_long": (LONG, 30_000)}.items():
+    alone = {**settings, "planner": False}
+    made = ("--settings", json.dumps(alone), "--episodes", "12000")  # as many rows as the team's
+    EFFECTS[f"at_grpo_alone{grid}"] = replace(
+        EFFECTS[f"at_grpo{grid}"],
+        arms={
+            "one agent": Arm(
+                GRPO,
+                environment=partial(PlanPath, **alone),
+                model=partial(after, recipe="tiny_path", demonstrations="path", made=made),
+            ),
+            "AT-GRPO": Arm(ATGRPO),
+        },
+        measure=partial(AtTheBudget, tokens, PlanPath.name, rewards=False),
+    )
 
 
 def run(effect: Effect, arm: Arm, seed: int, folder: Path) -> dict[str, float]:
     """Return the numbers of a run; the folder keeps the model that it begins with."""
-    model = effect.model(folder)
+    model = (arm.model or effect.model)(folder)
     lightning.seed_everything(seed, verbose=False)
     started = time.process_time()
     policies = {
@@ -344,7 +384,7 @@ def run(effect: Effect, arm: Arm, seed: int, folder: Path) -> dict[str, float]:
         for name in sorted({*arm.seats.values()} or {"learner"})
     }
     data = RolloutDataModule(
-        effect.environment(),
+        (arm.environment or effect.environment)(),
         sampling=effect.sampling,
         save_episodes=False,
         seed=seed,
@@ -392,7 +432,8 @@ def main() -> None:
         for seed, arm in itertools.product(options.seeds, effect.arms):
             rows = found["runs"].setdefault(arm, [])
             if not any(row["seed"] == seed for row in rows):
-                rows.append({"seed": seed, **run(effect, effect.arms[arm], seed, folder / name)})
+                kept = folder / name / (arm if effect.arms[arm].model else "")
+                rows.append({"seed": seed, **run(effect, effect.arms[arm], seed, kept)})
                 print(json.dumps({"effect": name, "arm": arm, **rows[-1]}), flush=True)
                 if {*map(len, found["runs"].values())} == {len(rows)} and len(rows) > 1:
                     found["summary"] = summary(found["runs"])

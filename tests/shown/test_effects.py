@@ -147,6 +147,51 @@ def test_a_recipe_whose_policy_is_kept_does_not_run_again(
     assert len(ran) == 2
 
 
+def test_a_small_model_that_is_missing_names_its_command(
+    effects: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Sequence[str]] = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(effects.subprocess, "run", lambda command, **options: ran.append(command) or done)
+    monkeypatch.setattr(effects, "SMALL", str(tmp_path / "small"))
+    model = effects.EFFECTS["rae_small"].model
+    with pytest.raises(SystemExit, match="make small-model"):
+        model(tmp_path)
+    assert ran == []
+    (tmp_path / "small").mkdir()
+    assert model(tmp_path) == str(tmp_path / "run/policies/main")
+    begins = ["--model.policies.main.model", str(tmp_path / "small")]
+    assert ran[1][-4:] == [*begins, "--model.policies.main.learning_rate", "0.00075"]
+
+
+@pytest.mark.parametrize("name", ["at_grpo_alone", "at_grpo_alone_long"])
+def test_one_agent_moves_by_itself_in_the_grid_of_the_team(effects: ModuleType, name: str) -> None:
+    effect = effects.EFFECTS[name]
+    alone, team = effect.arms["one agent"].environment(), effect.environment()
+    assert (alone.agents, team.agents) == (("executor",), ("planner", "executor"))
+    task = team.tasks("test")[0]
+    assert alone.tasks("test")[0].data == task.data
+    alone.reset(task)
+    for move in alone.gold(task)["executor"]:
+        step = alone.step({"executor": Message("assistant", move)})
+    assert (step.done, step.success) == (True, True)
+
+
+def test_an_arm_has_its_own_model_and_environment(
+    effects: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(effects, "EPISODES", 4)
+    effect = effects.EFFECTS["at_grpo_alone"]
+    kept: list[Path] = []
+    own = replace(effect.arms["one agent"], model=lambda folder: kept.append(folder) or "builtin:tiny")
+    small = {**effect.data, "groups": 2, "group_size": 4}
+    measure = partial(effects.AtTheBudget, 50, "plan_path", rewards=False)
+    found = effects.run(replace(effect, measure=measure, data=small), own, 0, tmp_path)
+    assert kept == [tmp_path]
+    assert found["tokens"] == 40, "2 tasks x 4 episodes x 5 turns x 1 token: a team generates twice as many"
+    assert {*found} == {"success before", "success", "tokens", "cpu_seconds"}
+
+
 def test_self_play_at_a_budget_is_scored_before_and_after(effects: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effects, "EPISODES", 4)
     effect = effects.EFFECTS["rae_rules"]
