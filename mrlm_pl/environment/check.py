@@ -72,6 +72,14 @@ class CheckReport:
         """True if every check passed."""
         return all(check.passed for check in self.checks)
 
+    @property
+    def summary(self) -> str:
+        """The number of checks that passed and, where there are any, of those that do not apply."""
+        applied = [check for check in self.checks if check.applies]
+        rest = len(self.checks) - len(applied)
+        passed = f"{sum(check.passed for check in applied)} of {len(applied)} checks passed"
+        return passed + (f", {rest} {'does' if rest == 1 else 'do'} not apply" if rest else "")
+
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON-like data."""
         return {

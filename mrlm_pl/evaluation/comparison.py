@@ -49,6 +49,33 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
         ConfigurationError: they have no task in common.
     """
     own, theirs = _by_task(report), _by_task(other)
+    found, their_found = _results(own), _results(theirs)
+    if found is None or their_found is None:
+        return compare_rewards(report, other)
+    return _comparison(report, other, found, their_found, (-1.0, 1.0))
+
+
+def compare_rewards(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
+    """Return the improvement of the mean reward of a report over another one; see :func:`compare`."""
+    found, their_found = (_rewards(_by_task(of)) for of in (report, other))
+    return _comparison(report, other, found, their_found, (-math.inf, math.inf))
+
+
+def rewards_differ(report: Mapping[str, Any]) -> bool:
+    """Return whether the mean reward of a task differs from its accuracy: whether a reward is neither 0 nor 1."""
+    return any(item["reward"] != item["accuracy"] for item in report["tasks"])
+
+
+_Key = tuple[str, str]
+
+_Found = tuple[str, dict[_Key, float]]
+"""A measure and its value for each task."""
+
+
+def _comparison(
+    report: Mapping[str, Any], other: Mapping[str, Any], found: _Found, their_found: _Found, bounds: tuple[float, float]
+) -> Comparison:
+    (measure, own), (their_measure, theirs) = found, their_found
     common = [key for key in own if key in theirs]
     if not common:
         raise ConfigurationError(
@@ -56,19 +83,15 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
             f"{len(theirs)} of {other['environment']!r} ({other['split']}); play both with the same environment, data, "
             "split and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
         )
-    found, their_found, low, high = _results(own), _results(theirs), -1.0, 1.0
-    if found is None or their_found is None:
-        found, their_found, low, high = _rewards(own), _rewards(theirs), -math.inf, math.inf
-    (measure, values), (their_measure, their_values) = found, their_found
-    differences = grouped((key[1], values[key] - their_values[key]) for key in common)
+    differences = grouped((key[1], own[key] - theirs[key]) for key in common)
     return Comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
-        ci95=mean_interval(list(differences.values()), low, high),
+        ci95=mean_interval(list(differences.values()), *bounds),
         tasks=len(common),
-        own=math.fsum(values[key] for key in common) / len(common),
+        own=math.fsum(own[key] for key in common) / len(common),
         own_measure=measure,
         own_decisions=report["decisions_per_task"],
-        other=math.fsum(their_values[key] for key in common) / len(common),
+        other=math.fsum(theirs[key] for key in common) / len(common),
         other_measure=their_measure,
         other_decisions=other["decisions_per_task"],
     )
@@ -110,14 +133,11 @@ def _is_report(data: Any) -> bool:
     return isinstance(data, dict) and keys <= set(data) and all("reward" in item for item in data["tasks"])
 
 
-_Key = tuple[str, str]
-
-
 def _by_task(report: Mapping[str, Any]) -> dict[_Key, Mapping[str, Any]]:
     return {(item["task"], item["problem"]): item for item in report["tasks"]}
 
 
-def _results(tasks: Mapping[_Key, Mapping[str, Any]]) -> tuple[str, dict[_Key, float]] | None:
+def _results(tasks: Mapping[_Key, Mapping[str, Any]]) -> _Found | None:
     """Return a report's measure and its value for each task: the majority if every task has one, else the accuracy.
 
     None if a task has neither.
@@ -131,6 +151,6 @@ def _results(tasks: Mapping[_Key, Mapping[str, Any]]) -> tuple[str, dict[_Key, f
     return "accuracy", {key: float(item["accuracy"]) for key, item in tasks.items()}
 
 
-def _rewards(tasks: Mapping[_Key, Mapping[str, Any]]) -> tuple[str, dict[_Key, float]]:
+def _rewards(tasks: Mapping[_Key, Mapping[str, Any]]) -> _Found:
     """Return the mean reward of each task."""
     return "mean reward", {key: float(item["reward"]) for key, item in tasks.items()}

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 Majority = Callable[[Task, Sequence[str]], "bool | None"]
 """See :meth:`mrlm_pl.environment.Environment.majority`."""
 
+Bounds = Callable[[Task], "tuple[float, float] | None"]
+"""See :meth:`mrlm_pl.environment.Environment.bounds`."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -56,7 +59,8 @@ class EvaluationReport:
         failed: episodes that did not.
         mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
         ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
-            infinite where no spread is known: a single task, or equal rewards everywhere.
+            infinite where no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that
+            the environment declares of its tasks, unless an episode is beyond them.
         accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
             episode that a limit truncated before it was judged counts as a failure.
         accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`;
@@ -170,6 +174,7 @@ def summarize(
     seed: int,
     requested: int | None = None,
     majority: Majority | None = None,
+    bounds: Bounds | None = None,
 ) -> EvaluationReport:
     """Return the report of episodes that were played.
 
@@ -181,6 +186,7 @@ def summarize(
         seed: of the tasks' choice and of the sampling.
         requested: episodes that were asked for; None is as many as there are.
         majority: tells whether the majority of replies to a task is right, where one agent replies.
+        bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
     """
     played = [episode for episode in episodes if not episode.failed]
     requested = len(episodes) if requested is None else requested
@@ -208,7 +214,9 @@ def summarize(
         episodes=len(played),
         failed=len(failures),
         mean_reward=math.fsum(rewards) / len(rewards),
-        ci95=mean_interval([[episode.reward for episode in group] for group in by_problem.values()]),
+        ci95=_within_bounds(
+            mean_interval([[episode.reward for episode in group] for group in by_problem.values()]), by_task, bounds
+        ),
         accuracy=wins / len(played) if judged else None,
         accuracy_ci95=share_interval(
             [(sum(bool(episode.success) for episode in group), len(group)) for group in by_problem.values()]
@@ -279,6 +287,28 @@ def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None)
     else:
         interval = ratio_interval(sums)
     return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
+
+
+def _within_bounds(
+    interval: tuple[float, float], by_task: Mapping[str, Sequence[Episode]], bounds: Bounds | None
+) -> tuple[float, float]:
+    """Return the interval of a mean reward up to the declared bounds that no episode exceeds.
+
+    A declared minimum is what worthless replies earn, and worse ones may earn less. An interval without known spread
+    stays infinite.
+    """
+    if bounds is None or not all(map(math.isfinite, interval)):
+        return interval
+    declared = [(bounds(group[0].task), group[0].team_size) for group in by_task.values()]
+    known = [(found[0] / size, found[1] / size) for found, size in declared if found is not None]
+    if len(known) < len(declared):
+        return interval
+    rewards = [episode.reward for group in by_task.values() for episode in group]
+    low, high = min(least for least, _ in known), max(most for _, most in known)
+    return (
+        max(interval[0], low) if min(rewards) >= low else interval[0],
+        min(interval[1], high) if max(rewards) <= high else interval[1],
+    )
 
 
 def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.evaluation.report import EvaluationReport, Measured, played_episodes
 
-_PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "truncated", "components")
+_PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "at max_tokens", "components")
 
 
 def report_table(report: EvaluationReport, sampling: Sampling, settings: str | None = None) -> str:
@@ -37,11 +37,11 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
     lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
     if report.episodes:
         reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
-        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated"))
+        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated by a limit"))
     if len(report.agents) == 1:
         (part,) = report.agents.values()
         told = f"{_shown(part.turns, 2)} an episode, of {_shown(part.response_tokens, 1)} tokens"
-        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} truncated"))
+        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} cut at max_tokens"))
     width = max(14, *(len(name) for name, _ in lines))
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
     tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []

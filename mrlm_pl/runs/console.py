@@ -141,16 +141,7 @@ class RunProgress(ProgressBar):
         live = self.live if self.live is not None else console.is_terminal and not console.is_jupyter
         if not self._enabled or not live:
             return
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-        )
+        self._bar = _bar(console)
         self._bar.add_task(
             "iterations" if _rollout(trainer) else "batches", total=self._total(trainer), completed=self._first
         )
@@ -203,6 +194,49 @@ class RunProgress(ProgressBar):
         data = _rollout(trainer)
         total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
         return None if math.isinf(total) else math.ceil(total)
+
+
+class EpisodeProgress:
+    """Shows on stderr how many episodes are played: a bar on a terminal, else about 20 lines."""
+
+    def __init__(self) -> None:
+        self._began, self._shown = time.monotonic(), 0
+        self._display: Progress | None = None
+
+    def __enter__(self) -> EpisodeProgress:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._display is not None:
+            self._display.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show the number of episodes that are played, of all; the first call tells how many there are."""
+        if done == 0:
+            tell(f"playing {total:,} episode{'' if total == 1 else 's'}")
+            console = Console(stderr=True)
+            if console.is_terminal and not console.is_jupyter:
+                self._display = _bar(console)
+                self._display.add_task("episodes", total=total)
+                self._display.start()
+        elif self._display is not None:
+            self._display.update(self._display.task_ids[0], completed=done)
+        elif done < total and 20 * done // total > self._shown:
+            self._shown = 20 * done // total
+            tell(_line("episodes", done, total, {}, time.monotonic() - self._began, done))
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+    )
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:

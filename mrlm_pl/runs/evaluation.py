@@ -182,6 +182,7 @@ class SeatedModel:
                 seed=seed,
                 requested=num_episodes,
                 majority=self.environment.majority if len(self.environment.agents) == 1 else None,
+                bounds=self.environment.bounds,
             )
 
     @contextmanager

@@ -104,8 +104,13 @@ class LoopResults(Callback):
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
         about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
         self.reports = [
-            summarize([item for item in played if item.task.environment == name], environment=name, **about)
-            for name in data.environments
+            summarize(
+                [item for item in played if item.task.environment == name],
+                environment=name,
+                bounds=given.bounds,
+                **about,
+            )
+            for name, given in data.environments.items()
         ]
 
     on_test_batch_end = on_validation_batch_end

@@ -9,7 +9,7 @@ import pytest
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.comparison import compare, read_report
+from mrlm_pl.evaluation.comparison import compare, compare_rewards, read_report, rewards_differ
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
 from mrlm_pl.evaluation.report import evaluation_specs, summarize
 from mrlm_pl.evaluation.table import report_table
@@ -205,6 +205,36 @@ def test_rewards_are_compared_where_an_evaluation_has_no_accuracy(success: bool 
     assert (found.own_measure, found.own, found.other_measure, found.other) == ("mean reward", 4.0, "mean reward", 2.0)
     # Differences 5 and -1: s = sqrt(18), t of 1 degree 12.7062, so that 2 +- 12.7062 * 3.
     assert (found.gain, *found.ci95) == pytest.approx((2.0, 2 - 38.1186, 2 + 38.1186), abs=1e-3)
+
+
+def test_rewards_are_compared_beside_accuracies() -> None:
+    own, other = (as_data(summary([episode(0, first, True), episode(1, 0.0, False)])) for first in (1.2, 1.0))
+    assert (rewards_differ(own), rewards_differ(other)) == (True, False)
+    assert compare(own, other).gain == 0.0
+    found = compare_rewards(own, other)
+    assert (found.own_measure, found.own, found.other, found.gain) == ("mean reward", 0.6, 0.5, pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "clipped"), [((0.0, 1.2), (True, False)), ((0.5, 0.8), (False, False)), (None, (False, False))]
+)
+def test_the_interval_of_a_mean_reward_ends_at_declared_bounds_that_hold(
+    bounds: Any, clipped: tuple[bool, ...]
+) -> None:
+    episodes = [episode(task, float(task == 0)) for task in range(4)]
+    low, high = mean_interval([[item.reward] for item in episodes])
+    assert low < 0 < high < 1.2
+    about: dict[str, Any] = {"environment": "math", "model": "m", "split": "test", "seed": 0}
+    found = summarize(episodes, bounds=lambda task: bounds, **about).ci95
+    assert found == (0.0 if clipped[0] else low, high)
+    assert summarize(episodes, bounds=lambda task: (0.0, 1.0), **about).ci95 == (0.0, min(high, 1.0))
+    assert summarize(episodes[1:], bounds=lambda task: (0.0, 1.0), **about).ci95 == (-math.inf, math.inf)
+
+
+def test_episodes_and_turns_that_a_limit_cut_are_told_apart() -> None:
+    text = report_table(summary([episode(0, 1.0, True)]), Sampling())
+    assert "answered 1; 0.0000 truncated by a limit" in text
+    assert "of 1.0 tokens; 0.0000 cut at max_tokens" in text
 
 
 def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:

@@ -20,6 +20,7 @@ from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
 from mrlm_pl.rollout.replay import differences
 from mrlm_pl.runs import replay, rescore
+from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.hosted import Offer
@@ -311,3 +312,22 @@ def test_the_commands_say_what_differs(
     assert status == 0
     assert out.startswith("reward ")
     assert "over 12 episodes" in out
+
+
+def test_progress_counts_the_chosen_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrlm_pl.runs.records.replay.CHUNK", 2)
+    episodes = recorded(Halves(), 3)
+    path, seen = written(tmp_path, episodes), list[tuple[int, int]]()
+    report = replay("builtin:tiny", Halves, episodes=path, progress=lambda *counts: seen.append(counts))
+    number = len(episodes)
+    assert (report.equal, seen) == (number, [(min(done, number), number) for done in range(0, number + 2, 2)])
+
+
+def test_progress_is_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with EpisodeProgress() as progress:
+        for done in range(1001):
+            progress(done, 1000)
+    out, err = capsys.readouterr()
+    first, *lines = err.splitlines()
+    assert (out, first, len(lines)) == ("", "mrlm: playing 1,000 episodes", 19)
+    assert lines[0].startswith("mrlm: episodes   50/1000  0:00:0")

@@ -98,7 +98,7 @@ def test_the_commands_of_the_readme_in_order(
     assert len(list(read_episodes(Path("runs/quickstart/episodes")))) == 2 * 8
     assert Path("runs/mine/checkpoints/last.ckpt").is_file()
     assert json.loads(Path("eval.json").read_text())["episodes"] == 4
-    assert re.search(r"^gain .* over runs/quickstart/evaluation_before.json", out, re.MULTILINE)
+    assert re.search(r"^paired gain in accuracy .* over runs/quickstart/evaluation_before.json", out, re.MULTILINE)
     assert len(list(read_episodes(Path("episodes.jsonl")))) == 4
     assert "16 of 16 episodes are equal to their record" in out
     assert len(Path("balanced.jsonl").read_text().splitlines()) > 8

@@ -56,11 +56,10 @@ def run(arguments: Sequence[str]) -> int:
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
-    applied = [result for result in report.checks if result.applies]
     for result in report.checks:
         mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
         print(f"{mark} {result.name}: {result.message}")
-    print(f"{environment.name}: {sum(result.passed for result in applied)} of {len(applied)} checks passed")
+    print(f"{environment.name}: {report.summary}")
     if report.passed and (sizes := _sizes(environment)):
         print(f"{environment.name}: {sizes}")
     found = next((result.measures for result in report.checks if result.name == "splits are disjoint"), {})

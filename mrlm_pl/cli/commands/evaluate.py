@@ -20,7 +20,7 @@ from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
-from mrlm_pl.evaluation.comparison import Comparison, compare, read_report
+from mrlm_pl.evaluation.comparison import Comparison, compare, compare_rewards, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
@@ -59,14 +59,18 @@ def report_run(arguments: Sequence[str]) -> int:
         write_json(output, written)
     if other is not None and report.episodes:
         comparison = compare(written, other)
-        print(_comparison(comparison, len(written["tasks"]), options.compare))
+        comparisons = {"comparison": comparison}
+        if comparison.own_measure != "mean reward" and (rewards_differ(written) or rewards_differ(other)):
+            comparisons["reward_comparison"] = compare_rewards(written, other)
+        for found in comparisons.values():
+            print(_comparison(found, len(written["tasks"]), options.compare))
         if 2 * comparison.tasks < len(written["tasks"]):
             tell(
                 f"warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
                 "this evaluation; the comparison is of these alone"
             )
         if output is not None:
-            write_json(output, {**written, "comparison": asdict(comparison)})
+            write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {output}`")
     return 0 if report.episodes else 1
@@ -248,8 +252,10 @@ def _equal_settings(own: Any, other: Any) -> bool:
 
 def _comparison(found: Comparison, tasks: int, path: str) -> str:
     common = f"{found.tasks} of {tasks}" if found.tasks < tasks else f"{tasks}"
+    own, theirs = found.own_measure, found.other_measure
+    measure = f"in {own}" if own == theirs else f"of {own} against {theirs}"
     return (
-        f"gain {found.gain:+.4f}{interval_text(found.ci95)} over {path}, in {common} tasks: "
+        f"paired gain {measure} {found.gain:+.4f}{interval_text(found.ci95)} over {path}, in {common} tasks: "
         f"{found.own_measure} {found.own:.4f} ({_decisions(found.own_decisions)}) against "
         f"{found.other_measure} {found.other:.4f} ({_decisions(found.other_decisions)})"
     )

@@ -17,6 +17,7 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
+from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.records.replay import replay, rescore
 from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.records.whatif import Outcomes, whatif
@@ -37,7 +38,9 @@ def replay_run(arguments: Sequence[str]) -> int:
     """
     parser = record_parser("replay", "Play the episodes of a run again, and compare them with their record.")
     options, read = _options(parser, arguments)
-    report = replay(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
+    name = read.name_of(options.environment)
+    with EpisodeProgress() as progress:
+        report = replay(options.model, options.environment, name=name, progress=progress, **_chosen(options))
     for id, places in list(report.changed.items())[:SHOWN]:
         more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
         print(f"{id} (recorded, replayed): {places[0]}{more}")
@@ -60,7 +63,9 @@ def rescore_run(arguments: Sequence[str]) -> int:
     """
     text = "Play the episodes of a run again in an environment with other rewards, without generation."
     options, read = _options(record_parser("rescore", text), arguments)
-    report = rescore(options.model, options.environment, name=read.name_of(options.environment), **_chosen(options))
+    name = read.name_of(options.environment)
+    with EpisodeProgress() as progress:
+        report = rescore(options.model, options.environment, name=name, progress=progress, **_chosen(options))
     gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {report.episodes} episodes")
     for count, what in (

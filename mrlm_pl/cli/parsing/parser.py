@@ -132,6 +132,9 @@ class ShortErrors:
             for action in self._actions:  # type: ignore[attr-defined]
                 if action.help is None:
                     action.help = described.get(action.dest.removeprefix(f"{shown[1]}."))
+        for action in self._actions:  # type: ignore[attr-defined]
+            if isinstance(action.help, str):  # before its lines are wrapped, in the middle of long names
+                action.help = plain_words(action.help)
         text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
         if not _CLASS_HELP.search(text):
             return text

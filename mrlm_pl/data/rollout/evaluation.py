@@ -50,7 +50,15 @@ class Evaluation:
         played: list[Any] = [None] * len(specs)
         for number, share in enumerate(each_share(self.trainer, self.play(specs[rank::ranks], sampling))):
             played[number::ranks] = share
-        return summarize(played, environment=environment, model=model, split=split, seed=self.seed, requested=episodes)
+        return summarize(
+            played,
+            environment=environment,
+            model=model,
+            split=split,
+            seed=self.seed,
+            requested=episodes,
+            bounds=self.players.environments[environment].bounds,
+        )
 
 
 class EvaluationStream:

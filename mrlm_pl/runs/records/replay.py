@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from mrlm_pl.runs.records.run import recorded_iterations
 
 CHUNK = 256
 """Episodes that are played together."""
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def replay(
     iteration: int | None = None,
     episode: str | None = None,
     name: str | None = None,
+    progress: Progress | None = None,
 ) -> ReplayReport:
     """Play recorded episodes again in a fresh environment, and compare every observation, reward and component.
 
@@ -91,13 +94,14 @@ def replay(
         iteration: play only the episodes of this iteration.
         episode: play only the episode with this id.
         name: of the environment in the run where an instance has another one.
+        progress: called with the number of episodes that are played and of all, first with 0; they are counted for it.
 
     Raises:
         ConfigurationError: as :func:`mrlm_pl.runs.evaluate`, or there is no such episode.
         DataError: the episodes cannot be read.
     """
     equal, failed, changed = 0, 0, dict[str, list[str]]()
-    for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
+    for recorded, again in _pairs(run, environment, episodes, iteration, episode, name, progress):
         if again is None:
             failed += 1
         elif found := differences(_as_played(recorded, again), again):
@@ -115,6 +119,7 @@ def rescore(
     iteration: int | None = None,
     episode: str | None = None,
     name: str | None = None,
+    progress: Progress | None = None,
 ) -> RescoreReport:
     """Play recorded episodes again in an environment with other rewards, and compare the rewards.
 
@@ -124,7 +129,7 @@ def rescore(
     Args:
         run: see :func:`replay`, as the other arguments; ``environment`` has the new settings.
         environment: with other rewards, another judge or another verifier.
-        episodes, iteration, episode, name: see :func:`replay`.
+        episodes, iteration, episode, name, progress: see :func:`replay`.
 
     Raises:
         ConfigurationError: as :func:`replay`.
@@ -135,7 +140,7 @@ def rescore(
     by_task: dict[str, list[float]] = defaultdict(list)
     gained, lost = [], []
     cut = failed = 0
-    for recorded, again in _pairs(run, environment, episodes, iteration, episode, name):
+    for recorded, again in _pairs(run, environment, episodes, iteration, episode, name, progress):
         if again is None:
             failed += 1
         if again is None or recorded.origin is not None or recorded.excluded == "greedy":
@@ -205,6 +210,7 @@ def _pairs(
     iteration: int | None,
     id: str | None,
     name: str | None,
+    progress: Progress | None,
 ) -> Iterator[tuple[Episode, Episode | None]]:
     """Yield each chosen episode with its replay; None for those that failed when they were played."""
     seated = SeatedModel(run, environment, None, name, weights=False)
@@ -216,7 +222,14 @@ def _pairs(
         closing(RecordPlayer(played, seats, engine)) as player,
     ):
         chosen = chosen_episodes(run, place, seated.name, iteration, id)
+        done = total = 0
+        if progress is not None:
+            total = sum(1 for _ in chosen_episodes(run, place, seated.name, iteration, id))
+            progress(done, total)
         while chunk := list(itertools.islice(chosen, CHUNK)):
             again = iter(player.play_again([episode for episode in chunk if not episode.failed]))
             for episode in chunk:
                 yield episode, None if episode.failed else next(again)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)

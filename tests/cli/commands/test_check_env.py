@@ -18,7 +18,7 @@ def test_a_sound_environment_passes_with_its_arguments(mrlm):
         "--   copies in mid-episode: the environment's `forks` is False",
         "--   best replies: no best replies are known",
     ]
-    assert lines[-1] == f"parrot: {len(lines) - 3} of {len(lines) - 3} checks passed"
+    assert lines[-1] == f"parrot: {len(lines) - 3} of {len(lines) - 3} checks passed, 2 do not apply"
 
 
 def test_the_sizes_of_the_splits_are_named(mrlm, tmp_path):
@@ -64,7 +64,8 @@ def test_the_semantic_level_adds_its_checks_and_writes_a_report(mrlm, tmp_path):
     marks = {True: "ok  ", False: "--  "}
     assert lines[:-1] == [f"{marks[c['applies']]} {name}: {c['message']}" for name, c in report["checks"].items()]
     applied = sum(check["applies"] for check in report["checks"].values())
-    assert lines[-1] == f"parrot: {applied} of {applied} checks passed"
+    rest = len(report["checks"]) - applied
+    assert lines[-1] == f"parrot: {applied} of {applied} checks passed, {rest} do not apply"
     status, _, err = mrlm("check-env", "parrot", "--level", "deep")
     assert (status, "contract" in err, len(err.splitlines())) == (2, True, 1)
 

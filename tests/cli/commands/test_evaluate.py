@@ -260,18 +260,22 @@ def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folde
     status, out, err = mrlm("eval", *team, "--num-episodes", "6", "--compare", "one.json", "--output", "team.json")
     assert status == 0, err
     assert "solver_2_turn_2_accuracy" in out
-    gain = next(line for line in out.splitlines() if line.startswith("gain"))
+    gain = next(line for line in out.splitlines() if line.startswith("paired gain of accuracy against majority@4"))
     assert "over one.json, in 4 of 6 tasks: accuracy" in gain
     assert "(4 decisions per task) against majority@4" in gain
     assert gain.endswith("(4 decisions per task)")
     assert "one.json has other environment settings: max_turns is 2 here and 1 there; solvers is 2 here and 1" in err
     report = json.loads(Path("team.json").read_text())
     assert report["comparison"]["tasks"] == 4
+    assert "reward_comparison" not in report, "all rewards are accuracies"
     assert report["metrics"]["turn_2_improved"]["of"] + report["metrics"]["turn_2_declined"]["of"] == 12
     other = json.loads(Path("one.json").read_text())
-    Path("few.json").write_text(json.dumps({**other, "tasks": other["tasks"][:1]}))
-    options = ("--num-episodes", "3", "--compare", "few.json")
-    assert "few.json has only 1 of the 3 tasks of this evaluation" in mrlm("eval", *team, *one[:4], *options)[2]
+    Path("few.json").write_text(json.dumps({**other, "tasks": [{**other["tasks"][0], "reward": 0.3}]}))
+    options = ("--num-episodes", "3", "--compare", "few.json", "--output", "team.json")
+    _, out, err = mrlm("eval", *team, *one[:4], *options)
+    assert "few.json has only 1 of the 3 tasks of this evaluation" in err
+    assert any(line.startswith("paired gain in mean reward ") for line in out.splitlines())
+    assert json.loads(Path("team.json").read_text())["reward_comparison"]["other"] == 0.3
 
 
 def test_other_settings_than_those_of_the_compared_report_are_told(mrlm, model_folder):
@@ -581,4 +585,4 @@ def test_agents_and_policies_are_reported(mrlm, recorded):
     assert ["agent", "policy", "reward"] in [line[:3] for line in lines]
     assert ["solver_2", "two"] in [line[:2] for line in lines]
     assert ["two", "solver_2"] in [line[:2] for line in lines]
-    assert ["stop", "reasons", "turns", "4;", "0.0000", "truncated"] in lines
+    assert ["stop", "reasons", "turns", "4;", "0.0000", "truncated", "by", "a", "limit"] in lines

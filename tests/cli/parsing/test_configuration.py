@@ -165,6 +165,7 @@ def test_callbacks_by_short_name(parsed):
 
 def test_model_help_names_parameters_and_default(mrlm):
     status, out, _ = mrlm("fit", "--model.help", "GRPO")
+    assert ":class:" not in out, "also where a wrapped line divides the name"
     assert status == 0
     assert re.search(r"--model\.kl\.horizon HORIZON\s.*?default:\s+10000\)", out, re.DOTALL)
 
