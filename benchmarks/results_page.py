@@ -363,8 +363,8 @@ def draw() -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    spines = {f"axes.spines.{side}": False for side in ("top", "right")}
-    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "mrlm", **spines}
+    matplotlib.rc("svg", fonttype="none", hashsalt="mrlm")
+    matplotlib.rc("axes.spines", top=False, right=False)
     (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
     with plot("quickstart", figsize=(6, 3.2)) as axes:
