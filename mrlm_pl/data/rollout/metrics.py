@@ -337,8 +337,8 @@ class SignalCheck:
             return "data.sampling.temperature is 0, so all episodes of a task are the same; set it to 1"
         if metrics.get("rollout/success") != 1.0 and metrics.get("rollout/entropy", 1.0) < _DETERMINISTIC:
             return (
-                f"the policy is nearly deterministic (rollout/entropy below {_DETERMINISTIC}); lower the learning rate, "
-                "or set model.entropy.coefficient"
+                f"the policy is nearly deterministic (rollout/entropy below {_DETERMINISTIC}); lower the learning "
+                "rate, or set model.entropy.coefficient"
             )
         if truncated:
             return f"every turn is truncated at data.sampling.max_tokens {self._limits}, before an answer; raise it"
