@@ -479,6 +479,7 @@ def rollout_compiled(found: Any) -> str:
         "plain: {engine_tokens_per_second:,.0f}",
         "compiled: {compiled_tokens_per_second:,.0f}",
         "compiled / plain, processor time: {compiled_cpu_of_engine:.2f}",
+        "compiled / `generate`, tokens per second: {compiled_ratio:.2f}",
         "seconds to compile: {compilation_seconds:.0f}",
     )
     return columns(found["rows"], *formats)
