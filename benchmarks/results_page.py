@@ -308,7 +308,9 @@ def numbers() -> str:
     """Return the README's measured numbers beside the peers', and its curve."""
     files = ("grpo_step_amx", "team_step", "kill_resume", "attacks")
     grpo, team, killed, attacked = (tables.read(name) for name in files)
-    turn, step = [row for row in team["rows"] if not row["compiled"]][-1], grpo["rows"][0]
+    turn = [row for row in team["rows"] if not row["compiled"]][-1]
+    shown_step = ("s", "bf16-mixed", False)
+    step = next(row for row in grpo["rows"] if (row["size"], row["precision"], row["compiled"]) == shown_step)
     count, runs, same = tables.kills(killed)
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
@@ -363,8 +365,8 @@ def draw() -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    spines = {f"axes.spines.{side}": False for side in ("top", "right")}
-    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "mrlm", **spines}
+    matplotlib.rc("svg", fonttype="none", hashsalt="mrlm")
+    matplotlib.rc("axes.spines", top=False, right=False)
     (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
     with plot("quickstart", figsize=(6, 3.2)) as axes:

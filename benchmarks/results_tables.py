@@ -70,12 +70,13 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     return found
 
 
-def plus_minus(mean: float, half: float, sign: str = "") -> str:
+def plus_minus(value: Sequence[float], sign: str = "") -> str:
     """Return a mean with the half width of its interval, which one value alone does not have.
 
-    >>> plus_minus(0.0104, 0.02), plus_minus(0.0104, 0.02, "+"), plus_minus(0.0104, float("nan"))
+    >>> plus_minus((0.0104, 0.02)), plus_minus((0.0104, 0.02), "+"), plus_minus((0.0104, float("nan")))
     ('0.010 ± 0.020', '+0.010 ± 0.020', '0.010')
     """
+    mean, half = value
     return f"{mean:{sign}.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
 
 
@@ -90,7 +91,7 @@ def between(mean: float, ci95: Sequence[float], sign: str = "") -> str:
 
 def against(means: Mapping[str, Sequence[float]], name: str, gap: str) -> str:
     """Return a mean and, in parentheses, a difference where there is one."""
-    return plus_minus(*means[name]) + (f" ({plus_minus(*means[gap], '+')})" if gap in means else "")
+    return plus_minus(means[name]) + (f" ({plus_minus(means[gap], '+')})" if gap in means else "")
 
 
 def seeds(runs: Mapping[Any, Sequence[Any]]) -> str:
@@ -120,7 +121,7 @@ def quickstart(found: Any) -> str:
         for row in found["rows"]
         for moment in summary
     ]
-    means = [("mean over the seeds", moment, plus_minus(*mean)) for moment, mean in summary.items()]
+    means = [("mean over the seeds", moment, plus_minus(mean)) for moment, mean in summary.items()]
     return pivot("seed", seeds + means)
 
 
@@ -128,7 +129,7 @@ def over_seeds(found: Any, title: str, name: str) -> str:
     """Return means over the seeds before and after, by the rows' names in this format."""
     runs = grouped(found["rows"], name.format_map)
     cells = (
-        (key, moment, plus_minus(*mean_and_half([run[moment] for run in each])))
+        (key, moment, plus_minus(mean_and_half([run[moment] for run in each])))
         for key, each in runs.items()
         for moment in ("before", "after")
     )
@@ -141,7 +142,7 @@ def learning(found: Any) -> str:
     rows = []
     for config, measures in measured_curves(found).items():
         for axis, (steps, curves) in measures.items():
-            ends = (plus_minus(*mean_and_half([curve[end] for curve in curves])) for end in (0, -1))
+            ends = (plus_minus(mean_and_half([curve[end] for curve in curves])) for end in (0, -1))
             rows.append([f"`{config}`", len(curves), axis, *ends, f"{steps[0]:.0f} to {steps[-1]:.0f}"])
     return f"{accuracies}\n{table(['configuration', 'seeds', 'measure', 'first', 'last', 'steps'], rows)}"
 
@@ -196,7 +197,7 @@ def parity(found: Any) -> str:
     shown = [f"{part} {side}" for part in ("end", "run") for side in ("ours", "peer", "difference")]
     rows = [
         [name, pair["peer"], len(pair["rows"])]
-        + [plus_minus(*pair["summary"][key], "+" * key.endswith("difference")) for key in shown]
+        + [plus_minus(pair["summary"][key], "+" * key.endswith("difference")) for key in shown]
         for name, pair in found["pairs"].items()
     ]
     titles = [f"{part}: {side}" for part in ("last tenth", "whole run") for side in ("mrlm", "peer", "difference")]
@@ -260,7 +261,7 @@ def budget(found: Any) -> str:
     rows = []
     for name, means in found["summary"].items():
         majorities = (against(means, of, f"minus {of}") if of in means else "" for of in ("untrained", "trained"))
-        rows.append([name, f"{means['tokens'][0]:.1f}", plus_minus(*means["accuracy"]), *majorities])
+        rows.append([name, f"{means['tokens'][0]:.1f}", plus_minus(means["accuracy"]), *majorities])
     titles = [f"majority, {of} (team minus it)" for of in ("untrained", "trained")]
     return table([seeds(found["runs"]), "tokens per problem", "accuracy", *titles], rows)
 
@@ -269,7 +270,7 @@ def marginal(found: Any) -> str:
     """Return rewards of credit from replays without an agent by generated tokens."""
     runs = grouped((row for row in found["rows"] if "seed" in row), lambda row: (row["arm"], row["budget"]))
     cells = (
-        (arm, f"{tokens:,} tokens", plus_minus(*mean_and_half([run["reward"] for run in each])))
+        (arm, f"{tokens:,} tokens", plus_minus(mean_and_half([run["reward"] for run in each])))
         for (arm, tokens), each in runs.items()
     )
     return pivot(f"algorithm, {seeds(runs)}", cells)
@@ -285,11 +286,11 @@ def agentbench(found: Any) -> str:
         rows = []
         for arm, row in part["summary"].items():
             changes = (
-                f"{plus_minus(*row[f'{name} before'])} to {against(row, f'{name} after', f'{name} gained')}"
+                f"{plus_minus(row[f'{name} before'])} to {against(row, f'{name} after', f'{name} gained')}"
                 for name in names
             )
             gap = next((name for name in row if name.startswith("success minus")), "")
-            beside = f"{plus_minus(*row[gap], '+')} ({gap.removeprefix('success minus ')})" if gap else ""
+            beside = f"{plus_minus(row[gap], '+')} ({gap.removeprefix('success minus ')})" if gap else ""
             rows.append([arm, *changes, beside])
         title = f"`{environment}`, {part['tokens']:,} tokens"
         tables.append(table([title, *(f"{name} (gain)" for name in names), "success minus a peer's"], rows))
@@ -478,6 +479,7 @@ def rollout_compiled(found: Any) -> str:
         "plain: {engine_tokens_per_second:,.0f}",
         "compiled: {compiled_tokens_per_second:,.0f}",
         "compiled / plain, processor time: {compiled_cpu_of_engine:.2f}",
+        "compiled / `generate`, tokens per second: {compiled_ratio:.2f}",
         "seconds to compile: {compilation_seconds:.0f}",
     )
     return columns(found["rows"], *formats)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,13 @@ def cost(arms: Sequence[str]) -> list[dict[str, Any]]:
     games = {"math, 3 attempts": lambda: MathEnvironment(max_attempts=3), "number guessing": NumberGuessing}
     for task, environment in games.items():
         setting = {"environment": environment, "max_tokens": 24, "groups": 8}
-        for arm, cls, options, size in (
-            ("GRPO", GRPO, {}, 12),
-            ("TreeGRPO 4 x (1 + 1 x 2)", TreeGRPO, {"nodes": 2}, 4),
-            ("TreeGRPO 2 x (1 + 2 x 3)", TreeGRPO, {"rounds": 2, "nodes": 3}, 2),
-        ):
-            algorithm = cls({"main": Policy("builtin:tiny")}, **options)
+        trees: dict[str, tuple[Callable[..., Any], int]] = {
+            "GRPO": (GRPO, 12),
+            "TreeGRPO 4 x (1 + 1 x 2)": (partial(TreeGRPO, nodes=2), 4),
+            "TreeGRPO 2 x (1 + 2 x 3)": (partial(TreeGRPO, rounds=2, nodes=3), 2),
+        }
+        for arm, (cls, size) in trees.items():
+            algorithm = cls({"main": Policy("builtin:tiny")})
             rows.append({"task": task, "arm": arm, **rollout(algorithm, setting, size, "episodes")})
     return rows
 

@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from few_values import mean_and_half
 from provenance import provenance
 
-ARMS: dict[str, tuple[Any, dict[str, Any], dict[str, int], int]] = {
+ARMS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int]] = {
     "GRPO": (GRPO, {}, {"group_size": 8}, 1),
     "MAPoRL": (MAPoRL, {"value_learning_rate": 1e-2}, {"group_size": 8, "passes": 2}, 2),
     "MAGRPO": (MAGRPO, {}, {"group_size": 4}, 2),

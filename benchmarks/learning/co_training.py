@@ -90,8 +90,8 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
             for key, value in found.items():
                 values.setdefault(name, {}).setdefault(key, []).append(value)
-    for name, found in values.items():
-        rows.append({"run": name, "all seeds": {key: over_seeds(of) for key, of in found.items()}})
+    for name, lists in values.items():
+        rows.append({"run": name, "all seeds": {key: over_seeds(of) for key, of in lists.items()}})
         print(json.dumps(rows[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -41,6 +41,7 @@ from branches import Budget, fit
 from lightning.pytorch import Callback
 from mrlm_callbacks import SelfPlay
 from mrlm_callbacks.anchor_games import AnchorGames
+from mrlm_callbacks.snapshot_pool import Draw
 from mrlm_environments import Helpers, MathEnvironment, PlanPath, TicTacToe
 from mrlm_environments.games.tic_tac_toe import MARKS
 from torch import Tensor
@@ -139,7 +140,7 @@ class Accuracy(Callback):
         self.found = {"accuracy": report.accuracy, "lag": statistics.fmean(self.lags)}
 
 
-def against_chance(trainer: Any) -> dict[str, float]:
+def against_chance(trainer: Any) -> dict[str, Any]:
     """Let the weights of ``learner`` play both sides against a player that moves by chance."""
     data, learner = trainer.datamodule, trainer.lightning_module.policy("learner")
     sampling = data.validation_sampling
@@ -274,7 +275,7 @@ def asynchronous(lag: int) -> Arm:
     return Arm(GRPO, {"correction": Correction("truncated")}, data={"mode": "async", "max_lag": lag})
 
 
-def league(draw: str) -> Arm:
+def league(draw: Draw) -> Arm:
     """Return the arm whose opponents are past snapshots."""
     anchors = AnchorGames(every=1000, games=1)  # AgainstChance measures all arms alike
     return Arm(
@@ -285,7 +286,7 @@ def league(draw: str) -> Arm:
 
 
 HELPERS = {"planner": "planner", **{f"helper@{number}": "helper" for number in (1, 2, 3)}}
-LONG = {"size": 4, "walls": 3, "distance": [3, 6], "turns": 8}
+LONG: dict[str, Any] = {"size": 4, "walls": 3, "distance": [3, 6], "turns": 8}
 GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
 
 EFFECTS = {

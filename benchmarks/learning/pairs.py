@@ -69,7 +69,7 @@ class Pair:
     environment: Callable[[], Environment]
     arms: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]]
     tokens: int
-    data: Mapping[str, int]
+    data: Mapping[str, Any]
     max_tokens: int
     seats: Mapping[str, str] = field(default_factory=dict)
 

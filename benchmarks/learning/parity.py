@@ -58,7 +58,7 @@ def curve(pair: str, python: str, side: str, models: Path, seed: int, steps: int
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Return mean and half width of each side's last tenth and whole run, and of the paired differences."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for name, of in {"end": lambda one: one[-1], "run": statistics.fmean}.items():
         sides = {side: [of(row[side]) for row in rows] for side in ("ours", "peer")}
         sides["difference"] = [own - peer for own, peer in zip(*sides.values(), strict=True)]

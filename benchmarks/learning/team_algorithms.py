@@ -56,7 +56,7 @@ class Case:
 
     environment: Callable[[], Environment]
     seats: Mapping[str, str]
-    data: Mapping[str, int]
+    data: Mapping[str, Any]
     max_tokens: int
     options: Mapping[str, Any] = field(default_factory=dict)
     critic: bool = False

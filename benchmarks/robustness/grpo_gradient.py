@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +31,9 @@ def run_peer(folder: str, output: str) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     class Recording(GRPOTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: Any = False, num_items_in_batch: Any = None
+        ) -> Any:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
             names = [name for name, _ in model.named_parameters()]

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/interval_coverage.json"))
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for correlation in CORRELATIONS:
         for share in SHARES:
             for tasks, samples in SIZES:

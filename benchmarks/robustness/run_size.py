@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.provenance import provenance
@@ -40,7 +40,7 @@ def run(iterations: int) -> dict[str, int]:
         return sizes(Path(folder))
 
 
-def measured(iterations: Sequence[int]) -> dict[str, dict[str, float]]:
+def measured(iterations: Sequence[int]) -> dict[str, Mapping[str, float]]:
     """Return the bytes at the end of the longer run, and those of an iteration by the difference of both."""
     short, long = (run(count) for count in iterations)
     count = iterations[1] - iterations[0]

@@ -28,6 +28,7 @@ import torch
 from rollout import SIZES, build_model
 
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
+from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.policy.lora import LoRA, add_adapter, with_shared_weights
 from mrlm_pl.seeding import derive_seed
 
@@ -101,14 +102,16 @@ def adapters(size: str, count: int, arguments: argparse.Namespace) -> dict[str, 
 
 def weights_bytes(engine: InProcessEngine) -> int:
     """Return the memory of all weights that an engine reads."""
-    decoders = [loaded.backend for loaded in engine._loaded.values()]
-    tensors = {tensor.data_ptr(): tensor for decoder in decoders for tensor in decoder.weights.tensors()}
+    tensors: dict[int, torch.Tensor] = {}
+    for loaded in engine._loaded.values():
+        assert isinstance(loaded.backend, FusedDecoder)
+        tensors |= {tensor.data_ptr(): tensor for tensor in loaded.backend.weights.tensors()}
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def lengths(size: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the ratio of one call with unequal lengths to waves of ``generate``."""
-    model = build_model("llama", size)
+    model: Any = build_model("llama", size)  # its class has no `generate`
     engine = InProcessEngine()
     engine.load("policy", model, version=0)
     rng = random.Random(0)

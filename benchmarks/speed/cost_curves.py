@@ -78,7 +78,7 @@ class Axis:
     algorithm: str
     peer: str = ""
     size: str = "s"
-    model: Callable[[int], dict[str, int]] = lambda _: {}
+    model: Callable[[int], dict[str, Any]] = lambda _: {}
     steps: int = 1
 
 

@@ -40,6 +40,7 @@ def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
     from mrlm_pl.data import RolloutDataModule
     from mrlm_pl.engines import Sampling
     from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+    from mrlm_pl.learner.policies.distillation import Distillation, Teacher
     from mrlm_pl.policy import Policy
 
     class Words(SingleAgentEnvironment):
@@ -77,7 +78,7 @@ def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
         "student": Policy(str(folder / "student"), learning_rate=1e-5, chat_template=TEMPLATE),
         "teacher": Policy(str(folder / "teacher"), trained=False, chat_template=TEMPLATE),
     }
-    distillation = {"teachers": [{"policy": "teacher"}], "form": "full", "beta": 1.0}
+    distillation = Distillation([Teacher("teacher")], form="full", beta=1.0)
     trainer.fit(OnPolicyDistillation(policies, {"agent": "student"}, distillation=distillation), data)
     return clock.report() | {"base_mib": base[0], "divergence": divergences[0]}
 

@@ -38,7 +38,7 @@ def make_model(folder: Path, size: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    options = dict(SIZES[size])
+    options: dict[str, Any] = dict(SIZES[size])
     vocabulary = options.pop("vocab")
     torch.manual_seed(0)
     config = LlamaConfig(

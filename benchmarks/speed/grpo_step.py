@@ -121,7 +121,7 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    options = {"max_position_embeddings": 512} | SIZES[size] | changes
+    options: dict[str, Any] = {"max_position_embeddings": 512} | SIZES[size] | changes
     vocabulary = options.pop("vocab")
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -196,16 +196,16 @@ def run_ours(
             return str(task.data["prompt"])
 
         def reply(self, message: Any) -> Outcome:
-            return Outcome({"even": clock.rewarded(reward(message.content))})
+            return Outcome({"even": meter.rewarded(reward(message.content))})
 
-    clock = clock or Clock()
+    meter = clock or Clock()
 
     class Ticks(lightning.Callback):
         def on_train_epoch_start(self, *args: Any) -> None:
-            clock.begin()
+            meter.begin()
 
         def on_train_batch_end(self, *args: Any) -> None:
-            clock.tick()
+            meter.tick()
 
     lightning.seed_everything(seed, verbose=False)
     trainer = quiet_trainer(
@@ -229,7 +229,7 @@ def run_ours(
     )
     policy = Policy(folder, learning_rate=learning_rate, chat_template=TEMPLATE, compile=compiled)
     trainer.fit(GRPO({"main": policy}), data)
-    return clock.report()
+    return meter.report()
 
 
 def run_peer(
@@ -253,14 +253,14 @@ def run_peer(
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    clock = clock or Clock()
+    meter = clock or Clock()
 
     class Ticks(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            clock.begin()
+            meter.begin()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            clock.tick()
+            meter.tick()
 
     vocabulary = vocabulary_of(folder)
     config = GRPOConfig(
@@ -285,14 +285,14 @@ def run_peer(
     )
     trainer = GRPOTrainer(
         model=folder,
-        reward_funcs=lambda completions, **_: [clock.rewarded(reward(text)) for text in completions],
+        reward_funcs=lambda completions, **_: [meter.rewarded(reward(text)) for text in completions],
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt(n, vocabulary, shape.prompt_tokens)} for n in range(64)]),
         callbacks=[Ticks()],
     )
     trainer.train()
     key = "completions/mean_length"
-    return clock.report() | {
+    return meter.report() | {
         "mean_length": statistics.mean(log[key] for log in trainer.state.log_history if key in log)
     }
 

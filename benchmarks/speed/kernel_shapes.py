@@ -82,7 +82,7 @@ class Steps(Callback):
 
 def run(buckets: bool, steps: int) -> dict[str, Any]:
     """Return, for each phase, the distinct products of each step, the new ones, and those of all steps."""
-    torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: buckets
+    torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: buckets  # type: ignore[attr-defined] # made at run time
     seed_everything(0, verbose=False)
     engine, learner = Engine(), Shapes()
     counted = Steps(engine.shapes, learner)

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from mrlm_environments.code.environment import CodeEnvironment
@@ -63,6 +64,11 @@ def start_plainly() -> float:
         return time.perf_counter() - started
 
 
+def run_cell(sandbox: Sandbox) -> str:
+    """Return the program's output in the sandbox."""
+    return sandbox.run(PROGRAM).output
+
+
 def start_cell(sandbox: Sandbox) -> float:
     """Return the seconds until a child is locked down and ready."""
     started = time.perf_counter()
@@ -95,7 +101,7 @@ def measure(executions: int, rounds: int) -> list[dict[str, Any]]:
             print(f"{level.title:<12}not offered: {refused}")
             continue
         sandbox = Sandbox(level=level.title)
-        sides[level.title] = (lambda s=sandbox: s.run(PROGRAM).output, lambda s=sandbox: start_cell(s))
+        sides[level.title] = (partial(run_cell, sandbox), partial(start_cell, sandbox))
     speeds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in sides for count in WORKERS}
     starts: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):

@@ -71,7 +71,7 @@ class Phases:
     def begin(self, module_of_fit: str) -> None:
         """Count the start of the interpreter as an import, and measure all imports from now on."""
         self.imports = self.now()
-        bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined] # the import statement calls this function
+        bootstrap: Any = importlib._bootstrap  # the import statement calls this function
         load = bootstrap._find_and_load
 
         def measured(name: str, importer: Callable[..., Any]) -> Any:
@@ -105,16 +105,16 @@ class Phases:
             self.end_phase("parsing")
             checked(command)
 
-        def called(trainer: Any, hook: str, *arguments: Any, **options: Any) -> None:
-            if hook in ("on_sanity_check_start", "on_train_start"):
+        def called(trainer: Any, hook_name: str, *arguments: Any, **options: Any) -> None:
+            if hook_name in ("on_sanity_check_start", "on_train_start"):
                 self.end_phase("model and data")
-            if hook == "on_train_batch_start":
+            if hook_name == "on_train_batch_start":
                 self.end_phase("first rollout")
-            if hook == "on_train_batch_end":
+            if hook_name == "on_train_batch_end":
                 self.end_phase("first update")
                 self.write()
-            hooks(trainer, hook, *arguments, **options)
-            if hook == "on_train_start":
+            hooks(trainer, hook_name, *arguments, **options)
+            if hook_name == "on_train_start":
                 self.end_phase("validation")
 
         fit.RunCommand.before_instantiate_classes = parsed

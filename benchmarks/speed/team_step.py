@@ -111,20 +111,20 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: b
         def step(self, actions: Any) -> Step:
             self.left -= 1
             joint = joint_reward([message.content for message in actions.values()])
-            rewards = dict.fromkeys(self.agents, clock.rewarded(joint))
+            rewards = dict.fromkeys(self.agents, meter.rewarded(joint))
             if not self.left:
                 return Step(rewards=rewards, done=True, stop_reason="end")
             return Step({agent: [Message("user", FURTHER)] for agent in self.agents}, rewards)
 
-    clock = clock or Clock()
+    meter = clock or Clock()
 
     class Ticks(lightning.Callback):
         def on_train_epoch_start(self, *args: Any) -> None:
-            clock.begin()
+            meter.begin()
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-                clock.tick()
+                meter.tick()
 
     lightning.seed_everything(work.seed, verbose=False)
     trainer = quiet_trainer(
@@ -158,7 +158,7 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: b
     else:
         module = MAPPO(policies, critic=model(work.critic))
     trainer.fit(module, data)
-    return clock.report()
+    return meter.report()
 
 
 def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, Any]:

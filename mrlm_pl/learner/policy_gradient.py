@@ -26,7 +26,14 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import BASELINES, check_takes, checked_advantages, equal_returns, returns_of
+from mrlm_pl.learner.credit.returns import (
+    BASELINES,
+    check_takes,
+    checked_advantages,
+    checked_token_losses,
+    equal_returns,
+    returns_of,
+)
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.optimization import Optimization
@@ -273,7 +280,7 @@ class PolicyGradient(Algorithm):
         return checked_advantages(self.advantages(returns), len(returns.reward), rule)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss [B, T] of each token, and metrics: means over the action tokens.
+        """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
 
         By default :attr:`loss`, and with a ratio ``clip_fraction`` and ``loss_weight``.
         """
@@ -456,7 +463,8 @@ class PolicyGradient(Algorithm):
 
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
-        losses, metrics = self.token_losses(logp, rows.old_logp, rows)
+        found = self.token_losses(logp, rows.old_logp, rows)
+        losses, metrics = checked_token_losses(found, logp.shape, self.token_losses)
         if self.old_policy.corrects:
             losses, of_correction = self.old_policy.corrected(losses, logp, rows)
             metrics |= of_correction

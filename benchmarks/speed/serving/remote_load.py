@@ -219,7 +219,7 @@ class Client:
         gate = asyncio.Semaphore(256)
 
         async def one(session: Session) -> None:
-            session.connection.release(session.id)
+            session.connection.leases.pop(session.id, None)
             async with gate:
                 await session.connection.call("Close", pb.CloseRequest(session=session.id), TIMEOUT)
 
@@ -260,7 +260,7 @@ async def connected(environment: str, count: int, workers: int) -> AsyncIterator
         before, started = server.resident_mb(), time.perf_counter()
         await client.open(count)
         opening = time.perf_counter() - started
-        row = {
+        row: dict[str, Any] = {
             "environment": environment,
             "sessions": count,
             "open_per_second": round(count / opening),

@@ -14,7 +14,7 @@ from mrlm_pl.cli.parsing.parser import command_parser
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs.console import silence_noise
-from mrlm_pl.runs.plugins import load_package
+from mrlm_pl.runs.plugins import import_exports, import_packages
 from mrlm_pl.runs.records.credit import recredit
 from mrlm_pl.runs.records.credit_report import AgentChange
 from mrlm_pl.runs.records.run import recorded_model
@@ -31,7 +31,8 @@ def run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read.
     """
     silence_noise()
-    load_package("mrlm_pl.algorithms")
+    import_packages()
+    import_exports()
     parser = command_parser("recredit", "Compute the advantages of a run's episodes with another algorithm.")
     parser.usage = "mrlm recredit RUN [--model NAME] [--model.ARGUMENT VALUE ...] [options]"
     parser.add_subclass_arguments(Algorithm, "model", required=True)

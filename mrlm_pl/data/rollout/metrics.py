@@ -265,6 +265,9 @@ class RunTotals:
 _ITERATIONS = 3
 """Iterations in a row without a signal before the warning."""
 
+_DETERMINISTIC = 0.05
+"""Entropy of a token in nats below which all episodes of a task are nearly the same."""
+
 WINDOW = 2
 """Iterations at each end of a run whose means :class:`VerifierWatch` compares."""
 
@@ -278,6 +281,8 @@ Measured = Sequence[float]
 class SignalCheck:
     """Warns, with a likely cause, of iterations in a row without a signal, or in which every turn is truncated.
 
+    Each warning is logged once. Turns of a single token are meant to end at their limit.
+
     Args:
         sampling: how training episodes are sampled.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
@@ -289,6 +294,8 @@ class SignalCheck:
         self.compares, self.silence = compares, silence
         settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
         self._greedy = not any(one.temperature for one in settings)
+        self._one_token = all(one.max_tokens == 1 for one in settings)
+        self._said: set[str] = set()
         self._limits = ", ".join(dict.fromkeys(str(one.max_tokens) for one in settings))
         self._flat = self._truncated = 0
         self._returns: frozenset[Returns] = frozenset()
@@ -310,23 +317,29 @@ class SignalCheck:
         self._flat = self._flat + 1 if flat else 0
         self._truncated = self._truncated + 1 if truncated else 0
         if self._flat == _ITERATIONS:
-            logger.warning(
-                "%d iterations in a row have no learning signal: %s. Likely cause: %s",
-                _ITERATIONS,
-                self.silence if self.compares else "all rewards are equal",
-                self._cause(metrics, truncated),
+            silence = self.silence if self.compares else "all rewards are equal"
+            cause = self._cause(metrics, truncated and not self._one_token)
+            self._warn(f"{_ITERATIONS} iterations in a row have no learning signal: {silence}. Likely cause: {cause}")
+        elif self._truncated == _ITERATIONS and not self._one_token:
+            self._warn(
+                f"every turn of {_ITERATIONS} iterations in a row is truncated at data.sampling.max_tokens "
+                f"{self._limits}; raise it, or check that the model's chat template ends a reply with its "
+                "end-of-sequence token"
             )
-        elif self._truncated == _ITERATIONS:
-            logger.warning(
-                "every turn of %d iterations in a row is truncated at data.sampling.max_tokens %s; raise it, or check "
-                "that the model's chat template ends a reply with its end-of-sequence token",
-                _ITERATIONS,
-                self._limits,
-            )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s", text)
 
     def _cause(self, metrics: Mapping[str, float], truncated: bool) -> str:
         if self._greedy:
             return "data.sampling.temperature is 0, so all episodes of a task are the same; set it to 1"
+        if metrics.get("rollout/success") != 1.0 and metrics.get("rollout/entropy", 1.0) < _DETERMINISTIC:
+            return (
+                f"the policy is nearly deterministic (rollout/entropy below {_DETERMINISTIC}); lower the learning "
+                "rate, or set model.entropy.coefficient"
+            )
         if truncated:
             return f"every turn is truncated at data.sampling.max_tokens {self._limits}, before an answer; raise it"
         if self.silence != EQUAL_RETURNS and "rollout/success" not in metrics:

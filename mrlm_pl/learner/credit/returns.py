@@ -230,6 +230,32 @@ def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> T
     return found
 
 
+def checked_token_losses(
+    found: Any, shape: Sequence[int], rule: Callable[..., Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the token losses and metrics that a rule returned, the metrics as tensors.
+
+    Raises:
+        ConfigurationError: they are not a loss for each token, of this shape, and a mapping of single numbers, or a
+            number has the name of the loss.
+    """
+    losses, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(losses, Tensor) or losses.shape != torch.Size(shape) or not isinstance(metrics, dict):
+        raise ConfigurationError(
+            f"{rule.__qualname__} must return a loss for each token, a tensor of shape {list(shape)}, and a dict of "
+            f"metrics, which may be empty ({place(rule)})"
+        )
+    tensors = {name: torch.as_tensor(value, device=losses.device) for name, value in metrics.items()}
+    wrong = next((name for name, value in tensors.items() if value.dim() or name == "loss"), None)
+    if wrong is not None:
+        fault = "is the name of the mean loss" if wrong == "loss" else f"has shape {list(tensors[wrong].shape)}"
+        raise ConfigurationError(
+            f"{rule.__qualname__}: the metric {wrong!r} {fault}; give each metric a name of its own and one number, "
+            f"the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({place(rule)})"
+        )
+    return losses, tensors
+
+
 def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str], found: Collection[str]) -> bool:
     """Return whether an option weighs components that no rank's rollout has, and warn of them; every rank calls this.
 

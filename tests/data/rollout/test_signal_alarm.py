@@ -36,6 +36,10 @@ FLAT = {"rollout/zero_variance_groups": 1.0, "rollout/truncated_turns": 0.0}
         (Sampling(), {**FLAT, "rollout/success": 0.0}, 0.1, "no episode earns anything"),
         (Sampling(), FLAT, 0.0, "no episode earns anything"),
         (Sampling(), FLAT, 0.5, "does not depend on the reply"),
+        (Sampling(), {**FLAT, "rollout/entropy": 0.04}, 0.5, "nearly deterministic"),
+        (Sampling(), {**FLAT, "rollout/entropy": 0.06}, 0.5, "does not depend on the reply"),
+        (Sampling(), {**FLAT, "rollout/entropy": 0.04, "rollout/success": 1.0}, 1.0, "harder tasks"),
+        (Sampling(max_tokens=1), {**FLAT, "rollout/truncated_turns": 1.0}, 0.5, "does not depend on the reply"),
     ],
 )
 def test_the_third_iteration_without_a_signal_warns_of_the_cause(
@@ -86,6 +90,17 @@ def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: 
             check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": 1.0}, returns(0.0))
     assert len(logged_here(caplog)) == 1
     assert "max_tokens 5" in caplog.text
+
+
+@pytest.mark.parametrize(("most", "warnings"), [(5, 1), (1, 0)])
+def test_truncation_is_named_once_in_a_run_and_not_where_a_turn_is_one_token(
+    most: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = SignalCheck(Sampling(max_tokens=most), compares=True)
+    with caplog.at_level(logging.WARNING):
+        for truncated in (1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0):
+            check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": truncated}, returns(0.0))
+    assert len(logged_here(caplog)) == warnings
 
 
 def test_one_episode_an_iteration_whose_reward_changes_is_a_signal(caplog: pytest.LogCaptureFixture) -> None:

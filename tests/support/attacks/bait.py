@@ -136,7 +136,7 @@ class Bait:
         except OSError:
             return "Z"
 
-    def _listen(self, family: int, address: object) -> socket.socket:
+    def _listen(self, family: int, address: str | tuple[str, int]) -> socket.socket:
         listener = self._stack.enter_context(socket.socket(family))
         listener.bind(address)
         listener.listen(64)

@@ -1,0 +1,40 @@
+"""The losses and metrics that an algorithm's own rule returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.credit.returns import checked_token_losses
+
+LOSSES = torch.ones(2, 3)
+
+
+def rule() -> None:
+    """Stands in for a method."""
+
+
+def test_numbers_become_tensors() -> None:
+    losses, metrics = checked_token_losses((LOSSES, {"share": 0.5, "ratio": torch.tensor(2.0)}), (2, 3), rule)
+    assert losses is LOSSES
+    assert {name: value.item() for name, value in metrics.items()} == {"share": 0.5, "ratio": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (LOSSES, r"must return a loss for each token, a tensor of shape \[2, 3\], and a dict"),
+        ((LOSSES.mean(), {}), "must return a loss for each token"),
+        ((LOSSES, None), "must return a loss for each token"),
+        ((LOSSES, {"ratio": LOSSES}), r"the metric 'ratio' has shape \[2, 3\]; give each metric .*masked_mean"),
+        ((LOSSES, {"loss": 9.0}), "the metric 'loss' is the name of the mean loss"),
+    ],
+)
+def test_what_else_is_returned_is_refused(found: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as error:
+        checked_token_losses(found, (2, 3), rule)
+    assert "rule" in str(error.value)
+    assert "test_token_losses.py" in str(error.value), "where the rule stands"
