@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.comparison import compare
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.grouping import grouped
+from mrlm_pl.viewer.episode_index import NEWEST
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run
 
@@ -18,9 +20,16 @@ MOST = 500
 """Rows of a table."""
 
 
-def compare_runs(one: Run, other: Run) -> dict[str, Any]:
-    """Return the settings, evaluations, tasks, and episodes of the same task and seed in which two runs differ."""
-    own, theirs = _episodes(one), _episodes(other)
+def compare_runs(one: Run, other: Run, held: Sequence[Container[str]] | None = None) -> dict[str, Any]:
+    """Return the settings, evaluations, tasks, and episodes of the same task and seed in which two runs differ.
+
+    Args:
+        one: a run.
+        other: the run to compare it with.
+        held: ids of the episodes of each that a page can show as a pair; None for all. Tasks are compared over all.
+    """
+    tables = [run.index.table() for run in (one, other)]
+    own, theirs = map(_episodes, tables)
     others = _by_task(theirs)
     rows = [(task, reward, others[task]) for task, reward in _by_task(own).items() if task in others]
     differences = [[first - second] for _, first, second in rows]
@@ -30,6 +39,7 @@ def compare_runs(one: Run, other: Run) -> dict[str, Any]:
         for row in own
         if (found := played.get((row["task"], row["seed"]))) is not None
     ]
+    shown = [pair for pair in pairs if held is None or all(map(operator.contains, held, pair["ids"]))]
     count = len(rows) or 1
     return {
         "settings": _differing(dict(one.settings()), dict(other.settings())),
@@ -40,16 +50,18 @@ def compare_runs(one: Run, other: Run) -> dict[str, Any]:
         "difference": math.fsum(group[0] for group in differences) / count,
         "ci95": mean_interval(differences) if differences else None,
         "rows": rows[:MOST],
-        "pairs": pairs[:MOST],
+        "pairs": shown[:MOST],
+        "pairs_left_out": len(pairs) - len(shown),
+        "newest": NEWEST if any(table["more"] for table in tables) else None,
     }
 
 
-def _episodes(run: Run) -> list[dict[str, Any]]:
-    """Return the summaries of the newest episodes without failures, branches and greedy baselines.
+def _episodes(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the summaries in a table without failures, branches and greedy baselines.
 
     Replaced episodes count: without them, the mean of a task would be that of its groups with a signal.
     """
-    rows = (dict(zip(COLUMNS, row, strict=True)) for row in run.index.table()["rows"])
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in table["rows"])
     return [row for row in rows if row["error"] is None and not row["branch"] and row["excluded"] != "greedy"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.episode_files import not_kept
-from mrlm_pl.errors import DataError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
@@ -172,7 +172,7 @@ class EpisodeIndex:
                 yield file
 
     def table(self, last: int | None = None) -> dict[str, Any]:
-        """Return the summaries of the newest episodes: columns, rows, and what could not be read.
+        """Return the summaries of the newest episodes: columns, rows, if there are more, and what could not be read.
 
         Args:
             last: the newest iteration to show; None starts at the run's last one.
@@ -190,7 +190,21 @@ class EpisodeIndex:
                 break
         if len(rows) > NEWEST and rows[NEWEST][_ITERATION] == rows[0][_ITERATION]:
             notes.append(f"iteration {rows[0][_ITERATION]} has more episodes; its newest {NEWEST} are shown")
-        return {"columns": COLUMNS, "rows": rows[:NEWEST], "older": older, "notes": notes}
+        return {"columns": COLUMNS, "rows": rows[:NEWEST], "more": len(rows) > NEWEST, "older": older, "notes": notes}
+
+    def iteration(self, number: int) -> tuple[dict[str, Any], list[list[Any]]]:
+        """Return the table from an iteration back, and its rows of the iteration.
+
+        Raises:
+            ConfigurationError: the iteration has no episodes.
+        """
+        table = self.table(number)
+        rows = [row for row in table["rows"] if row[_ITERATION] == number]
+        if not rows:
+            raise ConfigurationError(
+                f"iteration: the run has no episode of iteration {number}; leave out `--iteration` to see the newest"
+            )
+        return table, rows
 
     def record(self, episode: str) -> dict[str, Any]:
         """Return the whole record of an episode.

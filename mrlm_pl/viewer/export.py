@@ -11,24 +11,37 @@ from typing import Any
 
 import msgspec
 
+from mrlm_pl.viewer.comparison import compare_runs
+from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run
 from mrlm_pl.viewer.server import answer, pages
 
 EPISODES = 64
-"""Newest episodes of each run in an exported page; the last group or turn tree is whole."""
+"""Newest episodes of each run in an exported page without a selection; the last group or turn tree is whole."""
 
 COMPARED = 4
 """Runs of which each pair is compared in an exported page."""
 
+_ITERATION, _GROUP = map(COLUMNS.index, ("iteration", "group"))
 _IMPORT = re.compile(r'^import \{.*\} from "\./(\w+\.js)";\n', re.MULTILINE)
 
 
-def exported(runs: Mapping[str, Run]) -> str:
-    """Return an HTML page with the newest episodes of the runs, their curves, configurations and health."""
+def exported(runs: Mapping[str, Run], iteration: int | None = None, episode: str | None = None) -> str:
+    """Return an HTML page with episodes of the runs, their curves, configurations and health.
+
+    Args:
+        runs: by name.
+        iteration: whose episodes the page holds; None for the newest of each run.
+        episode: id of the episode that the page holds with its group, in place of an iteration.
+
+    Raises:
+        ConfigurationError: a run has no episode of the iteration.
+        DataError: a run has no such episode.
+    """
     files = {name: body.decode() for name, body in pages().items()}
     script, style = "".join(_modules("main.js", files, set())), files["style.css"]
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
-    data = msgspec.json.encode(dict(_answers(runs))).decode().replace("<", "\\u003c")
+    data = msgspec.json.encode(dict(_answers(runs, iteration, episode))).decode().replace("<", "\\u003c")
     charset = '<meta charset="utf-8">'
     parts = {
         charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -44,35 +57,52 @@ def exported(runs: Mapping[str, Run]) -> str:
     return page
 
 
-def _answers(runs: Mapping[str, Run]) -> Iterator[tuple[str, Any]]:
+def _answers(runs: Mapping[str, Run], iteration: int | None, episode: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the addresses that the page may ask for, each with its data."""
     yield "runs", answer(runs, "runs", {})
+    held: dict[str, set[str]] = {}
     for run in runs:
         for path in ("run", "metrics", "health"):
             yield f"{path}?run={run}", answer(runs, path, {"run": run})
-        table = answer(runs, "episodes", {"run": run})
-        rows = _newest(table)
-        if len(rows) < len(table["rows"]):
-            table["notes"].append(f"the exported page holds the newest {len(rows)} of {len(table['rows'])} episodes")
-        yield f"episodes?run={run}", {**table, "rows": rows, "older": None}
-        for row in rows:
-            episode, tree = (row[table["columns"].index(name)] for name in ("id", "tree"))
-            query = {"run": run, "id": episode}
-            yield f"episode?run={run}&id={episode}", answer(runs, "episode", query)
-            if tree:
-                yield f"tree?run={run}&id={episode}", answer(runs, "tree", query)
+        table = _table(runs[run], iteration, episode)
+        yield f"episodes?run={run}", table
+        found = [dict(zip(COLUMNS, row, strict=True)) for row in table["rows"]]
+        held[run] = {row["id"] for row in found}
+        for row in found:
+            query = {"run": run, "id": row["id"]}
+            yield f"episode?run={run}&id={row['id']}", answer(runs, "episode", query)
+            if row["tree"]:
+                yield f"tree?run={run}&id={row['id']}", answer(runs, "tree", query)
     for run, other in permutations(list(runs)[:COMPARED], 2):
-        yield f"compare?run={run}&other={other}", answer(runs, "compare", {"run": run, "other": other})
+        yield f"compare?run={run}&other={other}", compare_runs(runs[run], runs[other], (held[run], held[other]))
 
 
-def _newest(table: Mapping[str, Any]) -> list[Any]:
+def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, Any]:
+    """Return the table of the episodes in the page, with a note that says which of the run's they are."""
+    if episode is not None:
+        record = run.index.record(episode)
+        table = run.index.table(record["iteration"])
+        of = (record["iteration"], record["group"])
+        rows = [row for row in table["rows"] if (row[_ITERATION], row[_GROUP]) == of]
+        note = f"the exported page holds episode {episode} and its group"
+    elif iteration is not None:
+        table, rows = run.index.iteration(iteration)
+        note = f"the exported page holds the episodes of iteration {iteration}"
+    else:
+        table = run.index.table()
+        rows = _newest(table["rows"])
+        whole = not table["more"] and len(rows) == len(table["rows"])
+        note = "" if whole else f"the exported page holds the newest {len(rows)} of {run.total(table)} episodes"
+    notes = [*table["notes"], *filter(None, [note])]
+    return {**table, "rows": rows, "more": False, "older": None, "notes": notes}
+
+
+def _newest(rows: list[list[Any]]) -> list[list[Any]]:
     """Return the newest rows, to the end of a group."""
-    group = table["columns"].index("group")
-    rows = table["rows"]
     end = min(EPISODES, len(rows))
-    while end < len(rows) and rows[end][group] == rows[end - 1][group]:
+    while end < len(rows) and rows[end][_GROUP] == rows[end - 1][_GROUP]:
         end += 1
-    return list(rows[:end])
+    return rows[:end]
 
 
 def _modules(name: str, files: Mapping[str, str], seen: set[str]) -> Iterator[str]:

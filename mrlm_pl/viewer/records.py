@@ -129,7 +129,7 @@ def summary(head: EpisodeHead, tree: bool) -> list[Any]:
 
 
 def whole(line: bytes, episode: str) -> dict[str, Any]:
-    """Return the record of an episode in a line with every stored field, of newer versions too.
+    """Return the record of an episode in a line with every stored field, of newer versions too, and its ``reward``.
 
     The messages that the agent sampled have the number of their ``turn``.
 
@@ -141,7 +141,8 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
     number = next((number for number, path in enumerate(stored) if path.get("id") == episode), None)
     if number is None:
         raise ValueError(f"the record has no episode {episode!r}")
-    found = {**stored[number], "tree": "paths" in record}
+    reward = dict(zip(COLUMNS, summary(heads(line)[number], False), strict=True))["reward"]
+    found = {**stored[number], "tree": "paths" in record, "reward": reward}
     if found["tree"]:
         expanded = TurnTree.from_dict(record).paths[number].to_dict()
         for agent, rows in expanded["trajectories"].items():
@@ -263,12 +264,13 @@ def report_records(text: bytes) -> Iterator[dict[str, Any]]:
 
 
 def report_summary(record: Mapping[str, Any]) -> list[Any]:
-    """Return the values of :data:`COLUMNS` of a transcript."""
+    """Return the values of :data:`COLUMNS` of a transcript; each message of an agent is a turn."""
+    said = [message for row in stored_rows(record) for message in row["messages"] if message["role"] == "assistant"]
     agents = list(record["trajectories"])
     known = {
         **{name: record[name] for name in ("id", "iteration", "group", "reward", "success", "error")},
         "task": record["group"], "agents": agents, "policies": sorted({row["policy"] for row in stored_rows(record)}),
-        "rewards": [None] * len(agents), "turns": 0, "tokens": 0, "truncated": False, "length": False,
+        "rewards": [None] * len(agents), "turns": len(said), "truncated": False, "length": False,
         "tool_failure": False, "stop": record["stop_reason"], "seed": "", "branch": False, "tree": False,
     }  # fmt: skip
     return [known.get(name) for name in COLUMNS]

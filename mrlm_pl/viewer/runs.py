@@ -119,6 +119,17 @@ class Run:
             "ci95": mean_interval(rewards) if same else None,
         }
 
+    def total(self, table: Mapping[str, Any]) -> str:
+        """Return how many episodes a run has.
+
+        Args:
+            table: of its newest episodes; where it lacks older ones, the metrics count them, and without metrics its
+                length is a bound.
+        """
+        held = len(table["rows"])
+        counted = int(_last(self.logged(), "progress/episodes") or 0)
+        return str(held) if not table["more"] else str(counted) if counted > held else f"more than {held}"
+
     def family(self) -> str:
         """Return as JSON the settings that runs share which differ in their seed alone; without any, the key."""
         found = sorted((name, str(value)) for name, value in self.settings() if not _NOT_COMPARED.match(name))

@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run
@@ -56,31 +55,35 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
 
 
 def print_episodes(run: Run, console: Console, iteration: int | None = None) -> None:
-    """Print a line for each of the newest episodes, below the rewards' course, or of those of an iteration.
+    """Print a line for each of the first episodes, below the rewards' course, or for all of an iteration.
+
+    The largest advantage in magnitude comes first; episodes without one are the last, the newest first.
 
     Raises:
         ConfigurationError: the iteration has no episodes.
     """
-    found = run.index.table(iteration)
-    rows = [dict(zip(COLUMNS, values, strict=True)) for values in found["rows"]]
-    if iteration is not None:
-        rows = [row for row in rows if row["iteration"] == iteration]
-        if not rows:
-            raise ConfigurationError(
-                f"iteration: the run has no episode of iteration {iteration}; leave out `--iteration` to see the newest"
-            )
+    if iteration is None:
+        found = run.index.table()
+        values = found["rows"]
+    else:
+        found, values = run.index.iteration(iteration)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in values]
+    rows.sort(key=lambda row: -1.0 if row["advantage"] is None else row["advantage"], reverse=True)
     if iteration is None and (course := _course(run)):
         console.print(course, highlight=False)
     table = Table("episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage", "stop")
     for row in rows[: ROWS if iteration is None else None]:
-        texts = (row["id"], str(row["iteration"]), row["task"], row["group"])
+        texts = (row["id"], _iteration(row), row["task"], row["group"])
         numbers = (row["reward"], row["turns"], row["tokens"], row["signed_advantage"])
         ended = row["error"] or row["excluded"] or row["stop"]
         table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
     _print_whole(table, console)
     if iteration is None and len(rows) > ROWS:
         more = "`--iteration N` lists those of an iteration, `--episode ID` prints one"
-        console.print(f"the newest {ROWS} of {len(rows)}; {more}", highlight=False)
+        ordered = rows[0]["advantage"] is not None
+        shown = f"the {ROWS} largest advantages" if ordered else f"the newest {ROWS}"
+        among = f"the newest {len(rows)} of " if ordered and found["more"] else ""
+        console.print(f"{shown} of {among}{run.total(found)} episodes; {more}", highlight=False)
     for note in found["notes"]:
         console.print(visible(note), style="yellow")
 
@@ -105,9 +108,9 @@ def _print_whole(table: Table, console: Console) -> None:
 def print_episode(record: Mapping[str, Any], console: Console) -> None:
     """Print an episode by agent and turn, with rewards and advantages."""
     task = record["task"]
-    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {record['iteration']}"))
+    console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {_iteration(record)}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
-    console.print(visible(f"ended: {record['error'] or record['stop_reason']}"))
+    console.print(visible(f"reward {_number(record['reward'])}  ended: {record['error'] or record['stop_reason']}"))
     if record.get("excluded"):
         console.print(visible(f"not trained on: {record['excluded']}"))
     for rows in record["trajectories"].values():
@@ -130,11 +133,17 @@ def _turn(turn: Mapping[str, Any]) -> str:
     credit = "".join(
         f"  {name} {_number(turn[name])}" for name in ("return", "baseline", "advantage") if turn.get(name) is not None
     )
+    tokens = turn["stop"] - turn["start"]
     parts = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain
     return (
         f"turn {turn['index']}  reward {_number(turn['reward'])}{f' ({parts})' if parts else ''}{credit}"
-        f"  {turn['stop'] - turn['start']} tokens  version {turn['version']}  {visible(turn['finish_reason'])}"
+        f"  {tokens} token{'' if tokens == 1 else 's'}  version {turn['version']}  {visible(turn['finish_reason'])}"
     )
+
+
+def _iteration(episode: Mapping[str, Any]) -> str:
+    """Return the number of an episode's iteration; empty for one that was played outside of training."""
+    return "" if episode["iteration"] < 0 else str(episode["iteration"])
 
 
 def _number(value: float | None) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,42 @@ def test_an_exported_page_holds_whole_groups(page: str) -> None:
     assert table["notes"] == ["the exported page holds the newest 64 of 80 episodes"]
     for row in table["rows"]:
         assert data[f"episode?run={run['key']}&id={row[0]}"]["id"] == row[0]
+
+
+def held(page: str) -> dict[str, Any]:
+    return json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
+
+
+def test_the_exported_episodes_can_be_chosen(tmp_path: Path, mrlm) -> None:
+    iterations = [[episode(f"{n}{m // 2}-{m % 2}", iteration=n, task=m) for m in range(4)] for n in range(3)]
+    folder, page = str(write_run(tmp_path / "run", iterations)), tmp_path / "page.html"
+
+    def chosen(*words: str) -> tuple[list[str], list[str]]:
+        assert mrlm("view", folder, "--export", str(page), *words)[0] == 0
+        table = held(page.read_text())[f"episodes?run={folder}"]
+        return sorted(row[0] for row in table["rows"]), table["notes"]
+
+    whole = ["the exported page holds the episodes of iteration 1"]
+    assert chosen("--iteration", "1") == (["10-0", "10-1", "11-0", "11-1"], whole)
+    assert chosen("--episode", "01-0") == (["01-0", "01-1"], ["the exported page holds episode 01-0 and its group"])
+    assert "no episode of iteration 7" in mrlm("view", folder, "--export", str(page), "--iteration", "7")[2]
+    assert "no episode 'x'" in mrlm("view", folder, "--export", str(page), "--episode", "x")[2]
+
+
+def test_an_exported_page_counts_the_run_and_compares_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [[episode(f"{n}-0", iteration=n, task=n)] for n in range(3)]
+    folders = [str(write_run(tmp_path / name, own, rewards=[0.5] * 3)) for name in "ab"]
+    monkeypatch.setattr("mrlm_pl.viewer.export.EPISODES", 1)
+    data = held(exported(find_runs(folders)))
+    found = data[f"compare?run={folders[0]}&other={folders[1]}"]
+    assert (found["tasks"], len(found["pairs"]), found["pairs_left_out"], found["newest"]) == (3, 1, 2, None)
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 2)
+    monkeypatch.setattr("mrlm_pl.viewer.comparison.NEWEST", 2)
+    data = held(exported(find_runs(folders)))
+    assert data[f"episodes?run={folders[0]}"]["notes"] == ["the exported page holds the newest 1 of 12 episodes"]
+    assert data[f"compare?run={folders[0]}&other={folders[1]}"]["newest"] == 2
 
 
 def test_modules_share_no_name(page: str) -> None:

@@ -300,6 +300,43 @@ def test_measures_of_tokens_are_offered_where_the_run_kept_them(browser: Any, se
     assert "kl -0.375" in readout
 
 
+def test_an_episode_opens_short_observations_and_shows_its_commands(browser: Any, served: Any, tmp_path: Path) -> None:
+    whole = episode("0-0")
+    (row,), (other,) = whole.trajectories.values()
+    long = replace(other, messages=(replace(other.messages[0], content="x" * 300), *other.messages[1:]))
+    one = replace(row, turns=(replace(row.turns[0], start=4),))
+    folder = write_run(tmp_path / "run", [[replace(whole, trajectories={"first": (one,), "second": (long,)})]])
+    text = show(browser, f"{served(find_runs([str(folder)]))}#episode?run={folder}&id=0-0")
+    assert browser.execute_script("return [...document.querySelectorAll('.card details')].map((one) => one.open)") == [
+        True,
+        False,
+    ]
+    assert "1 tokenversion" in text
+    assert "reward 0.5, ended: answered" in text
+    assert f"mrlm replay {folder} --episode 0-0" in text
+    assert f"mrlm whatif {folder} --episode 0-0 --agent second --turn 1" in text
+
+
+def test_the_advantages_of_the_table_have_signs_and_are_sorted_by_magnitude(
+    browser: Any, served: Any, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", [[episode(f"{n}-0", iteration=n)] for n in range(3)])
+    for number, advantage in enumerate((0.5, -2.0, 1.0)):
+        with_credit(folder / "episodes" / f"iteration-{number:06d}.jsonl.zst", advantage=advantage)
+    show(browser, f"{served(find_runs([str(folder)]))}#episodes?run={folder}")
+    cells = "return [...document.querySelectorAll('tbody tr')].map((row) => row.children[5].textContent)"
+    assert browser.execute_script(cells) == ["-2", "1", "0.5"]
+
+
+def test_the_filter_of_the_curves_shows_its_whole_placeholder(browser: Any, demo: str) -> None:
+    show(browser, demo + VIEWS["curves"])
+    script = """const field = document.querySelector('input[type=search]'), style = getComputedStyle(field);
+    const pen = document.createElement('canvas').getContext('2d');
+    pen.font = style.font;
+    return field.clientWidth - parseFloat(style.paddingLeft) * 2 - pen.measureText(field.placeholder).width"""
+    assert browser.execute_script(script) > 10
+
+
 def test_the_keyboard_alone_suffices(browser: Any, demo: str) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -415,6 +415,23 @@ def test_a_report_of_an_evaluation_opens(tmp_path: Path, mrlm: Any, model_folder
     assert found[0]["reward"] == record["reward"]
 
 
+def test_a_transcript_has_turns_and_a_reward_and_no_tokens_and_iteration(tmp_path: Path, mrlm: Any) -> None:
+    path = tmp_path / "report.json"
+    messages = [{"role": role, "content": "2"} for role in ("user", "assistant", "user", "assistant")]
+    said = {"task": "math/test/0", "reward": 0.75, "success": True, "stop_reason": "answered", "error": None}
+    report = {"seed": 0, "seats": {"solver": "main"}, "transcripts": [{**said, "messages": {"solver": messages}}]}
+    path.write_text(json.dumps(report))
+    (row,) = rows(run_of(path))
+    assert (row["turns"], row["tokens"], row["reward"]) == (2, None, 0.75)
+    (line,) = [line for line in mrlm("view", "--text", str(path))[1].splitlines() if "math/test" in line]
+    assert [cell.strip() for cell in line.split("│")[1:-1]] == [
+        "math-0", "", "math/test/0", "math/test/0", "0.75", "2", "", "", "answered"
+    ]  # fmt: skip
+    out = mrlm("view", "--text", str(path), "--episode", "math-0")[1]
+    assert "reward 0.75  ended: answered" in out
+    assert "-1" not in out
+
+
 def test_a_broken_report_says_so(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text('{"a": 5}')

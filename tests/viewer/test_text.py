@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,40 @@ def test_the_episodes_of_an_iteration(tmp_path: Path, mrlm, monkeypatch: pytest.
     assert status == 0
     ids = [line.split()[1] for line in out.splitlines() if "math/train" in line]
     assert ids == [f"1-{number}" for number in reversed(range(30))], "the newest first"
-    assert "the newest 50 of 90; `--iteration N` lists" in mrlm("view", "--text", run)[1]
+    assert "the newest 50 of 90 episodes; `--iteration N` lists" in mrlm("view", "--text", run)[1]
     status, _, error = mrlm("view", "--text", run, "--iteration", "7")
     assert (status, "no episode of iteration 7" in error) == (2, True)
     for words in (("--iteration", "1"), ("--text", "--iteration", "1", "--episode", "1-0")):
-        assert "goes with `--text`, without `--episode`" in mrlm("view", run, *words)[2]
+        assert "goes with `--text` or `--export`, without `--episode`" in mrlm("view", run, *words)[2]
+
+
+def test_a_list_of_episodes_begins_with_the_largest_advantage_and_names_the_number_of_the_run(
+    tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    iterations = [[episode(f"{n}-0", iteration=n)] for n in range(4)]
+    run = write_run(tmp_path / "run", iterations, rewards=[0.5] * 4)
+    for number, advantage in enumerate((0.5, -2.0, 1.0)):
+        with_credit(run / "episodes" / f"iteration-{number:06d}.jsonl.zst", advantage=advantage)
+    out = mrlm("view", "--text", str(run))[1]
+    assert [line.split()[1] for line in out.splitlines() if "math/train" in line] == ["1-0", "2-0", "0-0", "3-0"]
+    monkeypatch.setattr("mrlm_pl.viewer.text.ROWS", 2)
+    assert "the 2 largest advantages of 4 episodes; " in mrlm("view", "--text", str(run))[1]
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 3)
+    assert "the 2 largest advantages of the newest 3 of 16 episodes; " in mrlm("view", "--text", str(run))[1]
+    (run / "metrics.csv").unlink()
+    assert "of the newest 3 of more than 3 episodes; " in mrlm("view", "--text", str(run))[1]
+
+
+def test_a_single_token_and_the_reward_of_an_episode(tmp_path: Path, mrlm) -> None:
+    whole = episode("0-0", rewards=(0.25, 1.0))
+    cut = {
+        agent: (replace(row, turns=(replace(row.turns[0], start=4),)),) for agent, (row,) in whole.trajectories.items()
+    }
+    run = write_run(tmp_path / "run", [[replace(whole, trajectories=cut)]])
+    out = mrlm("view", "--text", str(run), "--episode", "0-0")[1]
+    assert "reward 0.625  ended: answered" in out
+    assert "  1 token  version" in out
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -14,7 +14,7 @@ from rich.console import Console
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError, RemoteError, writing
 from mrlm_pl.serving.transport.security import is_loopback, read_token
-from mrlm_pl.viewer.export import exported
+from mrlm_pl.viewer.export import EPISODES, exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application
 from mrlm_pl.viewer.text import print_episode, print_episodes, print_runs
@@ -35,19 +35,29 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")
     parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
     parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
-    parser.add_argument("--episode", metavar="ID", help="with --text: print this episode")
     parser.add_argument(
-        "--iteration", metavar="N", type=int, help="with --text: list the episodes of this iteration, from 0"
+        "--episode", metavar="ID", help="with --text: print this episode; with --export: hold it and its group"
     )
-    parser.add_argument("--export", metavar="PAGE.html", help="write one page that opens without a server")
+    parser.add_argument(
+        "--iteration", metavar="N", type=int, help="with --text or --export: the episodes of this iteration, from 0"
+    )
+    parser.add_argument(
+        "--export",
+        metavar="PAGE.html",
+        help=f"write one page that opens without a server, with the newest {EPISODES} episodes of each run or those "
+        "of --iteration or --episode",
+    )
     parser.add_argument("--demo", action="store_true", help="look at recorded runs that come with mrlm")
     options = parser.parse_args(arguments)
     if bool(options.runs) == options.demo:
         raise ConfigurationError("runs: name one or more, as in `mrlm view runs/quickstart`, or take `--demo` alone")
-    if options.iteration is not None and (not options.text or options.episode is not None):
-        raise ConfigurationError("iteration: `--iteration N` goes with `--text`, without `--episode`")
-    if options.episode is not None and not options.text:
-        raise ConfigurationError("episode: `--episode ID` goes with `--text`; in a browser choose it in the table")
+    served = not options.text and options.export is None
+    if options.iteration is not None and (served or options.episode is not None):
+        raise ConfigurationError("iteration: `--iteration N` goes with `--text` or `--export`, without `--episode`")
+    if options.episode is not None and served:
+        raise ConfigurationError(
+            "episode: `--episode ID` goes with `--text` or `--export`; in a browser choose it in the table"
+        )
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
     if not 0 <= options.port < 2**16:
@@ -57,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         print_text(runs, options.episode, options.iteration)
         return 0
     if options.export is not None:
-        page = exported(runs)
+        page = exported(runs, options.iteration, options.episode)
         with writing("export", options.export):
             Path(options.export).parent.mkdir(parents=True, exist_ok=True)
             Path(options.export).write_text(page, encoding="utf-8")

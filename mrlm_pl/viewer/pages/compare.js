@@ -1,5 +1,5 @@
 // Two runs: their configurations, their rewards by task, and one task and seed side by side.
-import { choice, el, get, interval, link, number, remember, table, told } from "./dom.js";
+import { choice, counted, el, get, interval, isExported, link, number, remember, table, told } from "./dom.js";
 import { lanes, title } from "./episode.js";
 
 const shownValue = (value) => (value === undefined ? "—" : typeof value === "string" ? value : JSON.stringify(value));
@@ -15,13 +15,15 @@ export async function compareView({ run, other }) {
     el("h1", {}, "Two runs"),
     el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, choice("run", keys, one, (value) => again({ run: value })), choice("against", keys, two, (value) => again({ other: value }))),
     el("h2", {}, "Difference by task"),
+    found.newest || isExported ? el("p", { class: "note" }, `Compared are ${found.newest ? `the newest ${found.newest}` : "all"} stored episodes of each run${isExported ? ", also those that this page does not hold" : ""}.`) : null,
     found.evaluations.map((part) => el("p", {}, "Evaluation of ", told(part.environment), ": ",
       part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${number(part.gain)}${interval(part.ci95)} over ${part.tasks} tasks`)),
     found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${found.tasks} common tasks: difference ${number(found.difference)}${interval(found.ci95)}, paired by task, 95 % confidence interval.`)
-      : el("p", {}, "The stored episodes have no task in common."),
+      : el("p", {}, "These episodes have no task in common."),
     found.rows.length ? table(["task", "reward", "against", "difference"], found.rows.map(([task, own, theirs]) => el("tr", {}, el("td", {}, told(task)), ...[own, theirs, own - theirs].map((value) => el("td", { class: "number" }, number(value)))))) : null,
     el("h2", {}, "Same task and seed"),
-    found.pairs.length ? el("ul", {}, found.pairs.map((pair) => el("li", {}, link(`${pair.task}: ${number(pair.rewards[0])} against ${number(pair.rewards[1])}`, "pair", { run: one, id: pair.ids[0], other: two, second: pair.ids[1] })))) : el("p", {}, "No task was played with the same seed in both."),
+    found.pairs.length ? el("ul", {}, found.pairs.map((pair) => el("li", {}, link(`${pair.task}: ${number(pair.rewards[0])} against ${number(pair.rewards[1])}`, "pair", { run: one, id: pair.ids[0], other: two, second: pair.ids[1] })))) : found.pairs_left_out ? null : el("p", {}, "No task was played with the same seed in both."),
+    found.pairs_left_out ? el("p", { class: "note" }, `${counted(found.pairs_left_out, "pair")} of episodes that this page does not hold: \`mrlm view RUN RUN\` shows them.`) : null,
     el("h2", {}, "Difference of the configurations"),
     found.settings.length ? table(["setting", "run", "against"], found.settings.map(([name, own, theirs]) => el("tr", {}, el("td", {}, el("code", {}, told(name))), el("td", {}, told(shownValue(own))), el("td", {}, told(shownValue(theirs)))))) : el("p", {}, "None."),
   ];

@@ -48,6 +48,15 @@ function branches(tree, run, id) {
   return el("ul", { class: "tree" }, roots.map(branch));
 }
 
+// Return the commands that ask for the value of other decisions at the turns of an episode, folded.
+export function whatifCommands(record, id) {
+  const turns = Object.values(record.trajectories).flat().flatMap((row) => row.turns);
+  if (!record.named || !turns.length) return null;
+  const file = (turn) => `${record.named}/whatif/${`${id}-${turn.agent}-${turn.index}`.replace(/[^\w.-]/g, "_")}.json`;
+  const ask = (turn) => command(["mrlm", "whatif", record.named, "--episode", id, "--agent", turn.agent, "--turn", String(turn.index), "--output", file(turn)]);
+  return el("details", {}, el("summary", {}, "commands that ask for the value of other decisions"), turns.slice(0, ASKED).map(ask));
+}
+
 export async function creditView({ run, id }) {
   const record = await get("episode", { run, id });
   const rows = Object.values(record.trajectories).flat();
@@ -57,8 +66,6 @@ export async function creditView({ run, id }) {
     el("td", { class: "number" }, number(turn.reward)), names.map((name) => el("td", { class: "number" }, number(turn[name]))),
     el("td", {}, told(turn.policy)), el("td", { class: "number" }, number(turn.version)),
     el("td", {}, told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120)))));
-  const file = (turn) => `${record.named}/whatif/${`${id}-${turn.agent}-${turn.index}`.replace(/[^\w.-]/g, "_")}.json`;
-  const ask = (turn) => command(["mrlm", "whatif", record.named, "--episode", id, "--agent", turn.agent, "--turn", String(turn.index), "--output", file(turn)]);
   const reports = record.whatif.map((report) => el("tr", {}, el("td", {}, told(report.agent)), el("td", { class: "number" }, number(report.turn)),
     ...[report.recorded, report.other].map((side) => el("td", { class: "number" }, number(side.mean), interval(side.ci95))),
     el("td", { class: "number" }, number(report.advantage), interval(report.ci95))));
@@ -69,7 +76,7 @@ export async function creditView({ run, id }) {
     table(["agent", "turn", "reward", ...names, "policy", "version", "message"], lines),
     reports.length ? [el("h2", {}, "Counterfactual values"), el("p", { class: "note" }, "Mean returns of continuations, with 95 % intervals."),
       table(["agent", "turn", "recorded decision", "other decisions", "advantage"], reports)] : null,
-    record.named && turns.length ? el("details", {}, el("summary", {}, "commands that ask for the value of other decisions"), turns.slice(0, ASKED).map(ask)) : null,
+    whatifCommands(record, id),
     tree ? [el("h2", {}, "Branches of the turn tree"), el("p", { class: "note" }, `${new Set(tree.actions.map((action) => action.path)).size} paths; bold: this episode.`), branches(tree, run, id)] : null,
   ];
 }

@@ -50,6 +50,7 @@ export function longText(text) {
 }
 
 export const number = (value) => (value === null || value === undefined ? "" : String(Number(Number(value).toPrecision(4))));
+export const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
 export const interval = (bounds) => (bounds ? ` [${number(bounds[0]) || "−∞"}, ${number(bounds[1]) || "∞"}]` : "");
 
 // Return the address of a view.

@@ -1,5 +1,6 @@
-// An episode: a lane for each agent, a column for each step; observations folded, tool calls beside their results.
-import { command, el, get, link, longText, number, table, told } from "./dom.js";
+// An episode: a lane for each agent, a column for each step; long observations folded, tool calls beside their results.
+import { whatifCommands } from "./credit.js";
+import { command, counted, el, get, link, longText, number, table, told } from "./dom.js";
 
 // Return the cells of a trajectory: what the agent saw, its message, the results of its calls.
 export function cells(row) {
@@ -19,9 +20,12 @@ export function cells(row) {
   return { found, after: before };
 }
 
+const FOLDED = 200;
+
 function seen(messages, text, open = false) {
   if (!messages.length) return null;
-  return el("details", { open }, el("summary", {}, text, ` (${messages.reduce((sum, message) => sum + message.content.length, 0)} characters)`),
+  const length = messages.reduce((sum, message) => sum + message.content.length, 0);
+  return el("details", { open: open || length < FOLDED }, el("summary", {}, text, ` (${counted(length, "character")})`),
     messages.map((message) => el("div", { class: `message ${message.role}` }, el("b", {}, message.role), longText(message.content))));
 }
 
@@ -40,7 +44,7 @@ export function facts(turn) {
     el("span", { class: turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : "" }, `reward ${number(turn.reward)}`),
     parts ? el("span", {}, "(", told(parts), ")") : null,
     credit.map((name) => el("span", {}, `${name} ${number(turn[name])}`)),
-    el("span", {}, `${turn.stop - turn.start} tokens`), el("span", {}, `version ${turn.version}`),
+    el("span", {}, counted(turn.stop - turn.start, "token")), el("span", {}, `version ${turn.version}`),
     el("span", { class: turn.finish_reason === "length" ? "bad" : "" }, told(turn.finish_reason)));
 }
 
@@ -79,8 +83,8 @@ export function lanes(record) {
 export function title(record) {
   const { task } = record;
   return [
-    el("p", {}, "task ", told(`${task.environment}/${task.split}/${task.index}`), `, seed ${record.seed}, iteration ${record.iteration}, group `, told(record.group)),
-    el("p", {}, "ended: ", told(record.stop_reason), record.truncated ? ", truncated" : "",
+    el("p", {}, "task ", told(`${task.environment}/${task.split}/${task.index}`), `, seed ${record.seed}${record.iteration < 0 ? "" : `, iteration ${record.iteration}`}, group `, told(record.group)),
+    el("p", {}, `reward ${number(record.reward)}, ended: `, told(record.stop_reason), record.truncated ? ", truncated" : "",
       record.success === null || record.success === undefined ? "" : record.success ? ", solved" : ", not solved",
       record.attempts > 1 ? `, started ${record.attempts} times` : "", record.excluded ? [", not trained on: ", told(record.excluded)] : ""),
     record.error ? el("p", { class: "warning" }, "error: ", told(record.error)) : null,
@@ -100,5 +104,6 @@ export async function episodeView({ run, id }) {
     numbers.length ? el("details", {}, el("summary", {}, "metrics of the environment"), table(["metric", "value"], numbers)) : null,
     command(["mrlm", "view", record.named, "--text", "--episode", id]),
     command(["mrlm", "replay", record.named, "--episode", id]),
+    whatifCommands(record, id),
   ];
 }

@@ -3,7 +3,7 @@ import { choice, el, get, link, number, place, remember, table, told } from "./d
 
 const PAGE = 100;
 const SHOWN = [["id", "episode"], ["iteration", "iteration"], ["task", "task"], ["group", "group"], ["reward", "reward"],
-  ["advantage", "|advantage|"], ["turns", "turns"], ["tokens", "tokens"], ["policies", "policies"], ["flags", "notes"]];
+  ["advantage", "advantage"], ["turns", "turns"], ["tokens", "tokens"], ["policies", "policies"], ["flags", "notes"]];
 const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "truncated"], ["length", "turn cut at its limit"],
   ["tool_failure", "tool failure"], ["tree", "turn tree"], ["excluded", "not trained on"], ["success", "solved"], ["unsolved", "not solved"]];
 
@@ -58,16 +58,17 @@ export async function episodesView(parameters) {
       });
     }
     const start = Math.min(Number(filters.start || 0), Math.max(0, kept.length - 1));
-    const heads = SHOWN.map(([name, text]) => el("th", { scope: "col", "aria-sort": name === key ? (sign > 0 ? "ascending" : "descending") : "none" },
+    const heads = SHOWN.map(([name, text]) => el("th", { scope: "col", "aria-sort": name === key ? (sign > 0 ? "ascending" : "descending") : "none",
+      title: name === "advantage" ? "the largest of a turn in magnitude, which orders the rows" : null },
       el("button", { type: "button", on: { click: () => { remember({ sort: sort === `-${name}` ? name : `-${name}`, start: "" }); draw(); } } },
         text, name === key ? (sign > 0 ? " ▲" : " ▼") : "")));
     body.replaceChildren(table(heads, kept.slice(start, start + PAGE).map((episode) => el("tr", {},
       el("td", {}, link(episode.id, "episode", { run, id: episode.id })),
-      el("td", { class: "number" }, number(episode.iteration)),
+      el("td", { class: "number" }, episode.iteration < 0 ? "" : number(episode.iteration)),
       el("td", {}, told(episode.task)),
       el("td", {}, link(episode.group, "episodes", { run, group: episode.group })),
       el("td", { class: "number", title: episode.agents.map((agent, index) => `${agent} ${number(episode.rewards[index])}`).join(", ") }, number(episode.reward)),
-      el("td", { class: "number" }, number(episode.advantage)),
+      el("td", { class: "number" }, number(episode.signed_advantage)),
       el("td", { class: "number" }, number(episode.turns)),
       el("td", { class: "number" }, number(episode.tokens)),
       el("td", {}, told(episode.policies.join(", "))),

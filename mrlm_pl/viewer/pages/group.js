@@ -29,14 +29,14 @@ export async function groupView({ run, group, iteration, agent, start }) {
   const move = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= siblings.length, on: { click: () => again({ start: to }) } }, text);
   return [
     el("h1", {}, "Group ", told(group), " of ", link(run, "run", { run })),
-    el("p", {}, "Compared are the episodes with the key ", el("code", {}, told(`iteration ${siblings[0].iteration}, group ${group}`)), ", task ", told(siblings[0].task),
+    el("p", {}, "Compared are the episodes with the key ", el("code", {}, told(`${siblings[0].iteration < 0 ? "" : `iteration ${siblings[0].iteration}, `}group ${group}`)), ", task ", told(siblings[0].task),
       `: ${siblings.length} episodes, rewards ${number(siblings.at(-1).reward)} to ${number(siblings[0].reward)}${siblings[0].flat ? ", no variance" : ""}.`),
     el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, choice("agent", agents.map((name) => [name, name]), own, (value) => again({ agent: value })),
       siblings.length > BESIDE ? [move("previous", first - BESIDE), `${first + 1} to ${Math.min(first + BESIDE, siblings.length)}`, move("next", first + BESIDE)] : null),
     el("p", { class: "note" }, `Grey: the first ${common} tokens, which all of them share. Marked: the first token that differs.`),
     el("div", { class: "beside" }, records.map((record, index) => el("section", {},
       el("h2", {}, link(record.id, "episode", { run, id: record.id })),
-      el("p", {}, `reward ${number(siblings[first + index].reward)}`, siblings[first + index].advantage === null ? "" : `, |advantage| ${number(siblings[first + index].advantage)}`),
+      el("p", {}, `reward ${number(siblings[first + index].reward)}`, siblings[first + index].advantage === null ? "" : `, advantage ${number(siblings[first + index].signed_advantage)}`),
       rows[index]?.token_ids.length
         ? el("div", { class: "text" }, el("span", { class: "given" }, piece(rows[index], 0, common)), el("mark", {}, piece(rows[index], common, common + 1)), piece(rows[index], common + 1))
         : el("p", {}, "no tokens")))),
