@@ -220,13 +220,14 @@ class OpenAICompatible(Engine):
         if known is not None and not trained:
             known.version = version
             return
+        if trained:
+            others = [name for name, item in self._policies.items() if item.folder and name != policy]
+            folder = checked_folder(policy, others, self._folder, self.dialect, self._replicas.targets)
         checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
         if known is not None and known.confirmed and (known.version, known.checksums) == (version, checksums):
             return  # another part of the same evaluation
         served = _Served(version, f"{policy}-{version}", checksums=checksums)
         if trained:
-            others = [name for name, item in self._policies.items() if item.folder and name != policy]
-            folder = checked_folder(policy, others, self._folder, self.dialect, self._replicas.targets)
             served.folder = str(write_version(folder, policy, weights, version, self.dialect.save))
         self._running().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:

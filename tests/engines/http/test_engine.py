@@ -492,6 +492,20 @@ def test_a_trained_policy_without_a_way_for_its_weights_is_refused(
         remote.load("q", changed(model, 0.0), 0)
 
 
+def test_several_processes_are_refused_before_their_parts_of_the_weights_are_read(
+    serve: Callable[..., Any],
+    engine: Callable[..., OpenAICompatible],
+    model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remote, trained = engine(serve(), weights_folder=str(tmp_path)), changed(model, 0.0)
+    monkeypatch.setattr("mrlm_pl.engines.http.probes.world_size", lambda: 2)
+    monkeypatch.setattr(type(model), "state_dict", lambda *_: pytest.fail("it holds parts of tensors"))
+    with pytest.raises(ConfigurationError, match=r"'p' is trained by 2 processes.*trainer\.devices to 1"):
+        remote.load("p", trained, 0)
+
+
 def test_a_key_is_sent_and_shown_nowhere(
     serve: Callable[..., Any],
     engine: Callable[..., OpenAICompatible],
