@@ -35,7 +35,11 @@ def compile_layers(model: nn.Module) -> None:
             f"{type(model).__name__} does not name its layers, so it cannot be compiled: set compile: false"
         )
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention_forward))
-    from torch._dynamo.callback import callback_handler  # takes two seconds to import
+    from torch._dynamo import config  # takes two seconds to import
+    from torch._dynamo.callback import callback_handler
+
+    if hasattr(config, "nested_graph_breaks"):  # attention then divides a layer into two graphs instead of four
+        config.nested_graph_breaks = True
 
     if _start not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(_start)

@@ -18,6 +18,7 @@ from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.compilation import compilation_seconds, compile_layers
+from mrlm_pl.policy.sharding import layers
 
 
 def update(policy: Policy, rows: int, length: int) -> tuple[Tensor, list[Tensor]]:
@@ -57,6 +58,18 @@ def test_gradients_are_those_of_the_layers(model_folder: Path, options: dict[str
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
     assert counters["stats"]["unique_graphs"] > 0, "the layers did run as compiled code"
     assert compilation_seconds() > seconds
+
+
+def test_layers_share_two_graphs(model_folder: Path) -> None:
+    if not hasattr(torch._dynamo.config, "nested_graph_breaks"):
+        pytest.skip(f"PyTorch {torch.__version__} divides a layer into four graphs")
+    torch._dynamo.reset()
+    policy = Policy(str(model_folder), compile=True)
+    policy.load()
+    assert len(layers(policy.network)) == 2
+    counters.clear()
+    update(policy, 4, 12)
+    assert counters["stats"]["unique_graphs"] == 2, "before and after attention"
 
 
 def test_new_shapes_take_no_new_code(model_folder: Path) -> None:

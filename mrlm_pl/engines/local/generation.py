@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -53,26 +53,53 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class States:
+    """Keys and values of the first tokens of a row.
+
+    Args:
+        parts: one after the other, each ``[layers, 2, KV heads, T, head size]``; other rows may hold the same ones.
+    """
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return sum(part.shape[3] for part in self.parts)
+
+    def first(self, length: int) -> States:
+        """Return those of the first ``length`` tokens, without a copy."""
+        parts = []
+        for part in self.parts:
+            parts.append(part[:, :, :, : max(0, length)])
+            length -= part.shape[3]
+        return States(tuple(parts))
+
+    def joined(self) -> Tensor:
+        """Return a copy as one tensor, ``[layers, 2, KV heads, T, head size]``."""
+        return torch.cat(self.parts, 3)
+
+
+@dataclass(frozen=True)
 class Context:
     """A distinct context of a batch.
 
     Args:
         token_ids: all its tokens, at least one.
         rows: number of rows that continue it; they share its computation.
-        states: keys and values of its first tokens from an earlier turn, shape ``[layers, 2, KV heads, T, head size]``
-            with T below ``len(token_ids)``; None computes all tokens.
+        states: keys and values of its first tokens from an earlier turn, fewer than all; None computes all tokens.
         policy: whose weights continue it.
     """
 
     token_ids: Sequence[int]
     rows: int
-    states: Tensor | None = None
+    states: States | None = None
     policy: str = ""
 
     @property
     def cached(self) -> int:
         """Number of tokens with given keys and values."""
-        return 0 if self.states is None else self.states.shape[3]
+        return 0 if self.states is None else self.states.length
 
 
 class Rows(ABC):
@@ -87,8 +114,11 @@ class Rows(ABC):
         """Drop all rows but ``rows`` (ascending indices into the current ones, at least one)."""
 
     @abstractmethod
-    def states(self, row: int, length: int) -> Tensor | None:
-        """Return a copy of keys and values of a row's first ``length`` tokens; None if the model has no such form."""
+    def states(self, row: int, length: int) -> States | None:
+        """Return copies of the keys and values of a row's first ``length`` tokens; None if the model has no such form.
+
+        Rows of one context may hold the same copy of its keys and values.
+        """
 
 
 class Backend(ABC):
@@ -134,22 +164,23 @@ class SessionCache:
         capacity: most bytes of keys and values; 0 keeps none.
 
     Attributes:
-        size: bytes of the held keys and values.
+        size: bytes of the held keys and values; those that several sessions hold count once.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Tensor]] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], tuple[tuple[int, ...], States]] = OrderedDict()
+        self._holders: Counter[int] = Counter()  # of each part, by its identity
         self.size = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, policy: str, session: str, token_ids: Sequence[int]) -> Tensor | None:
-        """Return keys and values ``[layers, 2, KV heads, T, head size]`` of the longest stored prefix of ``token_ids``.
+    def get(self, policy: str, session: str, token_ids: Sequence[int]) -> States | None:
+        """Return the keys and values of the longest stored prefix of ``token_ids``.
 
-        T is below ``len(token_ids)``, so that a token is left to compute logits from. None if the session is unknown,
-        or shares no token and is dropped.
+        It is shorter than ``token_ids``, so that a token is left to compute logits from. None if the session is
+        unknown, or shares no token and is dropped.
         """
         entry = self._entries.get((policy, session))
         if entry is None:
@@ -160,17 +191,17 @@ class SessionCache:
             self._drop((policy, session))
             return None
         self._entries.move_to_end((policy, session))
-        return states[:, :, :, :length]
+        return states.first(length)
 
-    def put(self, policy: str, session: str, token_ids: Sequence[int], states: Tensor) -> None:
+    def put(self, policy: str, session: str, token_ids: Sequence[int], states: States) -> None:
         """Store or replace a session; drop the least recently used ones for room."""
         self._drop((policy, session))
-        if states.nbytes > self._capacity:
+        if sum(part.nbytes for part in states.parts) > self._capacity:
             return
-        while self.size + states.nbytes > self._capacity:
-            self._drop(next(iter(self._entries)))
         self._entries[policy, session] = tuple(token_ids), states
-        self.size += states.nbytes
+        self._count(states, 1)
+        while self.size > self._capacity:
+            self._drop(next(iter(self._entries)))
 
     def drop_policy(self, policy: str) -> None:
         """Drop all sessions of a policy."""
@@ -189,7 +220,16 @@ class SessionCache:
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self.size -= entry[1].nbytes
+            self._count(entry[1], -1)
+
+    def _count(self, states: States, change: int) -> None:
+        """Add a holder to each part, or take one away."""
+        for part in states.parts:
+            before = self._holders[id(part)]
+            self._holders[id(part)] += change
+            self.size += part.nbytes * (bool(before + change) - bool(before))
+            if not before + change:
+                del self._holders[id(part)]
 
 
 def generate(
@@ -255,7 +295,7 @@ def _distinct_contexts(requests: Sequence[SampleRequest], sessions: SessionCache
             for r in indices
             if requests[r].session and (states := sessions.get(policy, requests[r].session, token_ids)) is not None
         ]
-        longest = max(found, key=lambda states: states.shape[3], default=None)
+        longest = max(found, key=lambda states: states.length, default=None)
         contexts.append(Context(token_ids, len(indices), longest, policy))
     return contexts, [r for _, indices in order for r in indices]
 

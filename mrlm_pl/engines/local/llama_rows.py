@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mrlm_pl.engines.local.decoder import Decoder
-from mrlm_pl.engines.local.generation import Rows
+from mrlm_pl.engines.local.generation import Rows, States
 from mrlm_pl.policy.forward.devices import on_device
 
 _GROWTH = 64
@@ -20,21 +20,37 @@ class ContextRows(Rows):
 
     A context is held once for all its rows.
 
+    Args:
+        lengths: number of tokens of each context.
+        rows: number of rows of each context.
+
     Attributes:
         shared: zeros for the keys and values of the contexts, left-aligned, ``[layers, 2, U, KV heads, T, head size]``.
     """
 
     shared: Tensor
     _own: Tensor  # of the tokens fed since then, [layers, 2, B, KV heads, capacity, head size]
-    _lengths: list[int]  # of each context
-    _contexts: list[int]  # of each row
 
-    def states(self, row: int, length: int) -> Tensor:
-        """Return a copy of the keys and values of a row's first ``length`` tokens."""
+    def __init__(self, lengths: Sequence[int], rows: Sequence[int]) -> None:
+        self._lengths = list(lengths)
+        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]  # of each row
+        self._copies: list[Tensor | None] = [None] * len(lengths)  # of the contexts whose rows were copied
+        self._fed = 0
+
+    def states(self, row: int, length: int) -> States:
+        """Return copies of the keys and values of a row's first ``length`` tokens: of its context, and of its own."""
         context = self._contexts[row]
-        own = length - self._lengths[context]
-        first = self.shared[:, :, context, :, : self._lengths[context]]
-        return torch.cat((first, self._own[:, :, row, :, :own]), dim=3)
+        known = self._lengths[context]
+        copy = self._copies[context]
+        if copy is None:
+            copy = self._copies[context] = self.shared[:, :, context, :, :known].clone()
+        return States((copy, self._own[:, :, row, :, : length - known].clone()))
+
+    def _keep_contexts(self, left: Sequence[int]) -> None:
+        """Number the contexts of the rows anew: ``left`` are those that stay."""
+        self._lengths = [self._lengths[u] for u in left]
+        self._copies = [self._copies[u] for u in left]
+        self._contexts = [left.index(u) for u in self._contexts]
 
 
 def hidden_beyond(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -74,11 +90,10 @@ class DecoderRows(ContextRows):
     """
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> None:
+        super().__init__(lengths, rows)
         self._decoder = decoder
         self.shared = self._zeros(len(lengths), max(lengths))
-        self._lengths = list(lengths)
-        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
-        self._fed = self._end = 0
+        self._end = 0
         self._own_mask: Tensor | None = None
         self._own = self._zeros(len(self._contexts), max(1, min(reserve, _GROWTH)))
         self._arrange()
@@ -182,13 +197,11 @@ class DecoderRows(ContextRows):
         """Drop all rows but ``rows``, and contexts without rows."""
         rows = [*rows, *[rows[-1]] * (self._decoder.rounded(len(rows)) - len(rows))]
         self._own = _selected(self._own, rows)
-        contexts = [self._contexts[b] for b in rows]
-        left = sorted(set(contexts))
+        self._contexts = [self._contexts[b] for b in rows]
+        left = sorted(set(self._contexts))
         if len(left) < len(self._lengths):
-            self._lengths = [self._lengths[u] for u in left]
-            longest = self._decoder.rounded(max(self._lengths))
-            self.shared = _selected(self.shared[..., :longest, :], left)
-        self._contexts = [left.index(u) for u in contexts]
+            self._keep_contexts(left)
+            self.shared = _selected(self.shared[..., : self._decoder.rounded(max(self._lengths)), :], left)
         self._arrange()
 
 

@@ -238,22 +238,27 @@ class DecoderWeights:
         """
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
-        weights = [weight for weight, _ in pairs]
-        if turned:
-            weight = self._hold(name, [torch.cat(weights).t()], self.dtype, lasting=False).t()
-        else:
-            weight = self._hold(name, weights, self.dtype, lasting)
+        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype, lasting, turned)
         biases = [bias for _, bias in pairs if bias is not None]
         return Affine(weight, self._hold(f"{name} bias", biases, self.dtype, lasting) if biases else None)
 
-    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype, lasting: bool) -> Tensor:
-        """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype."""
-        if lasting and parts[0].dtype == dtype and not self.own:
+    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype, lasting: bool, turned: bool = False) -> Tensor:
+        """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype.
+
+        Args:
+            name: of the memory.
+            parts: what is stacked.
+            dtype: of the result.
+            lasting: whether the first part stays where it is until the next :meth:`read`.
+            turned: whether the memory is that of the transpose; then it is always this object's.
+        """
+        if lasting and parts[0].dtype == dtype and not self.own and not turned:
             return parts[0]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != shape or buffer.device != parts[0].device:
-            buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=parts[0].device)
+            empty = torch.empty(shape[::-1] if turned else shape, dtype=dtype, device=parts[0].device)
+            buffer = self._buffers[name] = empty.t() if turned else empty
         row = 0
         for part in parts:
             buffer[row : row + part.shape[0]].copy_(part)

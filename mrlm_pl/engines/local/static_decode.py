@@ -255,10 +255,8 @@ class StaticRows(ContextRows):
     def __init__(
         self, static: StaticDecode, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
     ) -> None:
+        super().__init__(lengths, rows)
         self._static, self._decoder = static, decoder
-        self._lengths = list(lengths)
-        self._contexts = [u for u, count in enumerate(rows) for _ in range(count)]
-        self._fed = 0
         self._take(bucket(max(lengths), _LEAST_LENGTH), min(bucket(reserve, _LEAST_LENGTH), _FIRST_CAPACITY))
         self._arrange()
 
@@ -309,8 +307,7 @@ class StaticRows(ContextRows):
             if bucket(len(left), 1) < self.shared.shape[2]:
                 _move_together(self.shared, left)
                 self.shared = self.shared[:, :, : bucket(len(left), 1)]
-                self._lengths = [self._lengths[u] for u in left]
-                self._contexts = [left.index(u) for u in self._contexts]
+                self._keep_contexts(left)
             self._choose_step()
         self._arrange()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.local.adapters import Adapted, joined
 from mrlm_pl.engines.local.decoder import Decoder
-from mrlm_pl.engines.local.generation import Context, Rows
+from mrlm_pl.engines.local.generation import Context, Rows, States
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights, Linear
@@ -192,8 +192,8 @@ class RowsByPolicy(Rows):
                 self._parts[part].keep(kept)
         self._parts, self._counts = [self._parts[part] for part in own], [len(kept) for kept in own.values()]
 
-    def states(self, row: int, length: int) -> Tensor | None:
-        """Return a copy of keys and values of a row's first ``length`` tokens; None if the model has no such form."""
+    def states(self, row: int, length: int) -> States | None:
+        """Return copies of the keys and values of a row's first ``length`` tokens; see :class:`Rows`."""
         part, own = self._place(row)
         return self._parts[part].states(own, length)
 

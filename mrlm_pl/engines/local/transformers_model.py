@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from mrlm_pl.engines.local.generation import Backend, Context, Rows
+from mrlm_pl.engines.local.generation import Backend, Context, Rows, States
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.compilation import plain_layers
@@ -186,13 +186,13 @@ class GenericModel(Backend):
 
     def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
         """Return a cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
-        example = next(context.states for context in contexts if context.states is not None)
+        example = next(context.states for context in contexts if context.states is not None).parts[0]
         layers, _, heads, _, size = example.shape
         width = max(cached)
         states = example.new_zeros(layers, 2, len(contexts), heads, width, size)
         for u, (context, known) in enumerate(zip(contexts, cached, strict=True)):
             if context.states is not None and known:
-                states[:, :, u, :, width - known :] = context.states[:, :, :, :known]
+                states[:, :, u, :, width - known :] = context.states.first(known).joined()
         cache = DynamicCache(config=self.model.config)
         for i, (keys, values) in enumerate(states):
             cache.update(keys, values, i)
@@ -239,7 +239,7 @@ class Part:
         if self._cache is not None:
             getattr(self._cache, self._model.use.select)(index)
 
-    def states(self, row: int, length: int) -> Tensor | None:
+    def states(self, row: int, length: int) -> States | None:
         """Return a copy of keys and values of a row's first ``length`` tokens; None unless all layers store them."""
         if not self._model.use.sessions or (self._model.boundary or length) < length:
             return None
@@ -251,7 +251,7 @@ class Part:
         if len({part.shape for part in parts}) > 1:
             return None
         first = parts[0].shape[1] - len(self.token_ids[row])
-        return torch.stack([part[:, first : first + length] for part in parts]).unflatten(0, (-1, 2))
+        return States((torch.stack([part[:, first : first + length] for part in parts]).unflatten(0, (-1, 2)),))
 
 
 class GenericRows(Rows):
@@ -306,7 +306,7 @@ class GenericRows(Rows):
                 part.select(stay)
         self._parts = [part for part in self._parts if part.rows]
 
-    def states(self, row: int, length: int) -> Tensor | None:
+    def states(self, row: int, length: int) -> States | None:
         """Return a copy of the keys and values of a row's first ``length`` tokens; None if they cannot be reused."""
         part = next(part for part in self._parts if row in part.rows)
         return part.states(part.rows.index(row), length)

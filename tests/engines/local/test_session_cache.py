@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from mrlm_pl.engines.local.generation import SessionCache
+from mrlm_pl.engines.local.generation import SessionCache, States
 
 
-def _states(length: int) -> torch.Tensor:
+def _part(length: int, first: int = 0) -> torch.Tensor:
     """Return 2 layers, keys and values, 1 head, size 1: 16 bytes for each token."""
-    return torch.arange(length, dtype=torch.float32).expand(2, 2, 1, length).unsqueeze(-1).contiguous()
+    numbers = torch.arange(first, first + length, dtype=torch.float32)
+    return numbers.expand(2, 2, 1, length).unsqueeze(-1).contiguous()
+
+
+def _states(length: int) -> States:
+    return States((_part(length),))
 
 
 def test_the_common_beginning_is_returned_and_one_token_is_always_left() -> None:
@@ -18,7 +23,8 @@ def test_the_common_beginning_is_returned_and_one_token_is_always_left() -> None
     for context, length in (((1, 2, 3, 4), 3), ((1, 2, 3), 2), ((1, 2, 9, 9, 9), 2)):
         found = cache.get("p", "a", context)
         assert found is not None
-        assert found[0, 0, 0, :, 0].tolist() == list(range(length))
+        assert found.length == length
+        assert found.joined()[0, 0, 0, :, 0].tolist() == list(range(length))
     assert cache.get("q", "a", (1, 2, 3, 4)) is None
     assert cache.get("p", "b", (1, 2, 3, 4)) is None
 
@@ -59,3 +65,21 @@ def test_release_goes_by_prefix_and_drop_policy_by_policy() -> None:
     cache.drop_policy("p")
     assert cache.get("q", "e2/a", (1, 2)) is not None
     assert cache.size == 16
+
+
+def test_rows_of_a_context_count_its_states_once() -> None:
+    cache, context = SessionCache(112), _part(4)
+    for name in "abc":
+        cache.put("p", name, (1, 2, 3, 4, 5), States((context, _part(1, first=4))))
+    assert cache.size == 16 * (4 + 3)
+    found = cache.get("p", "b", (1, 2, 3, 4, 5, 6))
+    assert found is not None
+    assert found.joined()[1, 1, 0, :, 0].tolist() == [0, 1, 2, 3, 4]
+    beginning = cache.get("p", "b", (1, 2, 9))
+    assert beginning is not None
+    assert beginning.joined()[1, 1, 0, :, 0].tolist() == [0, 1]
+    cache.release("a")
+    cache.release("b")
+    assert cache.size == 16 * (4 + 1)
+    cache.put("p", "d", (7, 8, 9), _states(3))
+    assert (len(cache), cache.size) == (1, 48), "the context goes with its last session"
