@@ -346,9 +346,9 @@ def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> 
         },
     )
     picture = output.with_suffix(".png")
+    text = f"table in {output}, reports of the cells in {output.with_suffix('')}/"
     try:
         plot(scores, picture)
-        print(f"table in {output}, picture in {picture}, reports of the cells in {output.with_suffix('')}/")
+        print(f"{text}, picture in {picture}")
     except ConfigurationError as error:
-        print(f"table in {output}, reports of the cells in {output.with_suffix('')}/")
-        tell(f"warning: no picture: {error}")
+        print(f"{text}; no picture: {error}")
