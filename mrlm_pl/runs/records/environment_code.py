@@ -16,10 +16,10 @@ from mrlm_pl.runs.records.run import is_installed
 
 
 def code_of(environment: Environment) -> dict[str, str]:
-    """Return a hash of each Python file that an environment rests on, by the name of its module.
+    """Return a hash of each Python file that an environment depends on, by the name of its module.
 
-    These are the files of its classes and of what it holds, such as reward functions, and those that they import, of
-    the user and of plugin packages; ``mrlm_pl`` and libraries are left out.
+    These are the files of its classes and of its values, such as reward functions, with their imports, of the user and
+    of plugin packages; ``mrlm_pl`` and libraries are left out.
     """
     plugins = {entry_point.value.partition(".")[0] for entry_point in plugin_entry_points()} - {"mrlm_pl"}
     found, seen = dict[str, str](), set[str]()
@@ -35,7 +35,7 @@ def code_of(environment: Environment) -> dict[str, str]:
 
 
 def _held(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield a value and what it holds, if it is an environment, a data class or a collection."""
+    """Yield a value, and the values inside of an environment, a data class or a collection."""
     if id(value) in seen:
         return
     seen.add(id(value))
