@@ -257,8 +257,7 @@ def test_an_episode_of_thirty_thousand_tokens_scrolls(browser: Any, served: Any,
         first = f"return Number(document.querySelector('.tokens span').dataset.index) > {count} * {step - 1} / 8"
         wait(browser, first)
         assert browser.execute_script("return document.querySelectorAll('.tokens span').length") < 15_000
-    last = "return [...document.querySelectorAll('.tokens span')].at(-1).dataset.index"
-    assert wait(browser, last) == str(count - 1)
+    wait(browser, f"return [...document.querySelectorAll('.tokens span')].at(-1).dataset.index === '{count - 1}'")
 
 
 def test_health_shows_the_state_and_the_mismatch_of_each_policy(browser: Any, served: Any, tmp_path: Path) -> None:

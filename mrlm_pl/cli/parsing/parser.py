@@ -63,7 +63,7 @@ class ShortErrors:
         except MistakeError as mistake:
             raise mistake.in_files(words) from mistake
         given = [f"--config={json.dumps(config, default=str)}"] if config else []
-        token = _PARSED.set((words, config, bases, " ".join([self.prog, *command])))  # type: ignore[attr-defined]
+        token = _PARSED.set((words, config, bases, " ".join([self.prog, *command])))
         try:
             return self.parse_args([*command, *given, *others])  # type: ignore[attr-defined]
         finally:
