@@ -312,6 +312,7 @@ def numbers() -> str:
     shown_step = ("s", "bf16-mixed", False)
     step = next(row for row in grpo["rows"] if (row["size"], row["precision"], row["compiled"]) == shown_step)
     count, runs, same = tables.kills(killed)
+    most = max(len(run["kills"]) for case in killed["cases"].values() for run in case["runs"])
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
     costs = "**{cpu_ratio:.2f}** of its processor time, **{peak_ratio:.2f}** of its peak memory"
@@ -323,8 +324,9 @@ def numbers() -> str:
             costs.format_map(turn),
         ],
         "kill_resume": [
-            f"{count} `kill -9` at random moments of SFT, GRPO, PPO, DPO and MAGRPO runs",
-            f"**{same} of {runs}** resumed runs end with the weights of the undisturbed run, bit for bit",
+            f"{runs} runs of SFT, GRPO, PPO, DPO and MAGRPO, each killed up to {most} times by `kill -9` at a random "
+            f"moment, {count} times in all, and resumed",
+            f"**{same} of {runs}** end with the weights of the undisturbed run, bit for bit",
         ],
         "attacks": [
             f"hostile programs in the sandbox: {tried}",

@@ -1,6 +1,6 @@
 """Kill runs by SIGKILL at random moments, resume them, and compare the final weights with an uninterrupted run's.
 
-    python benchmarks/robustness/kill_resume.py [--cases sft grpo_validated] [--kills 9] [--chain 3] [--seed 0]
+    python -m benchmarks.robustness.kill_resume [--cases sft grpo_validated] [--kills 9] [--chain 3] [--seed 0]
         [--output FILE] [OVERRIDES ...]
 
 For each case one run is undisturbed; others are killed ``chain`` times each, at moments drawn uniformly from their
@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from benchmarks.provenance import provenance
 
 MRLM = str(Path(sys.executable).with_name("mrlm"))
 COLLECT = (
@@ -64,7 +63,9 @@ CASES = {
         COLLECT,
     ),
     "dpo": Case(
-        "algorithms/dpo", ("--data.batch_size", "4", "--trainer.max_epochs", "2"), (*COLLECT, "--samples-per-task", "8")
+        "algorithms/preferences/dpo",
+        ("--data.batch_size", "4", "--trainer.max_epochs", "2"),
+        (*COLLECT, "--samples-per-task", "8"),
     ),
 }
 
@@ -171,7 +172,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file; keeps the other cases of an existing one")
     options, overrides = parser.parse_known_args()
     found = json.loads(options.output.read_text()) if options.output and options.output.exists() else {"cases": {}}
-    found["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    found |= provenance(kept=found if "command" in found else None)
     wrong = 0
     for name in options.cases:
         result = measured(CASES[name], overrides, options.kills, options.chain, random.Random(f"{options.seed} {name}"))

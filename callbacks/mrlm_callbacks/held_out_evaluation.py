@@ -18,6 +18,7 @@ from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
+from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import recorded_settings
 from mrlm_pl.settings import at_least, one_of
 
@@ -128,8 +129,11 @@ class HeldOutEvaluation(Callback):
         reports = {name: replace(report, model=moment) for name, report in self._evaluate(trainer).items()}
         if not trainer.is_global_zero:
             return
-        settings = recorded_settings(Path(trainer.default_root_dir))
-        written = {name: {**report.to_dict(), "settings": settings.get(name)} for name, report in reports.items()}
+        settings, environments = recorded_settings(Path(trainer.default_root_dir)), self._rollouts(trainer).environments
+        written = {
+            name: {**report.to_dict(), "settings": settings.get(name), "code": code_of(environments[name])}
+            for name, report in reports.items()
+        }
         write_json(self._file(trainer, moment), written)
         self._print(moment, reports)
 

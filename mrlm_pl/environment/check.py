@@ -5,6 +5,7 @@ Every check plays real episodes on copies of the environment. They are torch-fre
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args
 from mrlm_pl.environment import Task
 from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.semantics import Finding, SemanticChecks, span
-from mrlm_pl.environment.tasks import SPLITS
+from mrlm_pl.environment.tasks import SPLITS, DatasetTasks
 from mrlm_pl.environment.trial import SPAM, Play, Replies, as_plain, close, finished, play, play_copy, posed
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, place_of_error
@@ -127,9 +128,10 @@ class _Checker:
                 if not identity:
                     identity = json.dumps(as_plain(posed(self.environment, task)))
                 if owners.setdefault(identity, split) != split:
+                    other = f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; "
                     raise EnvironmentContractError(
-                        f"{task.key} is also in split {owners[identity]!r}: {identity[:200]}; where every task begins "
-                        "alike, define `identity(self, task)`, None if nothing tells tasks apart"
+                        f"{other}{self._other_rows(split)}where every task begins alike, define "
+                        "`identity(self, task)`, None if nothing tells tasks apart"
                     )
         if not owners:
             return Finding("tasks have no identity", applies=False)
@@ -137,6 +139,14 @@ class _Checker:
         more = {split: " or more" * (count >= FEW_PROBLEMS) for split, count in counts.items()}
         shown = ", ".join(f"{count}{more[split]} in {split}" for split, count in counts.items())
         return Finding(f"different problems found: {shown}; none in two splits", measures=counts)
+
+    def _other_rows(self, split: str) -> str:
+        """Return the remedy for rows of a data set in two splits; empty for other tasks."""
+        if not isinstance(self.environment.tasks(split), DatasetTasks):
+            return ""
+        option = f"--environment.data '{{train: FILE, {split}: OTHER}}'"
+        by_option = "data" in inspect.signature(type(self.environment)).parameters
+        return f"pass other rows to {split} (`{option if by_option else f'tasks({split!r})'}`), or "
 
     def task_data(self) -> str:
         """Check that tasks are JSON-like data, and the same index gives the same task."""

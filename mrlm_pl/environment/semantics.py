@@ -125,7 +125,10 @@ class SemanticChecks:
             elif gold is not None:
                 bounds[task.key] = 0.0, self._play(task, gold).reward
         if not bounds:
-            return Finding("neither `bounds` nor gold replies say what replies can earn", applies=False)
+            return Finding(
+                "not checked without `bounds(self, task)` or gold replies, which tell the floor and the maximum",
+                applies=False,
+            )
         tasks = [task for task in self.tasks if task.key in bounds]
         opponents = all(len({*(self.environment.bounds(task) or (0.0, 1.0))}) == 1 for task in tasks)
         floor, maximum = (_mean([bounds[task.key][side] for task in tasks]) for side in (0, 1))

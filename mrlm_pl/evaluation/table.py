@@ -109,13 +109,13 @@ def _measured(measured: Measured, episodes: int) -> str:
 
 
 def interval_text(bounds: tuple[float, float] | None) -> str:
-    """Return an interval as text; empty where there is none, and words where no spread is known to estimate it from.
+    """Return an interval as text; empty for None, and words where no spread is known to estimate it from.
 
     >>> interval_text((0.25, 0.5)), interval_text((-math.inf, math.inf)), interval_text(None)
-    ('  95 % [0.2500, 0.5000]', '  95 % unknown (no spread)', '')
+    ('  95 % [0.2500, 0.5000]', '  no 95 % interval (equal values or one task)', '')
     """
     if bounds is None or any(map(math.isnan, bounds)):
         return ""
     if any(map(math.isinf, bounds)):
-        return "  95 % unknown (no spread)"
+        return "  no 95 % interval (equal values or one task)"
     return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"

@@ -48,6 +48,7 @@ _NOISE = (
     r"your dataloader is not resumable",  # the position in the stream is in the data module
     r"module\(s\) in eval mode",
     r"recommended to use `self\.log\('(val|test)/",  # they are of all ranks already
+    r"Please add the following callbacks: \['RunProgress'\]",  # a resumed run may show no progress
     r"Checkpoint directory .* exists and is not empty",
     r"will override existing callbacks passed to Trainer: ExactResume",
     r"Received SIGTERM",  # the end of the run says so in its own words
@@ -125,6 +126,15 @@ class RunProgress(ProgressBar):
         self._bar: Progress | None = None
         self._logs: list[Any] = []
         self._began, self._first = 0.0, 0
+        self._metrics: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last metrics in their order, for the lines of a resumed run."""
+        return {"metrics": self._shown(self.trainer)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._metrics = state_dict["metrics"]
 
     def disable(self) -> None:
         """Show nothing; Lightning calls this on all ranks but the first."""
@@ -159,7 +169,7 @@ class RunProgress(ProgressBar):
         if not self._enabled or (data is not None and data.stream.position):
             return
         done, total = self._done(trainer), self._total(trainer)
-        metrics = _shown(trainer, data)
+        metrics = self._shown(trainer)
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
@@ -183,6 +193,14 @@ class RunProgress(ProgressBar):
         """Print above the live display."""
         if self._enabled:
             print(*values, file=sys.stdout, **{key: value for key, value in options.items() if key in ("sep", "end")})
+
+    def _shown(self, trainer: Trainer) -> dict[str, float]:
+        """Return the last values of the progress bar's metrics, and behind them the components of the reward."""
+        data, known = _rollout(trainer), trainer.callback_metrics
+        components = data.collection.components if data is not None else ()
+        parts = {name: float(known[name]) for name in components if name in known}
+        self._metrics = {**self._metrics, **trainer.progress_bar_metrics, **parts}
+        return self._metrics
 
     def _done(self, trainer: Trainer) -> int:
         """Return the number of complete iterations, or of batches over all epochs."""
@@ -236,19 +254,13 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         TextColumn("left"),
         console=console,
+        speed_estimate_period=math.inf,  # an iteration may take longer than any window
     )
 
 
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
     data = trainer.datamodule  # type: ignore[attr-defined]
     return data if isinstance(data, RolloutDataModule) else None
-
-
-def _shown(trainer: Trainer, data: RolloutDataModule | None) -> dict[str, float]:
-    """Return the metrics of the progress bar, and behind them the components of the reward."""
-    components = data.collection.components if data is not None else ()
-    known = trainer.callback_metrics
-    return {**trainer.progress_bar_metrics, **{name: float(known[name]) for name in components if name in known}}
 
 
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from mrlm_pl.runs.folder import TENSORBOARD
 
 class MetricsFile(Logger):
     """Write all numbers to ``RUN/metrics.csv``, one row for each call; a resumed run continues the file.
+
+    The column ``step`` counts updates from 0.
 
     Rows of the earlier part at steps that the resumed run repeats are dropped, so that every step is logged once.
 
@@ -79,7 +82,26 @@ class MetricsFile(Logger):
         return rows
 
 
+class Curves(TensorBoardLogger):
+    """Write all numbers for TensorBoard to ``RUN/tensorboard``; steps that a resumed run repeats replace the earlier.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder, name=TENSORBOARD, version="", default_hp_metric=False)
+        self._resumes = any(Path(self.log_dir).glob("events.*"))
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if self._resumes:
+            self.experiment.purge_step = step or 0  # of the file that the writer opens next
+            self.experiment.close()
+            self._resumes = False
+        super().log_metrics(metrics, step)
+
+
 def default_loggers(folder: str) -> list[Logger]:
     """Return loggers for TensorBoard in ``RUN/tensorboard`` and for ``RUN/metrics.csv``."""
-    tensorboard = TensorBoardLogger(folder, name=TENSORBOARD, version="", default_hp_metric=False)
-    return [tensorboard, MetricsFile(folder)]
+    return [Curves(folder), MetricsFile(folder)]

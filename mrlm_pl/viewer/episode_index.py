@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.episode_files import not_kept
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import ConfigurationError, DataError, meant
 from mrlm_pl.grouping import grouped
 from mrlm_pl.viewer.line_file import LONGEST_LINE, LineFile
 from mrlm_pl.viewer.records import (
@@ -216,7 +217,8 @@ class EpisodeIndex:
             if (found := file.record(episode)) is not None:
                 return found
         listed = "; ".join(["`mrlm view RUN` lists them", *self._notes()])
-        raise DataError(f"there is no episode {episode!r} in this run; {listed}")
+        ids = itertools.islice((row[0] for file in self.newest_first() for row in reversed(file.rows)), NEWEST)
+        raise DataError(f"there is no episode {episode!r} in this run; {meant(episode, ids, listed)}")
 
     def branches(self, episode: str) -> dict[str, Any]:
         """Return the turn tree that an episode is a path of; see :func:`mrlm_pl.viewer.records.branches_of`.

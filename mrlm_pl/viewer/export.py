@@ -94,7 +94,7 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
         whole = not table["more"] and len(rows) == len(table["rows"])
         note = "" if whole else f"the exported page holds the newest {len(rows)} of {run.total(table)} episodes"
     notes = [*table["notes"], *filter(None, [note])]
-    return {**table, "rows": rows, "more": False, "older": None, "notes": notes}
+    return {**table, "rows": rows, "more": False, "older": None, "notes": notes, "total": run.total(table)}
 
 
 def _newest(rows: list[list[Any]]) -> list[list[Any]]:

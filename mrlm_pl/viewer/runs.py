@@ -119,6 +119,11 @@ class Run:
             "ci95": mean_interval(rewards) if same else None,
         }
 
+    def episodes(self, last: int | None) -> dict[str, Any]:
+        """Return the table of the newest episodes up to an iteration, with the number of all."""
+        table = self.index.table(last)
+        return {**table, "total": self.total(table)}
+
     def total(self, table: Mapping[str, Any]) -> str:
         """Return how many episodes a run has.
 
@@ -186,10 +191,15 @@ class Run:
     def record(self, episode: str) -> dict[str, Any]:
         """Return an episode's whole record, with the text of its tokens.
 
+        ``named`` is the run in the command that prints the episode, ``played`` in those that play it again; None where
+        there is no run or no configuration of its environment.
+
         Raises:
             DataError: there is no such episode.
         """
-        record = {**self.index.record(episode), "named": self.named, "whatif": list(self._whatif(episode))}
+        played = self.named if self.path.is_dir() and latest_configuration(self.path) is not None else None
+        given = {"named": self.named, "played": played, "whatif": list(self._whatif(episode))}
+        record = {**self.index.record(episode), **given}
         for path in sorted((self.path / "tokens").glob(f"iteration-{record['iteration']:06d}*.jsonl.*")):
             if self._inside(path) is not None:
                 with suppress(OSError):  # removed meanwhile

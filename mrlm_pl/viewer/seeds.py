@@ -47,10 +47,12 @@ class Family:
     Args:
         label: the settings in which it differs from the other families.
         curves: the metric at the points of the comparison, by seed; runs without one by their name.
+        last: the last value that each run logged, by seed; at its own end, perhaps beyond the comparison.
     """
 
     label: str
     curves: Mapping[Any, np.ndarray]
+    last: Mapping[Any, float]
 
     def means(self, points: slice) -> dict[Any, float]:
         """Return each seed's mean over some of the points."""
@@ -94,11 +96,11 @@ class SeedComparison:
     def markdown(self) -> str:
         """Return the comparison as a table."""
         cost, (last, whole) = f"{self.points[-1]:,.0f} {self.axis}", (slice(-LAST, None), slice(None))
-        head = ["runs", "seeds", f"`{self.metric}`, last tenth of {cost}", "mean over all"]
-        rows = [
-            [family.label, str(len(family.curves)), _text(family.estimate(last)), _text(family.estimate(whole))]
-            for family in self.families
-        ]
+        head = ["runs", "seeds", f"`{self.metric}`, last tenth of {cost}", "mean over all", "last value of each run"]
+        rows = []
+        for family in self.families:
+            estimates = (family.estimate(last), family.estimate(whole), _estimate(list(family.last.values())))
+            rows.append([family.label, str(len(family.curves)), *map(_text, estimates)])
         if len(rows) > 1:
             head.append("last tenth less the first row's")
             for family, row in zip(self.families, rows, strict=True):
@@ -217,7 +219,11 @@ def compare_seeds(
     folders = _folders([list(members.values()) for members in grouped.values()])
     named = [labels.get(name, name) for name in first] if labels else _labels(list(grouped), folders)
     families = [
-        Family(label, {seed: np.interp(points, *logged[name]) for seed, name in members.items()})
+        Family(
+            label,
+            {seed: np.interp(points, *logged[name]) for seed, name in members.items()},
+            {seed: float(logged[name][1, -1]) for seed, name in members.items()},
+        )
         for label, members in zip(named, grouped.values(), strict=True)
     ]
     return SeedComparison(metric, axis, points, families, notes)

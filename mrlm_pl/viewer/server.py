@@ -54,7 +54,7 @@ def answer(runs: Mapping[str, Run], path: str, query: Mapping[str, str]) -> Any:
     found: dict[str, Callable[[], Any]] = {
         "run": run.detail,
         "metrics": run.metrics,
-        "episodes": lambda: run.index.table(last),
+        "episodes": lambda: run.episodes(last),
         "episode": lambda: run.record(query["id"]),
         "tree": lambda: run.index.branches(query["id"]),
         "health": lambda: health(run.index),

@@ -13,6 +13,7 @@ import pytest
 from mrlm_environments import CoordinationGame, MathEnvironment
 
 from mrlm_pl.environment import (
+    SPLITS,
     DatasetTasks,
     Environment,
     Observations,
@@ -195,7 +196,16 @@ def test_sound_environments_pass(environment: Environment) -> None:
 @pytest.mark.parametrize(
     ("environment", "failing", "message"),
     [
-        (SharesTasks(), "splits are disjoint", "also in split 'train'"),
+        (
+            SharesTasks(),
+            "splits are disjoint",
+            "; pass other rows to validation (`tasks('validation')`), or where",
+        ),
+        (
+            MathEnvironment(data={split: [{"question": "1+1?", "answer": "2"}] for split in SPLITS}),
+            "splits are disjoint",
+            "; pass other rows to validation (`--environment.data '{train: FILE, validation: OTHER}'`), or where every",
+        ),
         (Draws(), "determinism", "differs on a copy"),
         (DrawsTasks(), "task data", "another task when it is read again"),
         (Shares(), "copies are independent", "copies share state"),

@@ -78,7 +78,7 @@ def test_equal_rewards_have_no_interval_and_equal_successes_have_wilsons() -> No
     report = summary([episode(task, 1.0, True) for task in range(20)])
     assert report.to_dict()["ci95"] == [None, None]
     told = report_table(report, Sampling())
-    assert "\nmean reward    1.0000  95 % unknown (no spread)\n" in told
+    assert "\nmean reward    1.0000  no 95 % interval (equal values or one task)\n" in told
     assert "\naccuracy       1.0000  95 % [0.8389, 1.0000]\n" in told  # 20 / (20 + 1.96^2)
 
 

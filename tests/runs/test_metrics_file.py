@@ -1,10 +1,12 @@
-"""The table of a run's metrics."""
+"""The table of a run's metrics, and the curves of TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mrlm_pl.runs.metrics_file import MetricsFile
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mrlm_pl.runs.metrics_file import Curves, MetricsFile
 
 
 def test_the_draft_that_a_kill_left_is_gone_at_the_end_of_the_resumed_run(tmp_path: Path) -> None:
@@ -15,3 +17,14 @@ def test_the_draft_that_a_kill_left_is_gone_at_the_end_of_the_resumed_run(tmp_pa
     resumed.finalize("success")
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
     assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,train/loss", "0,0.5"]
+
+
+def test_curves_have_each_step_once_after_a_kill(tmp_path: Path) -> None:
+    for first, loss in ((0, 0.5), (2, 0.25)):  # the second run starts from a checkpoint before the last steps
+        curves = Curves(tmp_path)
+        curves.save()  # as Lightning does before it reads the checkpoint
+        for step in range(first, first + 4):
+            curves.log_metrics({"train/loss": loss}, step)
+        curves.experiment.flush()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
+    assert [(item.step, item.value) for item in found] == [(0, 0.5), (1, 0.5), *((step, 0.25) for step in range(2, 6))]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from mrlm_environments import CoordinationGame
+from rich.console import Console
 
 from mrlm_pl import GRPO, Policy, RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
-from mrlm_pl.runs.console import RunProgress, _metric_texts
+from mrlm_pl.runs.console import RunProgress, _bar, _metric_texts
 from tests.support.short_fits import make
 
 
@@ -89,6 +90,35 @@ def test_iterations_of_several_updates_and_micro_batches(
         trainer = quiet_trainer(callbacks=[RunProgress(live=False)], **shown, max_epochs=2)
         trainer.fit(algorithm, data, ckpt_path=tmp_path / "last.ckpt")
         assert counted(capsys.readouterr().out) == after
+
+
+def test_a_run_resumed_within_an_iteration_shows_its_reward_at_its_place(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"groups": 4, "group_size": 2, "minibatches": 2, "iterations": 3}
+
+    def names(steps: int, checkpoint: Path | None) -> list[list[str]]:
+        progress = RunProgress(live=False)
+        trainer = quiet_trainer(callbacks=[progress], enable_progress_bar=True, max_steps=steps)
+        trainer.fit(*make(model_folder, echo(), **options), ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iterations")]
+        return [re.findall(r"\w+/\w[\w/]*(?= -?\d)", line) for line in lines]
+
+    before = names(3, None)  # the second iteration has begun
+    after = names(6, tmp_path / "last.ckpt")
+    assert "rollout/reward" in before[0]
+    assert before + after == [before[0]] * 3
+
+
+def test_the_time_left_is_known_for_long_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar, now = _bar(Console(file=io.StringIO())), [0.0]
+    monkeypatch.setattr(bar, "get_time", lambda: now[0])
+    task = bar.add_task("iterations", total=10, completed=4)  # a resumed run
+    for done in (5, 6, 7):
+        now[0] += 100.0
+        bar.update(task, completed=done)
+    assert bar.tasks[0].time_remaining == 300.0
 
 
 def test_the_end_names_failed_episodes(

@@ -285,6 +285,7 @@ def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[i
     status, out, err = mrlm("replay", str(run), "--episode", "no such episode")
     assert status == 2
     assert "no episode with id 'no such episode'" in err
+    assert "did you mean '0-1-1'?" in mrlm("replay", str(run), "--episode", "0-1-1-0")[2]
 
 
 @pytest.mark.parametrize("command", ["replay", "rescore", "whatif"])

@@ -211,6 +211,31 @@ def test_ten_thousand_episodes_and_thousand_iterations(browser: Any, served: Any
     assert browser.execute_script(f"{weight}.reduce((sum, item) => sum + item.decodedBodySize, 0)") < 250_000
 
 
+def test_the_count_names_the_episodes_that_the_table_lacks(
+    browser: Any, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 4)
+    iterations = [[episode(f"{n}-{m}", iteration=n, task=m) for m in range(3)] for n in range(5)]
+    folder = write_run(tmp_path / "run", iterations)
+    (folder / "metrics.csv").write_text("step,progress/episodes\n0,15\n")
+    address = served(find_runs([str(folder)]))
+    for filters, shown in (
+        ("", "4 of the shown 4 episodes of the run's 15"),
+        ("&task=/0", "1 of the shown 4 episodes"),
+    ):
+        show(browser, f"{address}#episodes?run={folder}{filters}")
+        assert shown in browser.execute_script("return document.getElementById('count').textContent")
+
+
+def test_commands_that_play_again_are_of_runs_alone(browser: Any, served: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [[episode("0-0")]])
+    file = folder / "episodes" / "iteration-000000.jsonl.zst"
+    for place, played in ((folder, True), (file, False)):
+        text = show(browser, f"{served(find_runs([str(place)]))}#episode?run={place}&id=0-0")
+        assert f"mrlm view {place} --text --episode 0-0" in text
+        assert (f"mrlm replay {place}" in text, f"mrlm whatif {place}" in text) == (played, played)
+
+
 def test_an_episode_of_thirty_thousand_tokens_scrolls(browser: Any, served: Any, tmp_path: Path) -> None:
     whole = episode("0-0")
     (row,) = whole.trajectories["first"]
@@ -232,8 +257,7 @@ def test_an_episode_of_thirty_thousand_tokens_scrolls(browser: Any, served: Any,
         first = f"return Number(document.querySelector('.tokens span').dataset.index) > {count} * {step - 1} / 8"
         wait(browser, first)
         assert browser.execute_script("return document.querySelectorAll('.tokens span').length") < 15_000
-    last = "return [...document.querySelectorAll('.tokens span')].at(-1).dataset.index"
-    assert wait(browser, last) == str(count - 1)
+    wait(browser, f"return [...document.querySelectorAll('.tokens span')].at(-1).dataset.index === '{count - 1}'")
 
 
 def test_health_shows_the_state_and_the_mismatch_of_each_policy(browser: Any, served: Any, tmp_path: Path) -> None:

@@ -50,6 +50,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def test_the_table_has_the_last_value_of_each_run_beyond_the_common_cost(tmp_path: Path) -> None:
+    run(tmp_path / "a", 0, [1.0, 1.0], gamma=1.0)
+    run(tmp_path / "b", 0, [1.0, 1.0, 7.0], gamma=0.5)
+    lines = compared(tmp_path).markdown().splitlines()
+    assert [line.split(" | ")[4] for line in (lines[0], *lines[2:4])] == ["last value of each run", "1", "7"]
+
+
 def test_groups_differ_in_more_than_the_seed_and_are_paired_by_it(folder: Path) -> None:
     found = compared(folder)
     assert [(family.label, sorted(family.curves)) for family in found.families] == [
@@ -209,8 +216,9 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
     table = Path(files[0]).read_text()
     assert out == table
     assert table.splitlines()[2:4] == [
-        "| gamma=1.0 | 3 | 2 [-0.4841, 4.484] | 2 [-0.4841, 4.484] |  |",
-        "| gamma=0.5 | 3 | 4 [-0.9683, 8.968] | 4 [-0.9683, 8.968] | 2 [-0.4841, 4.484], 3 pairs of seeds |",
+        "| gamma=1.0 | 3 | 2 [-0.4841, 4.484] | 2 [-0.4841, 4.484] | 2 [-0.4841, 4.484] |  |",
+        "| gamma=0.5 | 3 | 4 [-0.9683, 8.968] | 4 [-0.9683, 8.968] | 4 [-0.9683, 8.968] "
+        "| 2 [-0.4841, 4.484], 3 pairs of seeds |",
     ]
     with open(files[1], newline="") as file:
         rows = list(csv.DictReader(file))

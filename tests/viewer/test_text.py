@@ -32,6 +32,18 @@ def test_an_episode_by_agent_and_turn(folder: Path, mrlm) -> None:
     assert "it is 4" in out[second:]
 
 
+def test_an_unknown_id_is_answered_with_the_nearest(folder: Path, mrlm) -> None:
+    status, _, error = mrlm("view", "--text", str(folder), "--episode", "0-0-1")
+    assert status == 2
+    assert "there is no episode '0-0-1' in this run; did you mean '0-0'? `mrlm view RUN` lists them" in error
+
+
+def test_large_numbers_are_shown_in_full(folder: Path, mrlm) -> None:
+    (folder / "metrics.csv").write_text("step,progress/episodes\n0,15360\n")
+    write_run(folder.parent / "b", [])
+    assert " 15,360 " in mrlm("view", "--text", str(folder.parent))[1]
+
+
 def test_a_narrow_terminal_gets_whole_names(folder: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     name = "a_run_with_a_name_as_long_as_researchers_choose_them"

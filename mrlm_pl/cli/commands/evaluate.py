@@ -24,6 +24,7 @@ from mrlm_pl.evaluation.comparison import Comparison, compare, compare_rewards, 
 from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
+from mrlm_pl.runs.records.environment_code import code_of
 
 PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device")
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
@@ -43,9 +44,13 @@ def report_run(arguments: Sequence[str]) -> int:
     output = output_file(options.output)
     other = read_report(options.compare, name) if options.compare else None
     sampling = sampling_of(options, read.run.validation_sampling)
+    code = code_of(environment)
     if other is not None:
         tell_of_other_settings("environment", read.environment_settings(), other.get("settings"), options.compare)
         tell_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
+        before = other.get("code") or {}
+        if changed := [module for module, own in code.items() if before.get(module, own) != own]:
+            tell(f"warning: {options.compare} was played with other code of {', '.join(changed)}; rewards may differ")
     report = evaluate(
         options.model,
         environment,
@@ -53,7 +58,8 @@ def report_run(arguments: Sequence[str]) -> int:
         name=name,
         **{key: options[key] for key in PLAYED},
     )
-    written = {**report.to_dict(), "settings": read.environment_settings(), "sampling": asdict(sampling)}
+    settings = read.environment_settings()
+    written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "code": code}
     print(report_table(report, sampling, shown_settings(read.played)))
     if output is not None:
         write_json(output, written)

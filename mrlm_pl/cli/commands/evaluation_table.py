@@ -31,6 +31,7 @@ from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, SeatedModel
 from mrlm_pl.runs.plugins import find_environment
+from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import RecordedRun, read_run
 
 SCHEMA = 1
@@ -104,10 +105,12 @@ class Cell:
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
+            code = code_of(environment)
             seated = SeatedModel(self.model, environment, options.seats, column.known)
             report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
         settings = column.config.get("init_args") or {}
-        written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "asked": asked}
+        played = {"settings": settings, "sampling": asdict(sampling), "code": code}
+        written = {**report.to_dict(), **played, "asked": asked}
         if self.file is not None:
             write_json(self.file, written)
         return written
@@ -343,9 +346,9 @@ def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> 
         },
     )
     picture = output.with_suffix(".png")
+    text = f"table in {output}, reports of the cells in {output.with_suffix('')}/"
     try:
         plot(scores, picture)
-        print(f"table in {output}, picture in {picture}, reports of the cells in {output.with_suffix('')}/")
+        print(f"{text}, picture in {picture}")
     except ConfigurationError as error:
-        print(f"table in {output}, reports of the cells in {output.with_suffix('')}/")
-        tell(f"warning: no picture: {error}")
+        print(f"{text}; no picture: {error}")

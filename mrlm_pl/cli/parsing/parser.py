@@ -31,8 +31,8 @@ _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
 _INNER_HELP = re.compile(r"^  --\S+\.help\n(?: {20,}.*\n)+", re.MULTILINE)  # those of groups; classes take a value
 
 
-_PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type]]] = ContextVar("parsed")
-"""The words, the configuration and the bases of the groups that are parsed."""
+_PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
+"""The words, the configuration and the bases of the groups that are parsed, and the command."""
 
 
 class ShortErrors:
@@ -63,7 +63,7 @@ class ShortErrors:
         except MistakeError as mistake:
             raise mistake.in_files(words) from mistake
         given = [f"--config={json.dumps(config, default=str)}"] if config else []
-        token = _PARSED.set((words, config, bases))
+        token = _PARSED.set((words, config, bases, " ".join([self.prog, *command])))
         try:
             return self.parse_args([*command, *given, *others])  # type: ignore[attr-defined]
         finally:
@@ -114,7 +114,7 @@ class ShortErrors:
         """
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
-        words, config, bases = _PARSED.get(((), {}, {}))
+        words, config, bases, _ = _PARSED.get(((), {}, {}, ""))
         for group, base in bases.items():
             if fault := unfit(config.get(group), base, group):
                 raise fault.in_files(words) from ex
@@ -128,6 +128,7 @@ class ShortErrors:
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help in plain words, without options that the command line does not take."""
         if shown := _CLASS_HELP.search(self.description or ""):  # type: ignore[attr-defined]
+            self.prog = _PARSED.get()[3]
             described = descriptions(imported(shown[2]))
             for action in self._actions:  # type: ignore[attr-defined]
                 if action.help is None:
@@ -135,6 +136,7 @@ class ShortErrors:
         for action in self._actions:  # type: ignore[attr-defined]
             if isinstance(action.help, str):  # before its lines are wrapped, in the middle of long names
                 action.help = plain_words(action.help)
+        self.prog = self.prog.replace(" [options]", "")  # none comes before a stage
         text = plain_words(super().format_help(*args, **kwargs))  # type: ignore[misc]
         if not _CLASS_HELP.search(text):
             return text

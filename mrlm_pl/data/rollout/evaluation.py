@@ -94,8 +94,8 @@ class EvaluationStream:
         """Warn of environments whose split has fewer tasks than episodes that an option asks for, on the first rank."""
         if self.few and data_parallel_rank(self.evaluation.trainer)[0] == 0:
             found = ", ".join(f"{name!r} has {count}" for name, count in self.few.items())
-            message = "%s is %d, and the %s split has fewer tasks (%s): each is played once; lower it, or add tasks"
-            logger.warning(message, option, self.episodes, self.split, found)
+            message = "the %s split has fewer tasks than %s, %d: %s; each is played once"
+            logger.warning(message, self.split, option, self.episodes, found)
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         played: list[Episode] = []

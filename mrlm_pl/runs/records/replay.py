@@ -16,7 +16,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import episode_files, not_kept, read_episodes
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import ConfigurationError, DataError, nearest
 from mrlm_pl.evaluation.intervals import mean_interval
 from mrlm_pl.rollout.replay import NOT_RECORDED, RecordPlayer, differences
 from mrlm_pl.runs.collection import TEMPERATURE
@@ -25,6 +25,9 @@ from mrlm_pl.runs.records.run import recorded_iterations
 
 CHUNK = 256
 """Episodes that are played together."""
+
+NEAREST = 20_000
+"""Last ids among which the one that is meant is sought."""
 
 Progress = Callable[[int, int], None]
 
@@ -179,9 +182,10 @@ def chosen_episodes(
     """
     place = Path(run) / "episodes" if place is None else Path(place)
     others: Counter[str] = Counter()
-    found = 0
+    found, ids = 0, list[str]()
     for episode in read_episodes(place):
         if (iteration is not None and episode.iteration != iteration) or (id is not None and episode.id != id):
+            ids.append(episode.id)
             continue
         if episode.task.environment == environment:
             found += 1
@@ -190,7 +194,9 @@ def chosen_episodes(
             others[episode.task.environment] += 1
     if not found:
         wanted = f" with id {id!r}" * (id is not None) + f" of iteration {iteration}" * (iteration is not None)
-        rest = f"; there are {dict(others)} of other environments" if others else ""
+        near = nearest(id, ids[-NEAREST:]) if id is not None else None
+        rest = f"; did you mean {near!r}?" if near else ""
+        rest += f"; there are {dict(others)} of other environments" if others else ""
         rest += f"; {gone}" if (gone := not_kept(episode_files(place), recorded_iterations(place.parent))) else ""
         raise ConfigurationError(f"{str(place)!r} has no episode{wanted} of {environment!r}{rest}")
 

@@ -51,9 +51,9 @@ function branches(tree, run, id) {
 // Return the commands that ask for the value of other decisions at the turns of an episode, folded.
 export function whatifCommands(record, id) {
   const turns = Object.values(record.trajectories).flat().flatMap((row) => row.turns);
-  if (!record.named || !turns.length) return null;
-  const file = (turn) => `${record.named}/whatif/${`${id}-${turn.agent}-${turn.index}`.replace(/[^\w.-]/g, "_")}.json`;
-  const ask = (turn) => command(["mrlm", "whatif", record.named, "--episode", id, "--agent", turn.agent, "--turn", String(turn.index), "--output", file(turn)]);
+  if (!record.played || !turns.length) return null;
+  const file = (turn) => `${record.played}/whatif/${`${id}-${turn.agent}-${turn.index}`.replace(/[^\w.-]/g, "_")}.json`;
+  const ask = (turn) => command(["mrlm", "whatif", record.played, "--episode", id, "--agent", turn.agent, "--turn", String(turn.index), "--output", file(turn)]);
   return el("details", {}, el("summary", {}, "commands that ask for the value of other decisions"), turns.slice(0, ASKED).map(ask));
 }
 

@@ -103,7 +103,7 @@ export async function episodeView({ run, id }) {
     el("details", {}, el("summary", {}, "the task's data"), el("pre", {}, told(JSON.stringify(record.task.data, null, 1)))),
     numbers.length ? el("details", {}, el("summary", {}, "metrics of the environment"), table(["metric", "value"], numbers)) : null,
     command(["mrlm", "view", record.named, "--text", "--episode", id]),
-    command(["mrlm", "replay", record.named, "--episode", id]),
+    command(["mrlm", "replay", record.played, "--episode", id]),
     whatifCommands(record, id),
   ];
 }

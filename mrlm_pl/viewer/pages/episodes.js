@@ -73,7 +73,8 @@ export async function episodesView(parameters) {
       el("td", { class: "number" }, number(episode.tokens)),
       el("td", {}, told(episode.policies.join(", "))),
       el("td", {}, told(episode.flags || episode.stop))))));
-    count.textContent = `${kept.length} of ${episodes.length} episodes${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)}` : ""}`;
+    const among = found.total === String(episodes.length) ? "" : ` of the run's ${found.total}`;
+    count.textContent = `${kept.length} of ${among ? "the shown " : ""}${episodes.length} episodes${among}${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)}` : ""}`;
     const turn = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= kept.length, on: { click: () => { remember({ start: to }); draw(); } } }, text);
     pages.replaceChildren(...(kept.length > PAGE ? [turn("previous", start - PAGE), " ", turn("next", start + PAGE)] : []));
   }

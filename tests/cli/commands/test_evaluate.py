@@ -1,5 +1,6 @@
 """``mrlm eval``."""
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -292,6 +293,27 @@ def test_other_settings_than_those_of_the_compared_report_are_told(mrlm, model_f
     Path("copy.jsonl").write_text(Path("rows.jsonl").read_text())
     _, _, err = mrlm(*play, '{"test": "copy.jsonl"}', "--max-tokens", "2", "--compare", "r.json")
     assert "r.json has other environment settings: data is" in err
+
+
+def test_other_code_than_that_of_the_compared_report_is_told(mrlm, model_folder):
+    Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "4"}\n')
+    Path("graded_here.py").write_text("def same(reply, answer):\n    return float(reply == answer)\n")
+    Path("rewarded_here.py").write_text(
+        "from graded_here import same\n\n\ndef exact(reply, row):\n    return same(reply, row)\n"
+    )
+    arguments = {"data": {"test": "rows.jsonl"}, "rewards": ["rewarded_here.exact"], "prompt": "{question}"}
+    environment = json.dumps({"class_path": "question", "init_args": arguments})
+    play = ("eval", "--model", str(model_folder), "--environment", environment, "-n", "1", "--max-tokens", "2")
+    assert mrlm(*play, "--output", "r.json")[0] == 0
+    code = json.loads(Path("r.json").read_text())["code"]
+    assert {"mrlm_environments.question.environment", "rewarded_here", "graded_here"} <= set(code)
+    assert code["rewarded_here"] == hashlib.sha256(Path("rewarded_here.py").read_bytes()).hexdigest()[:16]
+    assert not any(name.startswith("mrlm_pl") for name in code)
+    status, _, err = mrlm(*play, "--compare", "r.json")
+    assert (status, "warning" in err) == (0, False), err
+    Path("graded_here.py").write_text("def same(reply, answer):\n    return 1.0\n")
+    _, _, err = mrlm(*play, "--compare", "r.json")
+    assert "warning: r.json was played with other code of graded_here; rewards may differ" in err
 
 
 def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate, monkeypatch):

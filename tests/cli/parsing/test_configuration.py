@@ -167,6 +167,7 @@ def test_model_help_names_parameters_and_default(mrlm):
     status, out, _ = mrlm("fit", "--model.help", "GRPO")
     assert ":class:" not in out, "also where a wrapped line divides the name"
     assert status == 0
+    assert out.startswith("usage: mrlm fit [--model.policies ")
     assert re.search(r"--model\.kl\.horizon HORIZON\s.*?default:\s+10000\)", out, re.DOTALL)
 
 

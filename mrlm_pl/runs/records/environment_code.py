@@ -1,0 +1,53 @@
+"""The code of an environment, which tells whether two evaluations judged alike."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mrlm_pl.environment import Environment
+from mrlm_pl.runs.plugins import plugin_entry_points
+from mrlm_pl.runs.records.run import is_installed
+
+
+def code_of(environment: Environment) -> dict[str, str]:
+    """Return a hash of each Python file that an environment depends on, by the name of its module.
+
+    These are the files of its classes and of its values, such as reward functions, with their imports, of the user and
+    of plugin packages; ``mrlm_pl`` and libraries are left out.
+    """
+    plugins = {entry_point.value.partition(".")[0] for entry_point in plugin_entry_points()} - {"mrlm_pl"}
+    found, seen = dict[str, str](), set[str]()
+    waiting = {_module(part) for value in _held(environment, set()) for part in (value, *type(value).__mro__)}
+    while waiting:
+        seen.add(name := waiting.pop())
+        root, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None) or ""
+        own = file.endswith(".py") and (root in plugins or not (root in ("mrlm_pl", "__main__") or is_installed(root)))
+        if own:
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+            waiting |= {*map(_module, vars(sys.modules[name]).values())} - seen
+    return dict(sorted(found.items()))
+
+
+def _held(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield a value, and the values inside of an environment, a data class or a collection."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    holds = isinstance(value, Environment) or (is_dataclass(value) and not isinstance(value, type))
+    inner = getattr(value, "__dict__", ()) if holds else value
+    items = inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else ()
+    for item in items:
+        yield from _held(item, seen)
+
+
+def _module(value: Any) -> str:
+    """Return the name of a module, or of the one that defines a class, a function, or the class of another value."""
+    name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+    return name if isinstance(name, str) else type(value).__module__
