@@ -183,10 +183,10 @@ class PolicyGradient(Algorithm):
         one_of(("keep", "exclude"), "", zero_variance=zero_variance)
         one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
         clip = as_settings(Clip, clip, "clip")
-        given = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
-        if any(given.values()) and not self.uses_loss:
+        changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
+        if any(changed.values()) and not self.uses_loss:
             raise ConfigurationError(
-                f"{type(self).__name__} does not use {', '.join(name for name in given if given[name])}: it has "
+                f"{type(self).__name__} does not use {', '.join(name for name in changed if changed[name])}: it has "
                 "token_losses of its own; leave the option out, or set `uses_loss = True` in the class if its "
                 "token_losses call super().token_losses or self.loss"
             )
