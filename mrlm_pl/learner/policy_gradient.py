@@ -61,7 +61,7 @@ class PolicyGradient(Algorithm):
     """Base of the policy gradients: a subclass sets how returns become advantages, and its other parts.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
-    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides
+    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and ``critic``. It overrides
     :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
