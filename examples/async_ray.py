@@ -11,7 +11,7 @@ import mrlm_pl
 def main(iterations: int = 40, output: str = "runs/async-ray", workers: int = 2) -> None:
     """Train on episodes that are at most two updates old."""
     policy = mrlm_pl.Policy("builtin:tiny", learning_rate=5e-4)
-    algorithm = mrlm_pl.GRPO({"main": policy}, correction={"kind": "truncated"})
+    algorithm = mrlm_pl.GRPO({"main": policy}, correction=mrlm_pl.Correction("truncated"))
     data = mrlm_pl.RolloutDataModule(
         MathEnvironment((1, 1)),
         groups=16,

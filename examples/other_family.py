@@ -20,6 +20,7 @@ from mrlm_environments import CoordinationGame
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from mrlm_pl import Optimization
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data import TrajectoryDataModule
 from mrlm_pl.policy import Policy
@@ -85,7 +86,7 @@ def teach(folder: Path, share: float, seed: int = 0) -> None:
         start, data = Path(scratch) / "start", Path(scratch) / "demonstrations.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         make_model(start, make_tokenizer([row["messages"][0]["content"] for row in rows]), seed)
-        algorithm = SFT({"main": Policy(str(start), learning_rate=3e-3)}, optimization={"schedule": "cosine"})
+        algorithm = SFT({"main": Policy(str(start), learning_rate=3e-3)}, optimization=Optimization(schedule="cosine"))
         trainer = Trainer(
             accelerator="cpu",
             max_epochs=2,

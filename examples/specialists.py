@@ -21,6 +21,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from mrlm_environments.collaborative_reasoning.environment import CollaborativeReasoningEnvironment
 
+from mrlm_pl import Optimization
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data import TrajectoryDataModule
 from mrlm_pl.environment import Task
@@ -90,7 +91,7 @@ def teach(name: str, folder: Path, train: Path, seed: int = 0, rows: int = ROWS)
         data.write_text("".join(json.dumps(row) + "\n" for row in shown))
         algorithm = SFT(
             {"main": Policy("builtin:tiny", learning_rate=3e-3)},
-            optimization={"schedule": "cosine", "warmup_steps": 20},
+            optimization=Optimization(schedule="cosine", warmup_steps=20),
         )
         trainer = Trainer(
             accelerator="cpu",

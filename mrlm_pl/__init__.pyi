@@ -13,6 +13,7 @@ from .algorithms import MAPoRL as MAPoRL
 from .data import PreferenceDataModule as PreferenceDataModule
 from .data import RolloutDataModule as RolloutDataModule
 from .data import TrajectoryDataModule as TrajectoryDataModule
+from .data.rollout.tasks import TaskSettings as TaskSettings
 from .engines import Engine as Engine
 from .engines import InProcessEngine as InProcessEngine
 from .engines import OpenAICompatible as OpenAICompatible
@@ -36,6 +37,14 @@ from .episode_files import read_episodes as read_episodes
 from .errors import ConfigurationError as ConfigurationError
 from .errors import MRLMError as MRLMError
 from .learner.algorithm import Algorithm as Algorithm
+from .learner.batch import PolicyBatch as PolicyBatch
+from .learner.credit.returns import Returns as Returns
+from .learner.optimization import Optimization as Optimization
+from .learner.policies.reference import KL as KL
+from .learner.policy_gradient import PolicyGradient as PolicyGradient
+from .losses import Clip as Clip
+from .losses import Correction as Correction
+from .losses import Entropy as Entropy
 from .policy import LoRA as LoRA
 from .policy import Policy as Policy
 from .runs import LastCheckpoint as LastCheckpoint

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from mrlm_environments import ReasoningGymEnvironment
 
 from mrlm_pl.seeding import keyed_random
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any] | None] = {
     "basic_arithmetic": {
         "min_terms": 3,
         "max_terms": 3,

@@ -8,7 +8,7 @@ from mrlm_environments import QuestionEnvironment
 import mrlm_pl
 
 
-def different_letters(reply, row):
+def different_letters(reply: str, row: dict[str, str]) -> int:
     return len(set(reply.lower()))
 
 

@@ -10,7 +10,7 @@ from mrlm_environments import QuestionEnvironment
 import mrlm_pl
 
 
-def length_ratio(replies, row):
+def length_ratio(replies: dict[str, str], row: dict[str, str]) -> float:
     ratio = len(replies["second"]) / max(len(replies["first"]), 1)
     return math.exp(-max(2 - ratio, ratio - 3, 0))
 

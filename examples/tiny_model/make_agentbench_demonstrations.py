@@ -175,7 +175,7 @@ EXPERTS: dict[str, Callable[[list[str], str, Random], list[str]]] = {
 def _argument(reply: str) -> str:
     """Return the first argument of a call."""
     text = reply.partition("<tool_call>")[2].partition("</tool_call>")[0]
-    return next(iter(json.loads(text)["arguments"].values()))  # type: ignore[no-any-return]
+    return next(iter(json.loads(text)["arguments"].values()))
 
 
 def demonstrations(environment: Environment, task: Task, rng: Random) -> Iterator[dict[str, Any]]:
@@ -255,7 +255,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=ROWS, help="of each environment")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    rows, patterns = [], []
+    rows: list[dict[str, Any]] = []
+    patterns: list[str] = []
     for name in [options.environment] if options.environment else ENVIRONMENTS:
         environment = make_environment(name, **({"team": True} if options.team else {}))
         tasks = environment.tasks("train")

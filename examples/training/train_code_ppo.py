@@ -15,7 +15,7 @@ from mrlm_pl.sandbox import Sandbox
 def main(iterations: int = 20, output: str = "runs/code-ppo", model: str = "runs/hybrid/sft") -> None:
     """Train."""
     policy = mrlm_pl.Policy(model, learning_rate=5e-4)
-    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0, kl={"coefficient": 0.01})
+    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0, kl=mrlm_pl.KL(coefficient=0.01))
     environment = CodeEnvironment(
         difficulty=(1, 1), kinds=["number"], max_attempts=2, sandbox=Sandbox(wall_seconds=5, memory_mb=256)
     )

@@ -20,7 +20,8 @@ def main(episodes: int = 4000, output: str = "runs/dpo-preferences") -> None:
         sampling=sampling,
     )
     policy = mrlm_pl.Policy("builtin:tiny", learning_rate=1e-4)
-    algorithm = mrlm_pl.DPO({"main": policy}, beta=1.0, optimization={"schedule": "cosine", "warmup_steps": 10})
+    optimization = mrlm_pl.Optimization(schedule="cosine", warmup_steps=10)
+    algorithm = mrlm_pl.DPO({"main": policy}, beta=1.0, optimization=optimization)
     pairs = mrlm_pl.PreferenceDataModule(answers, batch_size=16)
     mrlm_pl.Trainer(output=f"{output}/dpo", gradient_clip_val=1.0).fit(algorithm, pairs)
     report = mrlm_pl.evaluate(

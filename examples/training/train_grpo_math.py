@@ -11,7 +11,7 @@ import mrlm_pl
 def main(iterations: int = 60, output: str = "runs/grpo-math") -> None:
     """Train."""
     policy = mrlm_pl.Policy("builtin:tiny", learning_rate=5e-4)
-    algorithm = mrlm_pl.GRPO({"main": policy}, clip={"high": 0.28}, overlong_buffer=8)
+    algorithm = mrlm_pl.GRPO({"main": policy}, clip=mrlm_pl.Clip(high=0.28), overlong_buffer=8)
     data = mrlm_pl.RolloutDataModule(
         MathEnvironment((1, 1)),
         groups=16,

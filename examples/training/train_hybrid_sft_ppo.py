@@ -30,10 +30,10 @@ def main(rows: int = 4000, iterations: int = 20, output: str = "runs/hybrid") ->
     student = mrlm_pl.Policy("builtin:tiny", learning_rate=3e-3)
     demonstrations = mrlm_pl.TrajectoryDataModule(str(folder / "demonstrations.jsonl"), batch_size=16)
     mrlm_pl.Trainer(output=str(folder / "sft"), gradient_clip_val=1.0).fit(
-        mrlm_pl.SFT({"main": student}, optimization={"schedule": "cosine"}), demonstrations
+        mrlm_pl.SFT({"main": student}, optimization=mrlm_pl.Optimization(schedule="cosine")), demonstrations
     )
     policy = mrlm_pl.Policy(str(folder / "sft"), learning_rate=5e-4)
-    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0, kl={"coefficient": 0.01})
+    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0, kl=mrlm_pl.KL(coefficient=0.01))
     tasks = CodeEnvironment(difficulty=(1, 1), kinds=["number"])
     sampling = mrlm_pl.Sampling(max_tokens=64)
     data = mrlm_pl.RolloutDataModule(tasks, groups=8, iterations=iterations, sampling=sampling)

@@ -11,7 +11,7 @@ import mrlm_pl
 def main(iterations: int = 60, output: str = "runs/math-ppo", episodes: int = 500) -> None:
     """Train, then compare with the initial policy on the same held-out problems."""
     policy = mrlm_pl.Policy("builtin:tiny", learning_rate=5e-4)
-    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0, kl={"coefficient": 0.01})
+    algorithm = mrlm_pl.PPO({"main": policy}, value_learning_rate=1e-2, lam=1.0, kl=mrlm_pl.KL(coefficient=0.01))
     sampling = mrlm_pl.Sampling(max_tokens=32)
     data = mrlm_pl.RolloutDataModule(
         MathEnvironment((1, 1)), groups=32, passes=2, minibatches=2, iterations=iterations, sampling=sampling

@@ -15,7 +15,7 @@ def main(iterations: int = 40, output: str = "runs/multi-environment") -> None:
         [MathEnvironment((1, 1)), MathEnvironment((1, 1), kinds=["word"]), CoordinationGame()],
         names=["sums", "stories", "game"],
         weights=[2.0, 2.0, 1.0],
-        task_settings={"game": {"group_size": 4}},
+        task_settings={"game": mrlm_pl.TaskSettings(group_size=4)},
         groups=20,
         iterations=iterations,
         sampling=mrlm_pl.Sampling(max_tokens=32),

@@ -37,6 +37,7 @@ class Metrics:
         rollout: numbers of the last rollout, to be logged with its first micro-batch.
         update: numbers of the last complete update.
         row: numbers since the last row that :class:`UpdateRows` wrote.
+        shown: last parts of further names that the progress bar shows, such as ``capped`` of ``train/capped``.
         tokens: of the rollout, while its tokens are measured one by one.
     """
 
@@ -49,6 +50,7 @@ class Metrics:
         self._sums: dict[str, Tensor] = {}
         self._evaluated: dict[str, dict[tuple[str, str], float]] = {}
         self.row: dict[str, float] = {}
+        self.shown: set[str] = set()
         self.tokens: TokenMeasures | None = None
 
     def name(self, metric: str, policy: str) -> str:
@@ -177,8 +179,9 @@ class Metrics:
         """
         row = {name: float(value) for name, value in values.items()}
         trainer.callback_metrics.update(_tensors(row))
-        shown = trainer.progress_bar_metrics
-        shown.update({name: value for name, value in row.items() if on_bar(name) or name in shown})
+        bar = trainer.progress_bar_metrics
+        own = {name for name in row if name.rpartition("/")[2] in self.shown}
+        bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in own})
         self.row |= row
 
     def of_this_rank(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:

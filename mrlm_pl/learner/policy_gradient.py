@@ -61,7 +61,7 @@ class PolicyGradient(Algorithm):
     """Base of the policy gradients: a subclass sets how returns become advantages, and its other parts.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
-    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and :attr:`critic`. It overrides
+    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and ``critic``. It overrides
     :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
@@ -86,7 +86,8 @@ class PolicyGradient(Algorithm):
     Args:
         policies, seats, optimization: see :class:`Algorithm`.
         loss: of a token, by name or as a function; see :func:`mrlm_pl.losses.token_loss`. None is that of the
-            algorithm. ``reinforce`` has no importance ratio: a rollout then serves one update.
+            algorithm. ``reinforce`` has no importance ratio: a rollout then serves one update. A class whose
+            :meth:`token_losses` replace it refuses it, ``loss_settings`` and ``clip``; see :attr:`uses_loss`.
         loss_settings: further arguments of the loss, such as the temperatures of ``sapo``.
         clip: range in which the ratio has a gradient; see :class:`mrlm_pl.losses.Clip`.
         reduction: how token losses become one number; see :data:`mrlm_pl.losses.Reduction`. None is that of the loss.
@@ -134,7 +135,8 @@ class PolicyGradient(Algorithm):
         entropy_controllers: the current weight of each policy's entropy bonus.
 
     Raises:
-        ConfigurationError: an unknown name or a value out of range.
+        ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
+            without advantages; a class with a constructor of its own may lack them until :meth:`meet_rollouts`.
     """
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
@@ -180,7 +182,15 @@ class PolicyGradient(Algorithm):
         between(0, 1, "", top_entropy=top_entropy)
         one_of(("keep", "exclude"), "", zero_variance=zero_variance)
         one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
-        self.loss = token_loss(loss or self.default_loss, as_settings(Clip, clip, "clip"), loss_settings)
+        clip = as_settings(Clip, clip, "clip")
+        changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
+        if any(changed.values()) and not self.uses_loss:
+            raise ConfigurationError(
+                f"{type(self).__name__} does not use {', '.join(name for name in changed if changed[name])}: it has "
+                "token_losses of its own; leave the option out, or set `uses_loss = True` in the class if its "
+                "token_losses call super().token_losses or self.loss"
+            )
+        self.loss = token_loss(loss or self.default_loss, clip, loss_settings)
         self.reduction = reduction or self.loss.reduction
         if (self.reduction == "constant_length") != (max_length is not None):
             raise ConfigurationError(
@@ -210,16 +220,34 @@ class PolicyGradient(Algorithm):
         given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if given is None else Distiller(given, self)
         self._warned_of: set[tuple[str, str]] = set()
+        if type(self).__init__ is PolicyGradient.__init__:  # another one may set the advantages
+            self._check_credit()
 
     @property
     def uses_importance_ratio(self) -> bool:
         return self.loss.uses_ratio
 
     @property
+    def uses_loss(self) -> bool:
+        """True unless the class has token losses of its own; it sets ``uses_loss = True`` if they call these."""
+        return type(self).token_losses is PolicyGradient.token_losses
+
+    @property
     def divides_groups(self) -> bool:
         """True unless the class has a loss of its own; it sets ``divides_groups = True`` if that compares no rows."""
         cls, base = type(self), PolicyGradient
         return cls.token_losses is base.token_losses and cls.policy_loss is base.policy_loss
+
+    def _check_credit(self) -> None:
+        """Raise :class:`ConfigurationError` if nothing says how returns become advantages."""
+        methods = ("advantages", "compared", "credit", "trained_rows", "prepare")
+        own = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
+        if not (own or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
+            raise ConfigurationError(
+                f"{type(self).__name__} has no rule of advantages; override `advantages(returns)`, or set "
+                "`advantage = staticmethod(RULE)`, such as mrlm_pl.advantages.group_normalized_advantages "
+                "(docs/tutorials/own_algorithm.md)"
+            )
 
     def credit(
         self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
@@ -336,6 +364,7 @@ class PolicyGradient(Algorithm):
         return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
     def meet_rollouts(self, rollouts: Rollouts) -> None:
+        self._check_credit()
         super().meet_rollouts(rollouts)
         if self.distiller is not None:
             self.distiller.check_agents(rollouts.agents)

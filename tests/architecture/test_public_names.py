@@ -25,6 +25,8 @@ PUBLIC = {
     ),
     *("PreferenceDataModule", "RolloutDataModule", "TrajectoryDataModule"),
     *("LoRA", "Policy"),
+    *("Clip", "Correction", "Entropy", "KL", "Optimization", "TaskSettings"),
+    *("PolicyBatch", "PolicyGradient", "Returns"),
     *("Engine", "InProcessEngine", "OpenAICompatible", "RayPool", "Sampling"),
     *(
         "DatasetTasks",

@@ -219,6 +219,31 @@ def test_the_bar_shows_a_divergence_once_there_is_one() -> None:
     assert not metric_log.on_update_bar("train/approx_kl", {"train/approx_kl": 0.0})
 
 
+class Shown(GRPO):
+    def advantages(self, returns: Any) -> Tensor:
+        self.metrics.rollout["train/spread"] = 0.25
+        return super().advantages(returns)
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, metrics = super().token_losses(logp, old_logp, rows)
+        return losses, metrics | {"capped": torch.tensor(0.5), "other": torch.tensor(0.125)}
+
+
+def test_the_bar_shows_own_numbers(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    class Logging(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            pl_module.log("lab/number", 3.0, prog_bar=True)
+
+    _, data = short(model_folder, echo)
+    algorithm = Shown({"main": Policy(str(model_folder))})
+    algorithm.metrics.shown |= {"capped", "spread"}
+    trainer = quiet_trainer(callbacks=[Logging()])
+    trainer.fit(algorithm, data)
+    shown = trainer.progress_bar_metrics
+    assert {"train/capped": 0.5, "train/spread": 0.25, "lab/number": 3.0}.items() <= shown.items()
+    assert "train/other" not in shown
+
+
 class Own(GRPO):
     def on_train_batch_end(self, *_: Any) -> None:
         """Do nothing."""

@@ -135,6 +135,26 @@ def test_curves_of_two_seeds_have_a_band(browser: Any, demo: str) -> None:
     assert browser.execute_script(count.format("polygon.band")) == 1
 
 
+def test_curves_of_reward_components_and_callbacks_come_before_constant_ones(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    columns: dict[str, list[Any]] = {
+        "lab/number": [1, 2, None],
+        "rollout/agent/con/components/evidence": [0.1, 0.2, 0.3],
+        "rollout/debate/evidence": [0.1, 0.2, 0.3],
+        "rollout/debate/tie": [0, 0, None],
+        "rollout/response_tokens": [8, 8, 8],
+        "rollout/reward": [0.5, 0.6, 0.7],
+        "rollout/stop/judged": [0.9, 1, 1],
+        "step": [0, 1, 2],
+        "train/learning_rate": [3, 2, 1],
+    }
+    script = """const [columns, done] = arguments;
+    import('/curves.js').then((module) => done(module.chosenNames(Object.keys(columns).sort(), [{ columns }])))"""
+    assert browser.execute_async_script(script, columns) == [
+        *("rollout/reward", "lab/number", "rollout/debate/evidence", "rollout/response_tokens", "rollout/debate/tie"),
+    ]
+
+
 def test_a_band_is_the_interval_of_student(browser: Any, demo: str) -> None:
     show(browser, demo)
     script = """const done = arguments[arguments.length - 1];

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mrlm_pl.learner.credit.returns import Returns
-from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl import PolicyGradient, Returns
 
 
 def median_advantages(rewards: Tensor, groups: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class PlainEngine(Engine):
         model, version = self.models[request.policy]
         generator = torch.Generator().manual_seed(request.seed % 2**63)
         limit = request.limit(model.config.max_position_embeddings)
-        ids, logprobs = list(request.token_ids), []
+        ids, logprobs = list(request.token_ids), list[float]()
         while len(logprobs) < limit and (not logprobs or ids[-1] not in request.stop_ids):
             logits = model(torch.tensor([ids], device=model.device)).logits[0, -1].float().cpu()
             logp = torch.log_softmax(logits / (request.sampling.temperature or 1.0), -1)
@@ -49,5 +49,5 @@ class PlainEngine(Engine):
             ids.append(token)
             logprobs.append(float(logp[token]))
         sampled = tuple(ids[len(request.token_ids) :])
-        reason = "stop" if sampled[-1] in request.stop_ids else "length"
-        return Sample(sampled, tuple(logprobs), reason, version, "plain")
+        stopped = sampled[-1] in request.stop_ids
+        return Sample(sampled, tuple(logprobs), "stop" if stopped else "length", version, "plain")

@@ -298,6 +298,7 @@ class SignalCheck:
         self._said: set[str] = set()
         self._limits = ", ".join(dict.fromkeys(str(one.max_tokens) for one in settings))
         self._flat = self._truncated = 0
+        self._varied = False  # an earlier iteration had a signal
         self._returns: frozenset[Returns] = frozenset()
 
     def see(self, metrics: Mapping[str, float], returns: frozenset[Returns]) -> None:
@@ -314,6 +315,7 @@ class SignalCheck:
             flat = len(returns) == 1
             self._flat *= before == returns
         truncated = metrics.get("rollout/truncated_turns") == 1.0
+        self._varied = self._varied or not flat
         self._flat = self._flat + 1 if flat else 0
         self._truncated = self._truncated + 1 if truncated else 0
         if self._flat == _ITERATIONS:
@@ -353,7 +355,17 @@ class SignalCheck:
                 "no episode earns anything: the tasks are too hard for the model, or its replies are not in the form "
                 "that the environment reads; look at RUN/episodes, or `mrlm eval` with a few episodes"
             )
-        return "the reward does not depend on the reply; look at RUN/episodes"
+        earned = {value for episode in self._returns for _, value in episode}
+        rewards = f"{min(earned):g}" + (f" to {max(earned):g}" if len(earned) > 1 else "")
+        if self._varied:
+            return (
+                f"the policy has converged: rewards differed before and are now {rewards}; use harder tasks if no "
+                "reply earns more, otherwise sample more different replies (model.entropy.coefficient, data.group_size)"
+            )
+        return (
+            f"the rewards are {rewards}: the policy solves or fails each task in every reply, or the reward does not "
+            "depend on the reply; look at RUN/episodes"
+        )
 
 
 class VerifierWatch:

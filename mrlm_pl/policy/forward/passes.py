@@ -194,7 +194,8 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
     head = base.get_output_embeddings()
 
     def of_all(hidden: Tensor) -> Tensor:
-        return forward(hidden.flatten(0, 1).index_select(0, inputs.predictors)).unsqueeze(0)
+        # No view: FSDP2 warns on every rank of a view that a model returns.
+        return torch.stack([forward(hidden.flatten(0, 1).index_select(0, inputs.predictors))])
 
     layout: dict[str, Any] = {}
     if inputs.segments is not None:

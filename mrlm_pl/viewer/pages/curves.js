@@ -4,12 +4,23 @@ import { choice, el, get, remember, told } from "./dom.js";
 
 const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episodes"],
   ["progress/generated_tokens", "tokens"], ["progress/seconds", "seconds"], ["step", "steps"]];
-const FIRST = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
+const MAIN = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
+const OWN = /^(rollout\/(?!agent\/|policy\/|stop\/)[^/]+\/[^/]+$|(?!(rollout|train|val|test)\/|step$|epoch$))/;
 const MOST = 24;
 
 export function points(columns, axis, name) {
   const xs = columns[axis], ys = columns[name] ?? [];
   return ys.map((y, row) => [xs ? xs[row] : row, y]).filter(([x, y]) => x !== null && y !== null);
+}
+
+// Return the names that a page without a filter shows: the main ones, then the numbers of environments (components of
+// the reward) and callbacks, constant ones last.
+export function chosenNames(names, runs) {
+  const rank = new Map(names.map((name) => {
+    const values = new Set(runs.flatMap((run) => run.columns[name] ?? []).filter((value) => value !== null));
+    return [name, 2 * (values.size < 2) + !MAIN.test(name)];
+  }));
+  return names.filter((name) => MAIN.test(name) || OWN.test(name)).sort((one, other) => rank.get(one) - rank.get(other));
 }
 
 // Return mean and 95 % interval over seeds, row by row, where two or more have a value.
@@ -43,7 +54,8 @@ export async function curvesView(parameters) {
 
   function draw(pattern) {
     const words = pattern.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = names.filter((name) => (words.length ? words.every((word) => name.toLowerCase().includes(word)) : FIRST.test(name)));
+    const shown = words.length ? names.filter((name) => words.every((word) => name.toLowerCase().includes(word)))
+      : chosenNames(names, Object.values(data));
     box.replaceChildren(...shown.slice(0, MOST).map((name) => {
       const lines = [], bands = [], marks = [];
       [...families.values()].forEach((family, color) => {

@@ -86,7 +86,10 @@ def test_it_installs_with_pip_passes_its_tests_and_trains(mrlm: Command, tmp_pat
     site = tmp_path / "site"
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
     run("-m", "pip", "install", *options, "--target", str(site), "./my-lab", folder=Path.cwd(), path=tmp_path)
-    assert "5 passed" in run("-m", "pytest", "-q", "tests", folder=Path("my-lab"), path=site)
+    Path("pyproject.toml").write_text("[tool.pytest.ini_options]\nabsent_option = 1\n")  # above the package
+    tested = run("-m", "pytest", "-q", folder=Path("my-lab"), path=site)
+    assert "6 passed" in tested
+    assert "Unknown config option" not in tested
     small = ("--data.iterations", "2", "--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "0")
     run("-m", "mrlm_pl.cli.main", "fit", "--config", "my-lab/config.yaml", *small, folder=Path.cwd(), path=site)
     assert Path("runs/config/policies/main/config.json").is_file()

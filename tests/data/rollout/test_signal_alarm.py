@@ -35,7 +35,7 @@ FLAT = {"rollout/zero_variance_groups": 1.0, "rollout/truncated_turns": 0.0}
         (Sampling(), {**FLAT, "rollout/success": 1.0}, 1.0, "harder tasks"),
         (Sampling(), {**FLAT, "rollout/success": 0.0}, 0.1, "no episode earns anything"),
         (Sampling(), FLAT, 0.0, "no episode earns anything"),
-        (Sampling(), FLAT, 0.5, "does not depend on the reply"),
+        (Sampling(), FLAT, 0.5, "the rewards are 0.5: the policy solves or fails each task in every reply, or"),
         (Sampling(), {**FLAT, "rollout/entropy": 0.04}, 0.5, "nearly deterministic"),
         (Sampling(), {**FLAT, "rollout/entropy": 0.06}, 0.5, "does not depend on the reply"),
         (Sampling(), {**FLAT, "rollout/entropy": 0.04, "rollout/success": 1.0}, 1.0, "harder tasks"),
@@ -62,6 +62,19 @@ def test_teachers_are_no_returns(success: Mapping[str, float], cause: str, caplo
     assert "no episode counts as solved" in caplog.text
     assert cause in caplog.text
     assert "returns" not in caplog.text
+
+
+@pytest.mark.parametrize(("rewards", "said"), [((1.0,), "now 1"), ((0.25, 1.0), "now 0.25 to 1")])
+def test_rewards_that_differed_before_depend_on_the_reply(
+    rewards: tuple[float, ...], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = SignalCheck(Sampling(), compares=True)
+    with caplog.at_level(logging.WARNING):
+        for flat in (0.5, 1.0, 1.0, 1.0):
+            found = frozenset().union(*map(returns, rewards))
+            check.see({"rollout/zero_variance_groups": flat, "rollout/entropy": 0.3}, found)
+    assert f"has converged: rewards differed before and are {said}; use harder tasks" in caplog.text
+    assert "does not depend" not in caplog.text
 
 
 def test_one_iteration_with_a_signal_starts_the_count_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,4 +146,4 @@ def test_a_zero_sum_game_has_a_signal_although_the_mean_over_the_agents_is_alway
         assert not logged_here(caplog)
         for _ in range(3):
             check.see(FLAT, CollectionSums.of(lost, 1.0).returns)
-    assert "the reward does not depend on the reply" in caplog.text
+    assert "rewards differed before and are now -1 to 1" in caplog.text

@@ -1,0 +1,94 @@
+"""A subclass of the policy gradient that lacks a part, or leaves an option without effect, is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from mrlm_pl.advantages import group_centered_advantages
+from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.policy_gradient import PolicyGradient
+from mrlm_pl.losses import Clip
+
+
+class Bare(PolicyGradient):
+    pass
+
+
+class BareWithOption(PolicyGradient):
+    def __init__(self, *args: Any, blame: float = 1.0, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.blame = blame
+
+
+class Attribute(PolicyGradient):
+    default_loss = "gspo"
+    advantage = staticmethod(group_centered_advantages)
+
+
+class Method(PolicyGradient):
+    def advantages(self, returns: Any) -> Tensor:
+        return returns.reward
+
+
+class Baseline(PolicyGradient):
+    def compared(self, returns: Any) -> Any:
+        return replace(returns, baseline=returns.reward)
+
+
+ROLLOUTS = Rollouts({"agent": None}, ["echo"])
+
+
+@pytest.mark.parametrize("cls", [Bare, PolicyGradient])
+def test_a_class_without_advantages_is_refused_when_it_is_made(cls: Any, model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{cls.__name__} has no rule of advantages; override `advantages"):
+        cls({"main": str(model_folder)})
+
+
+def test_a_class_whose_constructor_does_not_set_them_either_is_refused_before_the_first_rollout(
+    model_folder: Path,
+) -> None:
+    algorithm = BareWithOption({"main": str(model_folder)})
+    with pytest.raises(ConfigurationError, match="BareWithOption has no rule of advantages"):
+        algorithm.meet_rollouts(ROLLOUTS)
+
+
+@pytest.mark.parametrize("cls", [Attribute, Method, Baseline])
+def test_each_way_to_have_advantages_is_accepted(cls: Any, model_folder: Path) -> None:
+    cls({"main": str(model_folder)}).meet_rollouts(ROLLOUTS)
+
+
+class OwnLoss(Attribute):
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return -rows.advantages * logp, {}
+
+
+class WrappedLoss(OwnLoss):
+    uses_loss = True
+
+    def token_losses(self, logp: Tensor, old_logp: Tensor, rows: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return PolicyGradient.token_losses(self, logp, old_logp, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"loss": "ppo"}, "loss"),
+        ({"clip": {"high": 0.28}}, "clip"),
+        ({"loss": "sapo", "loss_settings": {"positive_temperature": 2.0}}, "loss, loss_settings"),
+    ],
+)
+def test_options_of_the_loss_beside_own_token_losses_are_refused(
+    options: dict[str, Any], named: str, model_folder: Path
+) -> None:
+    policies = {"main": str(model_folder)}
+    with pytest.raises(ConfigurationError, match=rf"^OwnLoss does not use {named}: .*leave the option out"):
+        OwnLoss(policies, **options)
+    OwnLoss(policies, loss=None, loss_settings={}, clip=Clip())  # the defaults, as a saved configuration gives them
+    assert WrappedLoss(policies, **options).loss != WrappedLoss(policies).loss
+    Attribute(policies, **options)
