@@ -86,7 +86,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     def __init__(self, limits: Limits, token_file: str | None, identity: Identity) -> None:
         super().__init__(Offer({}, 0, limits.step_seconds), Workers(1, 1), limits)
         self.live: dict[str, Worker] = {}
-        self._leaving: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
         self._way = Address("worker:1", token_file, identity, limits.message_mb)
 
@@ -163,14 +163,15 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
                     del self.live[worker.report.worker]
                 logger.info("worker %r at %r is gone", worker.report.worker, worker.report.address)
                 # Not awaited here: this stream may be cancelled, and the connection must be closed.
-                closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
-                self._leaving.append(asyncio.ensure_future(closing))
+                text = f"the worker at {worker.report.address} is gone"
+                closing = asyncio.ensure_future(worker.connection.close(text))
+                self._leaving.add(closing)
+                closing.add_done_callback(self._leaving.discard)
 
     async def leave(self) -> None:
         """Close the connections to all workers."""
         workers, self.live = list(self.live.values()), {}
         await asyncio.gather(*self._leaving, *(worker.connection.close() for worker in workers))
-        self._leaving.clear()
 
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersReply:  # noqa: N802
         """Return the workers and the seconds since the last report of each."""

@@ -24,6 +24,7 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits, refusal_of
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport import addresses
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
@@ -206,6 +207,19 @@ def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     episodes = begun(cluster, 5)
     assert len(episodes) == 5
     assert (len(first.service.sessions), len(second.service.sessions)) == (0, 5)
+    eventually(lambda: not cluster.controller.service._leaving)
+
+
+def test_a_worker_that_is_gone_is_not_asked_for_ever(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_gone", {})
+    cluster.add()
+    (episode,) = begun(cluster, 1)
+    worker, membership = cluster.workers.pop(0)
+    cluster.run(membership.stop())
+    cluster.run(worker.stop())
+    with pytest.raises(RemoteError):
+        asyncio.run(episode.step(BOTH))
+    assert addresses._gone == {}
 
 
 @pytest.mark.usefixtures("silent_workers")

@@ -199,6 +199,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
     async def _step(self, place: Address, request: pb.StepRequest) -> Step:
         server = await connection(place)
+        listed = place in self.addresses  # no session is opened at another, which is a controller's worker
         backoff = Backoff(self.step_seconds)
         while True:
             try:
@@ -210,11 +211,12 @@ class RemoteEnvironment(Environment, proxy=True):
                     )
                 return step_from(reply.step)
             except RemoteError:
-                note_gone(place)
+                if listed:
+                    note_gone(place)
                 raise
             except StatusError as error:
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
-                if not overloaded and (error.transient or error.code in _GONE):
+                if listed and not overloaded and (error.transient or error.code in _GONE):
                     note_gone(place)
                 # An overloaded server refuses before anything is done.
                 if not overloaded or not await backoff.pause():
