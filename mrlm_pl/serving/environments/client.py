@@ -36,6 +36,9 @@ from mrlm_pl.settings import positive
 
 ASK_SECONDS = 30.0
 TASKS_AT_ONCE = 64
+KEPT_PARTS = 16
+"""Parts of an endless split that are kept: its tasks follow each other, and a run reads any number."""
+
 REACH_SECONDS = 3.0
 ASK_AGAIN_SECONDS = 60.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
@@ -267,6 +270,8 @@ class RemoteTasks(TaskSource):
     def _read(self, part: int) -> pb.TasksReply:
         reply = self._environment.read_tasks(self.split, part * TASKS_AT_ONCE, TASKS_AT_ONCE)
         self._parts[part] = from_json(reply.tasks, list[Task])
+        if not reply.HasField("size") and len(self._parts) > KEPT_PARTS:
+            del self._parts[next(iter(self._parts))]
         return reply
 
 
