@@ -7,9 +7,10 @@ they can reach it. So it can be restarted while sessions are live.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -123,20 +124,21 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         return await self._forward("Close", request)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
-        """Forward a renewal of leases to each worker."""
+        """Forward a renewal of leases to each worker; one that is silent does not delay the others'."""
         by_worker = grouped((session.partition(SEPARATOR)[0], session) for session in request.sessions)
-        unknown: list[str] = []
-        for name, sessions in by_worker.items():
-            try:
-                await self._until(lambda name=name: name in self.live)
-                renewed = pb.KeepAliveRequest(sessions=sessions)
-                reply = await self._worker(name).connection.call("KeepAlive", renewed, FORWARD_SECONDS)
-            except (StatusError, RefusalError) as error:
-                # A worker that is only out of reach for now keeps its sessions until their leases end.
-                unknown += [] if isinstance(error, StatusError) and error.transient else sessions
-            else:
-                unknown += reply.unknown
-        return pb.KeepAliveReply(unknown=unknown)
+        found = await asyncio.gather(*(self._renewed(name, sessions) for name, sessions in by_worker.items()))
+        return pb.KeepAliveReply(unknown=itertools.chain(*found))
+
+    async def _renewed(self, name: str, sessions: Sequence[str]) -> Sequence[str]:
+        """Renew leases at a worker; return the sessions that are gone."""
+        try:
+            await self._until(lambda: name in self.live)
+            renewed = pb.KeepAliveRequest(sessions=sessions)
+            reply = await self._worker(name).connection.call("KeepAlive", renewed, FORWARD_SECONDS)
+        except (StatusError, RefusalError) as error:
+            # A worker that is only out of reach for now keeps its sessions until their leases end.
+            return [] if isinstance(error, StatusError) and error.transient else sessions
+        return list(reply.unknown)
 
     async def Join(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerReport], context: Any

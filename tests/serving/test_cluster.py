@@ -210,6 +210,28 @@ def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     eventually(lambda: not cluster.controller.service._leaving)
 
 
+def test_a_silent_worker_does_not_delay_the_renewal_at_others(cluster: Cluster) -> None:
+    silent, other = cluster.add(), cluster.add()
+    episodes = begun(cluster, 2)
+    sessions = [session for worker in (silent, other) for session in worker.service.sessions]
+    before = [session.touched for session in sessions]
+    assert len(sessions) == len(episodes) == 2
+
+    async def never(*arguments: Any) -> Any:
+        await asyncio.sleep(600)
+
+    cluster.controller.service.live["worker0"].connection.call = never  # type: ignore[method-assign]
+    request = pb.KeepAliveRequest(sessions=[session.id for session in sessions])
+
+    async def ask() -> Any:
+        async with grpc.aio.insecure_channel(cluster.target) as channel:
+            return await EnvironmentServiceStub(channel).KeepAlive(request, timeout=2.0)
+
+    with pytest.raises(grpc.aio.AioRpcError):
+        cluster.run(ask())
+    assert [session.touched > old for session, old in zip(sessions, before, strict=True)] == [False, True]
+
+
 def test_a_worker_that_is_gone_is_not_asked_for_ever(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_gone", {})
     cluster.add()
