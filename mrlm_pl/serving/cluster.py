@@ -36,7 +36,7 @@ SILENT_SECONDS = 3.0
 
 SEPARATOR = "."
 FORWARD_SECONDS = 300.0
-"""Longest that a forwarded call may take; the worker's own deadlines are shorter."""
+"""Longest that a forwarded call may take, unless the controller's ``step_seconds`` are more."""
 
 REJOIN_SECONDS = 10.0
 """Seconds that a call waits for the worker of its session, after the start of this controller."""
@@ -89,6 +89,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         self.live: dict[str, Worker] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
+        self._forward_seconds = max(FORWARD_SECONDS, limits.step_seconds)
         self._way = Address("worker:1", token_file, identity, limits.message_mb)
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
@@ -102,7 +103,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
                 continue
             worker.opening += 1
             try:
-                reply: pb.OpenReply = await worker.connection.call("Open", request, FORWARD_SECONDS)
+                reply: pb.OpenReply = await worker.connection.call("Open", request, self._forward_seconds)
             except StatusError as error:
                 if error.too_large or error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
                     raise
@@ -134,7 +135,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         try:
             await self._until(lambda: name in self.live)
             renewed = pb.KeepAliveRequest(sessions=sessions)
-            reply = await self._worker(name).connection.call("KeepAlive", renewed, FORWARD_SECONDS)
+            reply = await self._worker(name).connection.call("KeepAlive", renewed, self._forward_seconds)
         except (StatusError, RefusalError) as error:
             # A worker that is only out of reach for now keeps its sessions until their leases end.
             return [] if isinstance(error, StatusError) and error.transient else sessions
@@ -213,7 +214,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     async def _forward(self, method: str, request: Any) -> Any:
         name = request.session.partition(SEPARATOR)[0]
         await self._until(lambda: name in self.live)
-        return await self._worker(name).connection.call(method, request, FORWARD_SECONDS)
+        return await self._worker(name).connection.call(method, request, self._forward_seconds)
 
     def _worker(self, name: str) -> Worker:
         if name not in self.live:

@@ -19,6 +19,7 @@ from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
+from mrlm_pl.serving import cluster as cluster_module
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
@@ -37,9 +38,9 @@ BOTH = {"row": Message("assistant", "C"), "column": Message("assistant", "C")}
 class Cluster:
     """A controller and its workers, on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         self.loop = EventLoopThread()
-        self.controller = ControllerServer(Endpoint(), Limits())
+        self.controller = ControllerServer(Endpoint(), limits)
         self.run(self.controller.start())
         self.port = self.controller.port
         self.workers: list[tuple[EnvironmentServer, Membership]] = []
@@ -208,6 +209,25 @@ def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     assert len(episodes) == 5
     assert (len(first.service.sessions), len(second.service.sessions)) == (0, 5)
     eventually(lambda: not cluster.controller.service._leaving)
+
+
+def test_forwarded_steps_may_take_as_long_as_the_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreached(*arguments: Any) -> bool:
+        return False  # so that steps are forwarded
+
+    step = CoordinationGame.step
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    monkeypatch.setattr(client, "_reaches", unreached)
+    monkeypatch.setattr(cluster_module, "FORWARD_SECONDS", 0.3)
+    monkeypatch.setattr(CoordinationGame, "quick", False)
+    monkeypatch.setattr(CoordinationGame, "step", lambda *given: time.sleep(0.9) or step(*given))
+    cluster = Cluster(Limits(step_seconds=60.0))
+    try:
+        cluster.add()
+        (episode,) = begun(cluster, 1)
+        assert asyncio.run(episode.step(BOTH)).done
+    finally:
+        cluster.stop()
 
 
 def test_a_silent_worker_does_not_delay_the_renewal_at_others(cluster: Cluster) -> None:
