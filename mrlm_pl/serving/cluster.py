@@ -7,9 +7,10 @@ they can reach it. So it can be restarted while sessions are live.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +36,7 @@ SILENT_SECONDS = 3.0
 
 SEPARATOR = "."
 FORWARD_SECONDS = 300.0
-"""Longest that a forwarded call may take; the worker's own deadlines are shorter."""
+"""Longest that a forwarded call may take, unless the controller's ``step_seconds`` are more."""
 
 REJOIN_SECONDS = 10.0
 """Seconds that a call waits for the worker of its session, after the start of this controller."""
@@ -86,8 +87,9 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     def __init__(self, limits: Limits, token_file: str | None, identity: Identity) -> None:
         super().__init__(Offer({}, 0, limits.step_seconds), Workers(1, 1), limits)
         self.live: dict[str, Worker] = {}
-        self._leaving: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
+        self._forward_seconds = max(FORWARD_SECONDS, limits.step_seconds)
         self._way = Address("worker:1", token_file, identity, limits.message_mb)
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenReply:
@@ -101,7 +103,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
                 continue
             worker.opening += 1
             try:
-                reply: pb.OpenReply = await worker.connection.call("Open", request, FORWARD_SECONDS)
+                reply: pb.OpenReply = await worker.connection.call("Open", request, self._forward_seconds)
             except StatusError as error:
                 if error.too_large or error.code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
                     raise
@@ -123,20 +125,21 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         return await self._forward("Close", request)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
-        """Forward a renewal of leases to each worker."""
+        """Forward a renewal of leases to each worker; one that is silent does not delay the others'."""
         by_worker = grouped((session.partition(SEPARATOR)[0], session) for session in request.sessions)
-        unknown: list[str] = []
-        for name, sessions in by_worker.items():
-            try:
-                await self._until(lambda name=name: name in self.live)
-                renewed = pb.KeepAliveRequest(sessions=sessions)
-                reply = await self._worker(name).connection.call("KeepAlive", renewed, FORWARD_SECONDS)
-            except (StatusError, RefusalError) as error:
-                # A worker that is only out of reach for now keeps its sessions until their leases end.
-                unknown += [] if isinstance(error, StatusError) and error.transient else sessions
-            else:
-                unknown += reply.unknown
-        return pb.KeepAliveReply(unknown=unknown)
+        found = await asyncio.gather(*(self._renewed(name, sessions) for name, sessions in by_worker.items()))
+        return pb.KeepAliveReply(unknown=itertools.chain(*found))
+
+    async def _renewed(self, name: str, sessions: Sequence[str]) -> Sequence[str]:
+        """Renew leases at a worker; return the sessions that are gone."""
+        try:
+            await self._until(lambda: name in self.live)
+            renewed = pb.KeepAliveRequest(sessions=sessions)
+            reply = await self._worker(name).connection.call("KeepAlive", renewed, self._forward_seconds)
+        except (StatusError, RefusalError) as error:
+            # A worker that is only out of reach for now keeps its sessions until their leases end.
+            return [] if isinstance(error, StatusError) and error.transient else sessions
+        return list(reply.unknown)
 
     async def Join(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.WorkerReport], context: Any
@@ -163,14 +166,15 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
                     del self.live[worker.report.worker]
                 logger.info("worker %r at %r is gone", worker.report.worker, worker.report.address)
                 # Not awaited here: this stream may be cancelled, and the connection must be closed.
-                closing = worker.connection.close(f"the worker at {worker.report.address} is gone")
-                self._leaving.append(asyncio.ensure_future(closing))
+                text = f"the worker at {worker.report.address} is gone"
+                closing = asyncio.ensure_future(worker.connection.close(text))
+                self._leaving.add(closing)
+                closing.add_done_callback(self._leaving.discard)
 
     async def leave(self) -> None:
         """Close the connections to all workers."""
         workers, self.live = list(self.live.values()), {}
         await asyncio.gather(*self._leaving, *(worker.connection.close() for worker in workers))
-        self._leaving.clear()
 
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersReply:  # noqa: N802
         """Return the workers and the seconds since the last report of each."""
@@ -210,7 +214,7 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     async def _forward(self, method: str, request: Any) -> Any:
         name = request.session.partition(SEPARATOR)[0]
         await self._until(lambda: name in self.live)
-        return await self._worker(name).connection.call(method, request, FORWARD_SECONDS)
+        return await self._worker(name).connection.call(method, request, self._forward_seconds)
 
     def _worker(self, name: str) -> Worker:
         if name not in self.live:

@@ -239,7 +239,7 @@ async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:
     """Return the answer to a message; None ends the connection."""
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _error("INVALID_JSON", f"Invalid JSON: {error}")
     kind = message.get("type") if isinstance(message, dict) else None
     data = message.get("data", {}) if isinstance(message, dict) else {}

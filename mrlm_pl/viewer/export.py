@@ -83,7 +83,8 @@ def _table(run: Run, iteration: int | None, episode: str | None) -> dict[str, An
         record = run.index.record(episode)
         table = run.index.table(record["iteration"])
         of = (record["iteration"], record["group"])
-        rows = [row for row in table["rows"] if (row[_ITERATION], row[_GROUP]) == of]
+        files = (reversed(file.rows) for file in run.index.newest_first())  # the table is bounded
+        rows = next(filter(None, ([row for row in own if (row[_ITERATION], row[_GROUP]) == of] for own in files)), [])
         note = f"the exported page holds episode {episode} and its group"
     elif iteration is not None:
         table, rows = run.index.iteration(iteration)

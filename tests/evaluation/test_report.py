@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -229,6 +230,17 @@ def test_the_interval_of_a_mean_reward_ends_at_declared_bounds_that_hold(
     assert found == (0.0 if clipped[0] else low, high)
     assert summarize(episodes, bounds=lambda task: (0.0, 1.0), **about).ci95 == (0.0, min(high, 1.0))
     assert summarize(episodes[1:], bounds=lambda task: (0.0, 1.0), **about).ci95 == (-math.inf, math.inf)
+
+
+def test_the_declared_bounds_are_those_of_all_tasks_for_the_mean_of_a_team() -> None:
+    episodes = [episode(task, float(task == 0)) for task in range(4)]
+    low, high = mean_interval([[item.reward] for item in episodes])
+    about: dict[str, Any] = {"environment": "math", "model": "m", "split": "test", "seed": 0}
+    several = summarize(episodes, bounds=lambda task: (-0.1, 0.5) if task.index else (0.0, 1.0), **about).ci95
+    assert several == (-0.1, 1.0)
+    assert summarize(episodes, bounds=lambda task: (0.0, 1.0) if task.index else None, **about).ci95 == (low, high)
+    teams = [replace(item, agents=("agent", "other")) for item in episodes]
+    assert summarize(teams, bounds=lambda task: (-1.0, 1.0), **about).ci95 == (low / 2, 0.5)
 
 
 def test_episodes_and_turns_that_a_limit_cut_are_told_apart() -> None:

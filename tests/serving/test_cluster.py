@@ -19,11 +19,13 @@ from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.environment import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
+from mrlm_pl.serving import cluster as cluster_module
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits, refusal_of
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport import addresses
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
@@ -36,9 +38,9 @@ BOTH = {"row": Message("assistant", "C"), "column": Message("assistant", "C")}
 class Cluster:
     """A controller and its workers, on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         self.loop = EventLoopThread()
-        self.controller = ControllerServer(Endpoint(), Limits())
+        self.controller = ControllerServer(Endpoint(), limits)
         self.run(self.controller.start())
         self.port = self.controller.port
         self.workers: list[tuple[EnvironmentServer, Membership]] = []
@@ -206,6 +208,60 @@ def test_a_worker_that_leaves_gets_no_more_sessions(cluster: Cluster) -> None:
     episodes = begun(cluster, 5)
     assert len(episodes) == 5
     assert (len(first.service.sessions), len(second.service.sessions)) == (0, 5)
+    eventually(lambda: not cluster.controller.service._leaving)
+
+
+def test_forwarded_steps_may_take_as_long_as_the_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreached(*arguments: Any) -> bool:
+        return False  # so that steps are forwarded
+
+    step = CoordinationGame.step
+    monkeypatch.delenv("MRLM_TOKEN", raising=False)
+    monkeypatch.setattr(client, "_reaches", unreached)
+    monkeypatch.setattr(cluster_module, "FORWARD_SECONDS", 0.3)
+    monkeypatch.setattr(CoordinationGame, "quick", False)
+    monkeypatch.setattr(CoordinationGame, "step", lambda *given: time.sleep(0.9) or step(*given))
+    cluster = Cluster(Limits(step_seconds=60.0))
+    try:
+        cluster.add()
+        (episode,) = begun(cluster, 1)
+        assert asyncio.run(episode.step(BOTH)).done
+    finally:
+        cluster.stop()
+
+
+def test_a_silent_worker_does_not_delay_the_renewal_at_others(cluster: Cluster) -> None:
+    silent, other = cluster.add(), cluster.add()
+    episodes = begun(cluster, 2)
+    sessions = [session for worker in (silent, other) for session in worker.service.sessions]
+    before = [session.touched for session in sessions]
+    assert len(sessions) == len(episodes) == 2
+
+    async def never(*arguments: Any) -> Any:
+        await asyncio.sleep(600)
+
+    cluster.controller.service.live["worker0"].connection.call = never  # type: ignore[method-assign]
+    request = pb.KeepAliveRequest(sessions=[session.id for session in sessions])
+
+    async def ask() -> Any:
+        async with grpc.aio.insecure_channel(cluster.target) as channel:
+            return await EnvironmentServiceStub(channel).KeepAlive(request, timeout=2.0)
+
+    with pytest.raises(grpc.aio.AioRpcError):
+        cluster.run(ask())
+    assert [session.touched > old for session, old in zip(sessions, before, strict=True)] == [False, True]
+
+
+def test_a_worker_that_is_gone_is_not_asked_for_ever(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_gone", {})
+    cluster.add()
+    (episode,) = begun(cluster, 1)
+    worker, membership = cluster.workers.pop(0)
+    cluster.run(membership.stop())
+    cluster.run(worker.stop())
+    with pytest.raises(RemoteError):
+        asyncio.run(episode.step(BOTH))
+    assert addresses._gone == {}
 
 
 @pytest.mark.usefixtures("silent_workers")

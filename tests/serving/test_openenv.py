@@ -157,6 +157,7 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
     answers = talk(
         server.url,
         "{",
+        "[" * 100_000,
         {"type": "dance"},
         {"type": "step", "data": {"message": "go"}},
         {"type": "reset", "data": {"index": 10_000}},
@@ -166,6 +167,7 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
     )
     assert [answer["data"].get("code") for answer in answers] == [
         "INVALID_JSON",
+        "INVALID_JSON",
         "UNKNOWN_TYPE",
         "VALIDATION_ERROR",
         "EXECUTION_ERROR",
@@ -173,7 +175,7 @@ def test_faults_have_the_codes_of_the_protocol(export: Callable[..., Exported]) 
         "EXECUTION_ERROR",
         "VALIDATION_ERROR",
     ]
-    assert "the back end is away" in answers[5]["data"]["message"]
+    assert "the back end is away" in answers[6]["data"]["message"]
     eventually(lambda: not len(server.server.service.sessions), 60)
     environment = OpenEnvEnvironment(server.url)
     with pytest.raises(RemoteError, match="the back end is away"):

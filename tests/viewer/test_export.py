@@ -79,7 +79,7 @@ def held(page: str) -> dict[str, Any]:
     return json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
 
 
-def test_the_exported_episodes_can_be_chosen(tmp_path: Path, mrlm) -> None:
+def test_the_exported_episodes_can_be_chosen(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:
     iterations = [[episode(f"{n}{m // 2}-{m % 2}", iteration=n, task=m) for m in range(4)] for n in range(3)]
     folder, page = str(write_run(tmp_path / "run", iterations)), tmp_path / "page.html"
 
@@ -93,6 +93,8 @@ def test_the_exported_episodes_can_be_chosen(tmp_path: Path, mrlm) -> None:
     assert chosen("--episode", "01-0") == (["01-0", "01-1"], ["the exported page holds episode 01-0 and its group"])
     assert "no episode of iteration 7" in mrlm("view", folder, "--export", str(page), "--iteration", "7")[2]
     assert "no episode 'x'" in mrlm("view", folder, "--export", str(page), "--episode", "x")[2]
+    monkeypatch.setattr("mrlm_pl.viewer.episode_index.NEWEST", 2)
+    assert chosen("--episode", "10-0")[0] == ["10-0", "10-1"], "also where its iteration has more than a table holds"
 
 
 def test_an_exported_page_counts_the_run_and_compares_all_of_it(

@@ -40,6 +40,7 @@ T = TypeVar("T")
 @dataclass
 class _Loaded:
     model: PreTrainedModel
+    dtype: torch.dtype
     backend: Backend
     window: int | None
     vocabulary: int
@@ -142,8 +143,8 @@ class InProcessEngine(Engine):
         self._open_work().run(self._load, policy, weights, version)
 
     def _load(self, policy: str, model: PreTrainedModel, version: int) -> None:
-        loaded = self._loaded.get(policy)
-        if loaded is not None and loaded.model is model:
+        loaded, dtype = self._loaded.get(policy), self._dtype or model.dtype
+        if loaded is not None and loaded.model is model and loaded.dtype == dtype:
             loaded.backend.refresh()
             if isinstance(loaded.backend, FusedDecoder):
                 loaded.backend.rows = self._rows(policy, loaded.backend)
@@ -153,15 +154,14 @@ class InProcessEngine(Engine):
             window = window if window and window > 0 else None  # XLNet's -1 is no bound
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
-            backend = self._backend(policy, model)
-            loaded = self._loaded[policy] = _Loaded(model, backend, window, vocabulary, version, policy)
+            backend = self._backend(policy, model, dtype)
+            loaded = self._loaded[policy] = _Loaded(model, dtype, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):
             together = self._compile or loaded.backend.rows is DecoderRows
             loaded.kind = loaded.backend.weights.architecture if together else policy
         self._sessions.drop_policy(policy)
 
-    def _backend(self, policy: str, model: PreTrainedModel) -> Backend:
-        dtype = self._dtype or model.dtype
+    def _backend(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> Backend:
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
             decoder = FusedDecoder(model, dtype, self._own_weights, self._shared_base(policy, model, dtype))
@@ -205,6 +205,7 @@ class InProcessEngine(Engine):
             (name, loaded)
             for name, loaded in self._loaded.items()
             if name != policy
+            and loaded.dtype == dtype
             and isinstance(loaded.backend, FusedDecoder)
             and _same_objects(base, base_of(loaded.model))
         ]

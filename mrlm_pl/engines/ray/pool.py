@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.local.engine import InProcessEngine
 from mrlm_pl.engines.ray.group import WorkerGroup
 from mrlm_pl.engines.routing import sampled_in_parts
@@ -50,12 +50,16 @@ class RayPool(WorkerGroup, Engine):
         at_least(1, "", calls=calls)
         super().__init__(workers, **options)
         self._make_engine, self._calls = engine, calls
+        self._beside: LearnerPlace | None = None
         self._spreading = Spreading(workers)
 
     def _worker(self, place: int, gpus: str | None) -> tuple[type, tuple[Any, ...]]:
         from mrlm_pl.engines.ray.workers import PoolWorker
 
-        return PoolWorker, (gpus, self._make_engine, f"{self.name}/{place}", place, self.count, self._calls)
+        # The devices are not those of the worker; a worker that replaces another computes like the rest.
+        self._beside = self._beside or LearnerPlace(precision=self.learner.precision if self.learner else "32-true")
+        name = f"{self.name}/{place}"
+        return PoolWorker, (gpus, self._make_engine, name, place, self.count, self._calls, self._beside)
 
     # Weights.
 

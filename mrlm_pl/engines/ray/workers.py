@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.base import Engine, Sample, SampleRequest
+from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.ray.gpus import visible_gpus
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, check_fit, install
 from mrlm_pl.engines.transfer.manifest import Manifest
@@ -129,6 +129,7 @@ class PoolWorker(FilledWorker):
         place: number of the worker in the pool.
         places: number of workers of the pool.
         calls: concurrent calls of :meth:`sample`; None: the engine's own number.
+        learner: the precision of the run.
     """
 
     def __init__(
@@ -139,9 +140,11 @@ class PoolWorker(FilledWorker):
         place: int,
         places: int,
         calls: int | None,
+        learner: LearnerPlace,
     ) -> None:
         super().__init__(gpus, name, 1)
-        self._make_engine, self._place, self._places, self._calls_asked = make_engine, place, places, calls
+        self._learner, self._make_engine = learner, make_engine
+        self._place, self._places, self._calls_asked = place, places, calls
         self._engine: Any = None
 
     async def describe(self) -> dict[str, Any]:
@@ -152,6 +155,7 @@ class PoolWorker(FilledWorker):
         """
         if self._engine is None:  # not in the constructor, whose errors Ray hides
             engine = self._make_engine()
+            engine.meet_learner(self._learner)
             self.claims = engine.join_pool(self._place, self._places)
             self._calls = self._calls_asked or engine.calls_at_once
             self._engine = engine

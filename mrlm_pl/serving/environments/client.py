@@ -36,6 +36,9 @@ from mrlm_pl.settings import positive
 
 ASK_SECONDS = 30.0
 TASKS_AT_ONCE = 64
+KEPT_PARTS = 16
+"""Parts of an endless split that are kept: its tasks follow each other, and a run reads any number."""
+
 REACH_SECONDS = 3.0
 ASK_AGAIN_SECONDS = 60.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
@@ -199,6 +202,7 @@ class RemoteEnvironment(Environment, proxy=True):
 
     async def _step(self, place: Address, request: pb.StepRequest) -> Step:
         server = await connection(place)
+        listed = place in self.addresses  # no session is opened at another, which is a controller's worker
         backoff = Backoff(self.step_seconds)
         while True:
             try:
@@ -210,11 +214,12 @@ class RemoteEnvironment(Environment, proxy=True):
                     )
                 return step_from(reply.step)
             except RemoteError:
-                note_gone(place)
+                if listed:
+                    note_gone(place)
                 raise
             except StatusError as error:
                 overloaded = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.too_large
-                if not overloaded and (error.transient or error.code in _GONE):
+                if listed and not overloaded and (error.transient or error.code in _GONE):
                     note_gone(place)
                 # An overloaded server refuses before anything is done.
                 if not overloaded or not await backoff.pause():
@@ -265,6 +270,8 @@ class RemoteTasks(TaskSource):
     def _read(self, part: int) -> pb.TasksReply:
         reply = self._environment.read_tasks(self.split, part * TASKS_AT_ONCE, TASKS_AT_ONCE)
         self._parts[part] = from_json(reply.tasks, list[Task])
+        if not reply.HasField("size") and len(self._parts) > KEPT_PARTS:
+            del self._parts[next(iter(self._parts))]
         return reply
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,8 @@ _STUB = environment_pb2_grpc.PolicyServiceStub
 
 
 Code = grpc.StatusCode
+MAX_TOKENS = 1 << 20
+"""Most tokens of a call, contexts and replies: a message of 16 MiB holds them at the 11 bytes of a sampled token."""
 
 
 class RemoteEngine(Engine):
@@ -49,8 +51,8 @@ class RemoteEngine(Engine):
             RemoteError: its answer is not of the protocol.
         """
         found: list[Sample] = []
-        for start in range(0, len(requests), MAX_REQUESTS):
-            batch = pb.SampleBatch(requests=[_to_request(item) for item in requests[start : start + MAX_REQUESTS]])
+        for part in _parts(requests):
+            batch = pb.SampleBatch(requests=[_to_request(item) for item in part])
             reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
             found += [_from_sample(sample) for sample in reply.samples]
         if len(found) != len(requests):
@@ -104,6 +106,21 @@ class RemoteEngine(Engine):
         servers = Servers([self.address], "the server of policies", refusal)
         reply, _ = await servers.first_answer(ask, self.seconds, (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED), late)
         return reply
+
+
+def _parts(requests: Sequence[SampleRequest]) -> Iterator[list[SampleRequest]]:
+    """Yield the requests of each call, in order."""
+    part: list[SampleRequest] = []
+    tokens = 0
+    for request in requests:
+        more = len(request.token_ids) + request.sampling.max_tokens
+        if part and (len(part) == MAX_REQUESTS or tokens + more > MAX_TOKENS):
+            yield part
+            part, tokens = [], 0
+        part.append(request)
+        tokens += more
+    if part:
+        yield part
 
 
 def _to_request(request: SampleRequest) -> pb.SampleRequest:

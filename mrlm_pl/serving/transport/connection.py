@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -117,6 +118,7 @@ class Connection:
         self.leases: dict[str, float] = {}
         self.patience = RECONNECT_SECONDS
         self._keeper: asyncio.Task[None] | None = None
+        self._shorter = asyncio.Event()
         self._closed = ""
         options = [
             ("grpc.max_receive_message_length", address.message_mb << 20),
@@ -205,6 +207,8 @@ class Connection:
 
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""
+        if lease_seconds < min(self.leases.values(), default=math.inf):
+            self._shorter.set()
         self.leases[session] = lease_seconds
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.ensure_future(self._keep())
@@ -219,9 +223,15 @@ class Connection:
         await self._channel.close()
 
     async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
         while self.leases and not self._closed:
-            await asyncio.sleep(max(min(self.leases.values()) / 3, 0.05))
-            names = list(self.leases)
+            self._shorter.clear()
+            pause = renewed + max(min(self.leases.values()) / 3, 0.05) - loop.time()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._shorter.wait(), pause)
+                continue
+            renewed, names = loop.time(), list(self.leases)
             for start in range(0, len(names), 1000):
                 request = pb.KeepAliveRequest(sessions=names[start : start + 1000])
                 try:

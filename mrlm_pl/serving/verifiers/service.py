@@ -89,8 +89,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
     @property
     def waiting(self) -> int:
-        """Conversations that wait for the model."""
-        return sum(request.waiting for request in self._requests)
+        """Conversations that wait for the model; also read by the thread of the metrics."""
+        return sum(request.waiting for request in tuple(self._requests))
 
     @property
     def busy(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from mrlm_pl.algorithms import OnPolicyDistillation
 from mrlm_pl.data.rollout.metrics import CollectionSums, Returns, SignalCheck
 from mrlm_pl.engines import Sampling
+from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from tests.support.logs import logged_here
 
@@ -105,11 +106,18 @@ def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: 
     assert "max_tokens 5" in caplog.text
 
 
-@pytest.mark.parametrize(("most", "warnings"), [(5, 1), (1, 0)])
-def test_truncation_is_named_once_in_a_run_and_not_where_a_turn_is_one_token(
-    most: int, warnings: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("sampling", "warnings"),
+    [
+        (Sampling(max_tokens=5), 1),
+        (Sampling(max_tokens=1), 0),
+        (Sampling(max_tokens=1, policies={"writer": PolicySampling(max_tokens=5)}), 1),
+    ],
+)
+def test_truncation_is_named_once_in_a_run_and_not_where_every_turn_is_one_token(
+    sampling: Sampling, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check = SignalCheck(Sampling(max_tokens=most), compares=True)
+    check = SignalCheck(sampling, compares=True)
     with caplog.at_level(logging.WARNING):
         for truncated in (1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0):
             check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": truncated}, returns(0.0))

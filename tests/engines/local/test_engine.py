@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines import InProcessEngine, Sample
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.local import llama
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_weights import DecoderWeights
@@ -251,6 +252,23 @@ def test_load_takes_over_changed_weights(name: str, dtype: torch.dtype | None, m
     assert new.token_ids == expected.token_ids
     assert new.logprobs == expected.logprobs
     assert new.logprobs != old.logprobs
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_a_policy_that_is_loaded_again_computes_in_the_precision_of_the_new_run(
+    name: str, make_engine: MakeEngine
+) -> None:
+    model = build(name)
+    row = request(contexts(7)[0], max_tokens=8)
+    single, half = (run(make_engine(model, dtype=dtype), row)[0] for dtype in (torch.float32, torch.bfloat16))
+    assert single.logprobs != half.logprobs
+    engine = make_engine(model)
+    for version, (precision, expected) in enumerate([("bf16-mixed", half), ("32-true", single)], 2):
+        engine.meet_learner(LearnerPlace(precision=precision))
+        engine.load("p", model, version)
+        assert run(engine, row)[0].logprobs == expected.logprobs
+    engine.load("p", model.to(torch.bfloat16), 4)
+    assert run(engine, row)[0].logprobs == run(make_engine(model), row)[0].logprobs
 
 
 def test_loading_again_reuses_the_fused_memory_and_copies_nothing_that_fits() -> None:

@@ -165,6 +165,18 @@ def test_every_worker_answers_like_the_learner_after_every_update(make_pool: Mak
     assert pool.window("q") is None
 
 
+def test_workers_compute_in_the_precision_of_the_run(make_pool: MakePool) -> None:
+    pool, _ = make_pool(1)
+    model, asked = build("qwen2"), request([3, 1, 2], max_tokens=8)
+    pool.meet_learner(LearnerPlace(precision="bf16-mixed"))
+    pool.load("p", model, 1)
+    half = InProcessEngine(dtype=torch.bfloat16)
+    half.load("p", model, 1)
+    assert pool.precision("p") == "bfloat16"
+    assert run(pool, asked)[0].logprobs == run(half, asked)[0].logprobs
+    half.close()
+
+
 def test_with_adapters_only_they_are_sent_again(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, _ = make_pool(2)
     model = build("llama").requires_grad_(False)

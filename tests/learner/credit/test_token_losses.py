@@ -30,7 +30,10 @@ def test_numbers_become_tensors() -> None:
         ((LOSSES.mean(), {}), "must return a loss for each token"),
         ((LOSSES, None), "must return a loss for each token"),
         ((LOSSES, {"ratio": LOSSES}), r"the metric 'ratio' has shape \[2, 3\]; give each metric .*masked_mean"),
-        ((LOSSES, {"loss": 9.0}), "the metric 'loss' is the name of the mean loss"),
+        ((LOSSES, {"ratio": None}), "the metric 'ratio' is None; give each metric"),
+        ((LOSSES, {"mine": 1.0, "loss": 9.0}), "the metric 'loss' has the name of one that is logged already"),
+        ((LOSSES, {"approx_kl": 9.0}), "the metric 'approx_kl' has the name of one that is logged already"),
+        ((LOSSES, {"mismatch_k1": 9.0}), "the metric 'mismatch_k1' has the name of one that is logged already"),
     ],
 )
 def test_what_else_is_returned_is_refused(found: Any, message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import InProcessEngine, Sampling
-from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.engines.base import Sample, SampleRequest
 from mrlm_pl.errors import EngineError, RemoteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.serving.environments.hosted import Offer
@@ -94,6 +94,22 @@ def test_many_turns_are_asked_for_in_parts(remote: RemoteEngine, monkeypatch: py
     monkeypatch.setattr(policy_engine, "MAX_REQUESTS", 1)
     again = asyncio.run(remote.sample(requests(5)))
     assert [sample.token_ids for sample in again] == [sample.token_ids for sample in whole]
+
+
+@pytest.mark.parametrize(("context", "reply"), [(700_000, 1), (1, 200_000)])
+def test_long_turns_fit_the_messages(
+    context: int, reply: int, local: InProcessEngine, remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    async def longest(requests: Any) -> list[Sample]:
+        calls.append(len(requests))
+        return [Sample((150_000,) * reply, (-0.5,) * reply, "length", 1, "in_process")] * len(requests)
+
+    monkeypatch.setattr(local, "sample", longest)
+    asked = [SampleRequest((150_000,) * context, "judge", row, Sampling(max_tokens=reply)) for row in range(8)]
+    assert [len(sample.token_ids) for sample in asyncio.run(remote.sample(asked))] == [reply] * 8
+    assert calls == ([1] * 8 if context > reply else [5, 3])
 
 
 def test_a_fault_of_the_engine_is_told_at_once(

@@ -159,6 +159,19 @@ def test_leases_are_renewed_after_any_failure(loop: EventLoopThread, monkeypatch
     assert calls >= 5
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_a_lease_shorter_than_those_before_is_renewed_in_time(loop: EventLoopThread, released: bool) -> None:
+    async def hold(connection: Connection) -> None:
+        connection.hold("long", 120.0)
+        await asyncio.sleep(0.05)  # its renewal is planned
+        if released:
+            del connection.leases["long"]
+        connection.hold("short", 0.15)
+        await asyncio.sleep(1.0)
+
+    assert asked(loop, use=hold)[1] >= 3
+
+
 def test_a_connection_closes_while_a_lease_is_renewed(loop: EventLoopThread) -> None:
     renewing = asyncio.Event()
 

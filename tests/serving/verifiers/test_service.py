@@ -22,7 +22,7 @@ from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.security import TOKEN_VARIABLE
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
-from mrlm_pl.serving.verifiers.service import ScoreLimits
+from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
 from tests.support.environment_servers import eventually, refusal
 from tests.support.verifier_models import tiny
 from tests.support.verifier_servers import Raw, Spoken, Verifier, request
@@ -146,6 +146,19 @@ def test_a_large_request_stops_at_its_deadline(serve: Any) -> None:
     assert refusal(server.ask, *["zzz"] * 20, timeout=0.5)[0] is Code.DEADLINE_EXCEEDED
     eventually(lambda: not server.service.busy)
     assert len(scorer.batches) <= 12
+
+
+def test_the_metrics_may_count_while_requests_arrive() -> None:
+    service = VerifierService(Spoken(), "spoken")
+
+    class Arriving:
+        @property
+        def waiting(self) -> int:
+            service._requests.append(Arriving())  # type: ignore[arg-type]
+            return 1
+
+    service._requests.append(Arriving())  # type: ignore[arg-type]
+    assert service.waiting == 1
 
 
 def test_the_queue_is_bounded(serve: Any) -> None:
