@@ -47,7 +47,7 @@ class ContextRows(Rows):
         return States((copy, self._own[:, :, row, :, : length - known].clone()))
 
     def _keep_contexts(self, left: Sequence[int]) -> None:
-        """Number the contexts of the rows anew: ``left`` are those that stay."""
+        """Keep the contexts ``left`` of the rows, and number them from 0 again."""
         self._lengths = [self._lengths[u] for u in left]
         self._copies = [self._copies[u] for u in left]
         self._contexts = [left.index(u) for u in self._contexts]
