@@ -247,7 +247,7 @@ class DecoderWeights:
 
         Args:
             name: of the memory.
-            parts: what is stacked.
+            parts: the tensors to stack.
             dtype: of the result.
             lasting: whether the first part stays where it is until the next :meth:`read`.
             turned: whether the memory is that of the transpose; then it is always this object's.
