@@ -259,7 +259,7 @@ def checked_token_losses(
 
 
 def _metric_fault(name: str, value: Any) -> str:
-    """Return what is wrong with a rule's metric, or an empty text."""
+    """Return the fault of a rule's metric, or an empty text."""
     if name in _LOGGED or name.startswith("mismatch_"):
         return "has the name of one that is logged already"
     try:
