@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -135,6 +136,14 @@ def test_other_commands_name_what_exists() -> None:
         else:
             assert program in ("mrlm", "python", *OTHER_PROGRAMS), place
     assert len(SHOWN) > 100, "the commands are found"
+
+
+@pytest.mark.parametrize("target", ["quickstart", "install"])
+def test_an_installation_announces_its_minutes(target: str, tmp_path: Path) -> None:
+    command = ["make", "--dry-run", target, f"VENV={tmp_path / 'venv'}"]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    torch = planned.index("install --quiet torch")
+    assert re.search(r'^echo ".*torch.*some minutes', planned[:torch], re.MULTILINE)
 
 
 def test_blocks_with_commands_say_that_they_are_bash() -> None:
