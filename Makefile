@@ -50,14 +50,16 @@ install: $(VENV)/.installed-dev  ## the dependencies of tests and checks
 # Choose another build by its index: make install TORCH="torch==2.13.0 --index-url URL".
 TORCH ?= torch==2.13.0
 $(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing torch and the packages of a run in $(VENV), which takes some minutes."
 	$(PIP) install --quiet $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --editable .
-	touch $@
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the packages of tests and checks in $(VENV)."
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	@touch $@
 
 peers: .venv-peers/.installed  ## the libraries that the benchmarks compare with, in a separate environment
 .venv-peers/.installed:

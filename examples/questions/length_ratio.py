@@ -11,12 +11,14 @@ import mrlm_pl
 
 
 def length_ratio(replies: dict[str, str], row: dict[str, str]) -> float:
-    ratio = len(replies["second"]) / max(len(replies["first"]), 1)
+    if not all(replies.values()):
+        return 0.0
+    ratio = len(replies["second"]) / len(replies["first"])
     return math.exp(-max(2 - ratio, ratio - 3, 0))
 
 
 rows = [{"prompt": f"Write a story about number {n}:"} for n in range(100)]
 environment = QuestionEnvironment(rows, [length_ratio], agents=["first", "second"])
-policies = {agent: mrlm_pl.Policy("builtin:tiny", learning_rate=1e-3) for agent in environment.agents}
+policies = {agent: mrlm_pl.Policy("builtin:tiny", learning_rate=3e-4) for agent in environment.agents}
 data = mrlm_pl.RolloutDataModule(environment, iterations=30, sampling=mrlm_pl.Sampling(max_tokens=32))
 mrlm_pl.Trainer(limit_val_batches=0).fit(mrlm_pl.MAGRPO(policies), data)

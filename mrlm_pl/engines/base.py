@@ -285,6 +285,10 @@ class Engine(ABC):
         """
         return True
 
+    def servers(self, policy: str) -> Sequence[str]:
+        """Return the URLs of servers that hold the policy's weights, where each holds those of one trained policy."""
+        return ()
+
     def precision(self, policy: str) -> str | None:
         """Return the floating-point type in which the policy's samples are computed, such as ``bfloat16``.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.engines.base import Engine, EngineWrapper, LearnerPlace, Sample, SampleRequest
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 
 P = TypeVar("P", bound=Hashable)
@@ -83,6 +84,27 @@ class RoutingEngine(EngineWrapper):
 
     def _engines(self) -> list[Engine]:
         return list(dict.fromkeys([self.engine, *self.elsewhere.values()]))
+
+
+def check_servers(engine: Engine, trained: Iterable[str]) -> None:
+    """Validate that no two trained policies are on one server, without a request to it.
+
+    Args:
+        engine: of all policies.
+        trained: names of the trained ones.
+
+    Raises:
+        ConfigurationError: two are.
+    """
+    owners: dict[str, str] = {}
+    for policy in trained:
+        for url in engine.servers(policy):
+            if (other := owners.setdefault(url, policy)) != policy:
+                raise ConfigurationError(
+                    f"policies {other!r} and {policy!r} are both trained, and {url} holds the weights of one; start a "
+                    "server for each, and name them in a RoutingEngine (data.engine), or leave data.engine out to "
+                    "generate in this process"
+                )
 
 
 async def sampled_in_parts(

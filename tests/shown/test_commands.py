@@ -6,18 +6,27 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mrlm_pl.cli.commands.completion import whole_parser
 from mrlm_pl.cli.main import COMMANDS, main
 from mrlm_pl.cli.parsing.config_files import with_underscores
-from tests.support.documents import CONFIGS, ROOT, blocks, inline, parse, shown_commands
+from tests.support.documents import CONFIGS, OWN_MODULE, ROOT, blocks, commands, inline, parse, shown_commands
 
 SHOWN = shown_commands()
 PARSED = [words for words in SHOWN.values() if words[0] in ("mrlm", "python") and words[1] != "-m"]
+WORKFLOWS = {
+    f"{path.name} {step['run']}": words
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    for job in yaml.safe_load(path.read_text())["jobs"].values()
+    for step in job["steps"]
+    for words in commands(step.get("run", "").replace(".venv/bin/python -m pip", "pip"))
+}
 UNSHOWN = [
     ["mrlm", "fit", "--config", path.relative_to(ROOT).as_posix()]
     for path in CONFIGS
@@ -32,10 +41,9 @@ OF_RUNS = {"eval", "collect", "recredit", "replay", "rescore", "whatif", "report
 """Commands that read a run."""
 
 RUN_FILES = {"a.yaml": "configs/quickstart.yaml", "b.yaml": "configs/quickstart.yaml"}
-OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironment(MathEnvironment):\n    pass\n"
-"""The reader's own files: configurations, each with a stand-in, and a module."""
+"""The reader's own configurations, each with a stand-in."""
 
-OTHER_PROGRAMS = ("vllm", "transformers", "ray", "tensorboard", "docker", "sbatch")
+OTHER_PROGRAMS = ("vllm", "transformers", "ray", "tensorboard", "docker", "sbatch", "sed")
 OTHER_OPTIONS = ("--model-timeout", "--logprobs-mode", "--enable-deterministic-inference", "--security-opt")
 OTHER_OPTIONS += ("--build-arg", "--gpus", "--init", "--stop-timeout", "--cap-drop", "--requeue")
 """Other programs and their options."""
@@ -116,11 +124,11 @@ def test_a_mistake_is_found(line: str, there: Callable[[Sequence[str]], int]) ->
 
 
 def test_other_commands_name_what_exists() -> None:
-    """Check targets of make, extras of pip, scripts and tests."""
+    """Check targets of make, extras of pip, scripts and tests, also in the workflows."""
     project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = re.findall(r"^(\w+) = ", project, re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
-    for place, (program, *rest) in SHOWN.items():
+    for place, (program, *rest) in {**SHOWN, **WORKFLOWS}.items():
         names = [word for word in rest if not word.startswith("-")]
         if program == "make":
             targets = [word for word in names if "=" not in word]
@@ -135,6 +143,15 @@ def test_other_commands_name_what_exists() -> None:
         else:
             assert program in ("mrlm", "python", *OTHER_PROGRAMS), place
     assert len(SHOWN) > 100, "the commands are found"
+    assert len(WORKFLOWS) > 6
+
+
+@pytest.mark.parametrize("target", ["quickstart", "install"])
+def test_an_installation_announces_its_minutes(target: str, tmp_path: Path) -> None:
+    command = ["make", "--dry-run", target, f"VENV={tmp_path / 'venv'}"]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    torch = planned.index("install --quiet torch")
+    assert re.search(r'^echo ".*torch.*some minutes', planned[:torch], re.MULTILINE)
 
 
 def test_blocks_with_commands_say_that_they_are_bash() -> None:

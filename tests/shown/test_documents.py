@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.documents import DOCUMENTS, ROOT, blocks, dedented, parse
+from tests.support.documents import DOCUMENTS, OWN_MODULE, ROOT, blocks, dedented, parse
 
 PYTHON = blocks("python")
 YAML = blocks("yaml")
@@ -30,9 +30,11 @@ PLACES: dict[str, Callable[[Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("place", "code"), PYTHON, ids=[place for place, _ in PYTHON])
 def test_python_blocks_run(place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     short = re.sub(r"iterations=\d+", "iterations=1", code).replace("num_episodes=500", "num_episodes=4")
     names: dict[str, Any] = {"__name__": "document"}
-    exec(compile(short, place, "exec"), names)
+    with own_modules(place):
+        exec(compile(short, place, "exec"), names)
     assert names.keys() - {"__name__", "__builtins__"}, "the block did something"
 
 
@@ -55,15 +57,29 @@ def as_configuration(block: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("place", "block"), YAML, ids=[place for place, _ in YAML])
 def test_yaml_blocks_are_configurations(place: str, block: str, mrlm: object) -> None:
-    assert status_of(block) == 0
+    assert status_of(block, place) == 0
 
 
-def status_of(block: str) -> int:
+@contextmanager
+def own_modules(place: str = "") -> Iterator[None]:
+    """Write the reader's own modules for a while: stand-ins, and those that the page shows under their names."""
+    files = {"my_rewards.py": (ROOT / "examples/questions/rewards.py").read_text(), "my_file.py": OWN_MODULE}
+    for found, code in PYTHON:
+        named = re.match(r"# (\w+\.py)\n", code)
+        if named and found.partition(":")[0] == place.partition(":")[0]:
+            files[named[1]] = code
+    for name, code in files.items():
+        Path(name).write_text(code)
+    yield
+    for name in files:
+        sys.modules.pop(Path(name).stem, None)  # the next page has others
+
+
+def status_of(block: str, place: str = "") -> int:
     evaluates = isinstance(yaml.safe_load(dedented(block)).get("model"), list)  # several models of `mrlm eval`
     Path("shown.yaml").write_text(dedented(block) if evaluates else yaml.safe_dump(as_configuration(block)))
-    shutil.copy(ROOT / "examples/questions/rewards.py", "my_rewards.py")
-    sys.modules.pop("my_rewards", None)  # of another block's folder
-    return parse(["mrlm", "eval" if evaluates else "fit", "--config", "shown.yaml"])
+    with own_modules(place):
+        return parse(["mrlm", "eval" if evaluates else "fit", "--config", "shown.yaml"])
 
 
 @pytest.mark.parametrize(
@@ -76,6 +92,7 @@ def status_of(block: str) -> int:
         "judge: {class_path: RewardModelJudge, init_args: {modl: {class_path: RewardModel}}}",
         "  sandbox: {minimun: landlock}",
         "trainer: {precison: bf16-mixed}",
+        "environment: {class_path: my_file.OurEnvironment}",
     ],
 )
 def test_a_mistake_in_a_block_is_found(block: str, mrlm: object) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +25,36 @@ def code(name: str) -> str:
     return (FOLDER / f"{name}.py").read_text().split('"""', 2)[2].strip()
 
 
+def reward(name: str) -> str:
+    """Return the source of an example's reward function."""
+    return "def " + code(name).partition("def ")[2].partition("\n\nrows = ")[0]
+
+
 @pytest.mark.parametrize("name", LINES)
-def test_the_document_shows_the_example_in_full(name: str) -> None:
-    assert code(name) in [text.strip() for place, text in blocks("python") if place.startswith("docs/questions.md")]
+def test_the_documents_show_the_example(name: str) -> None:
+    """The first in full, of the second the reward."""
+    shown = code(name) if name == "different_letters" else reward(name)
+    assert any(shown in text for _, text in blocks("python"))
     assert len([line for line in code(name).splitlines() if line.strip()]) <= LINES[name]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (0, 0, 0.0),
+        (0, 2, 0.0),
+        (0, 3, 0.0),
+        (4, 0, 0.0),
+        (1, 2, 1.0),
+        (4, 12, 1.0),
+        (4, 4, math.exp(-1)),
+        (2, 8, math.exp(-1)),
+    ],
+)
+def test_the_ratio_of_lengths_earns_nothing_with_an_empty_text(first: int, second: int, expected: float) -> None:
+    names: dict[str, Any] = {}
+    exec("import math\n" + reward("length_ratio"), names)
+    assert names["length_ratio"]({"first": "a" * first, "second": "b" * second}, {}) == pytest.approx(expected)
 
 
 @pytest.mark.slow

@@ -22,6 +22,8 @@ DOCUMENTS = [
 ]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+OWN_MODULE = "from mrlm_environments import MathEnvironment\n\nclass MyEnvironment(MathEnvironment):\n    pass\n"
+"""A stand-in for the reader's own module, ``my_file.py``."""
 
 _BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")

@@ -17,6 +17,7 @@ from mrlm_pl.data.rollout.evaluation import Evaluation, EvaluationStream
 from mrlm_pl.data.rollout.stream import TrainingStream
 from mrlm_pl.data.rollout.tasks import RunTasks, SuccessRateCurriculum, TaskSettings
 from mrlm_pl.engines import Engine, Sampling
+from mrlm_pl.engines.routing import check_servers
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention
@@ -165,6 +166,8 @@ class RolloutDataModule(LightningDataModule):
         self.players.learner = learner
         for option, settings in {"sampling": self.sampling, "validation_sampling": self.validation_sampling}.items():
             settings.check_policies([*learner.policies], f"data.{option}")
+        if self.players.given is not None:
+            check_servers(self.players.given, [name for name in learner.policies if learner.policy(name).trained])
         if stage == "fit":
             self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]

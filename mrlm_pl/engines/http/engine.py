@@ -37,6 +37,7 @@ from mrlm_pl.engines.http.replicas import (
     share_of,
 )
 from mrlm_pl.engines.http.text_dialect import dialect_of
+from mrlm_pl.engines.routing import check_servers
 from mrlm_pl.engines.transfer.manifest import checksum
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError, RemoteTimeoutError
 from mrlm_pl.policy.export import write_version
@@ -119,6 +120,10 @@ class OpenAICompatible(Engine):
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
         return self.dialect.reports_logprobs
+
+    def servers(self, policy: str) -> Sequence[str]:
+        """Return the URLs of the servers, unless requests name the weights; see :meth:`Engine.servers`."""
+        return () if self.dialect.names_folders else [replica.url for replica in self._replicas.all]
 
     def precision(self, policy: str) -> str | None:
         """Return ``unknown``: servers do not report it; see :meth:`Engine.precision`."""
@@ -221,8 +226,8 @@ class OpenAICompatible(Engine):
             known.version = version
             return
         if trained:
-            others = [name for name, item in self._policies.items() if item.folder and name != policy]
-            folder = checked_folder(policy, others, self._folder, self.dialect, self._replicas.targets)
+            check_servers(self, [*(name for name, item in self._policies.items() if item.folder), policy])
+            folder = checked_folder(policy, self._folder, self._replicas.targets)
         checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
         if known is not None and known.confirmed and (known.version, known.checksums) == (version, checksums):
             return  # another part of the same evaluation

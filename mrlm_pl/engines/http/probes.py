@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,12 @@ def only_model(models: tuple[str, ...], policy: str, targets: str) -> str:
     )
 
 
-def checked_folder(policy: str, others: Sequence[str], folder: Path | None, dialect: Dialect, targets: str) -> Path:
+def checked_folder(policy: str, folder: Path | None, targets: str) -> Path:
     """Return the folder of the written weights of a policy, if servers can get them.
 
     Args:
         policy: that is trained.
-        others: the servers' other trained policies.
         folder: of the written weights.
-        dialect: of the servers.
         targets: the servers, for messages.
 
     Raises:
@@ -144,11 +142,6 @@ def checked_folder(policy: str, others: Sequence[str], folder: Path | None, dial
             f"policy {policy!r} is trained, and the servers at {targets} do not get its weights; set the engine's "
             "weights_folder (data.engine.weights_folder) to a folder that they can read, or `trained: false` for the "
             "policy"
-        )
-    if others and not dialect.names_folders:
-        raise ConfigurationError(
-            f"policies {others[0]!r} and {policy!r} are both trained, and {targets} holds one model; use the "
-            "in-process engine, or a server that serves one of them (served_by)"
         )
     if world_size() > 1:
         raise ConfigurationError(

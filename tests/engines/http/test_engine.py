@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from mrlm_environments import QuestionEnvironment
 from transformers import AutoModelForCausalLM
 
-from mrlm_pl.algorithms import GRPO, MADPO, PPO
+from mrlm_pl.algorithms import GRPO, MADPO, MAGRPO, PPO
 from mrlm_pl.concurrency.backoff import until
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.checks import check_logprobs
-from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest
+from mrlm_pl.engines import InProcessEngine, OpenAICompatible, Sample, SampleRequest, Sampling
 from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
@@ -68,6 +70,10 @@ def engine() -> Iterator[Callable[..., OpenAICompatible]]:
 def request(token_ids: Sequence[int], seed: int = 0, **changes: Any) -> SampleRequest:
     """Return a short turn."""
     return any_request(token_ids, seed, **({"max_tokens": 4} | changes))
+
+
+def different_lengths(replies: dict[str, str], row: Any) -> float:
+    return float(len(replies["first"]) - len(replies["second"]))
 
 
 def run(engine: OpenAICompatible, *requests: SampleRequest) -> list[Sample]:
@@ -486,10 +492,44 @@ def test_a_trained_policy_without_a_way_for_its_weights_is_refused(
         engine(serve()).load("p", changed(model, 0.0), 0)
     with pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE=1"):
         engine(serve(), weights_folder=str(tmp_path)).load("p", changed(model, 0.0), 0)
-    remote = engine(serve(FakeSglang), weights_folder=str(tmp_path))
+    server = serve(FakeSglang)
+    remote = engine(server, weights_folder=str(tmp_path))
     remote.load("p", changed(model, 0.0), 0)
+    known = len(server.log)
     with pytest.raises(ConfigurationError, match="'p' and 'q' are both trained"):
         remote.load("q", changed(model, 0.0), 0)
+    assert len(server.log) == known
+
+
+def test_two_trained_policies_take_a_server_each(
+    serve: Callable[..., Any], engine: Callable[..., OpenAICompatible], quiet_trainer: Any, tmp_path: Path
+) -> None:
+    def fit(*servers: FakeServer) -> None:
+        default, other = (engine(server, weights_folder=str(tmp_path / "weights")) for server in servers)
+        data = RolloutDataModule(
+            QuestionEnvironment(
+                [{"prompt": f"{n}"} for n in range(9)], [different_lengths], agents=["first", "second"]
+            ),
+            engine=RoutingEngine(default, {"second": other}),
+            groups=1,
+            group_size=4,
+            iterations=2,
+            sampling=Sampling(max_tokens=4),
+        )
+        policies = {agent: Policy("builtin:tiny", learning_rate=1e-3) for agent in ("first", "second")}
+        quiet_trainer().fit(MAGRPO(policies), data)
+
+    tiny = Policy("builtin:tiny")
+    tiny.load()
+    first, second = (serve(model=tiny.network.eval()) for _ in range(2))
+    first.development = second.development = True
+    with pytest.raises(ConfigurationError, match=r"'first' and 'second' are both.*a server for each.*RoutingEngine"):
+        fit(first, first)
+    assert not first.log, "it is refused before a request"
+    fit(first, second)
+    for server, name in ((first, "first"), (second, "second")):
+        loaded = [Path(body["kwargs"]["weights_path"]) for body in server.asked("/collective_rpc")]
+        assert [path.parent.name for path in loaded] == [name, name], "of the start and of the first update"
 
 
 def test_several_processes_are_refused_before_their_parts_of_the_weights_are_read(
