@@ -131,11 +131,7 @@ def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
     logs = trainer.state.log_history
     lengths = [log["completions/mean_length"] for log in logs if "completions/mean_length" in log]
     first = next(log["loss"] for log in logs if "loss" in log)
-    return clock.report() | {
-        "base_mib": base[0],
-        "divergence": first,
-        "mean_length": statistics.mean(lengths),
-    }
+    return clock.report() | {"base_mib": base[0], "divergence": first, "mean_length": statistics.mean(lengths)}
 
 
 def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -149,9 +145,7 @@ def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--peer-python",
-        required="--side" not in sys.argv,
-        help="a Python with TRL: .venv-peers/bin/python",
+        "--peer-python", required="--side" not in sys.argv, help="a Python with TRL: .venv-peers/bin/python"
     )
     parser.add_argument("--size", choices=sorted(SIZES), default="xs32k")
     parser.add_argument("--steps", type=int, default=6)

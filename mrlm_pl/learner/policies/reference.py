@@ -198,10 +198,7 @@ class ReferencePolicy:
     """
 
     def __init__(
-        self,
-        used: bool = False,
-        remote: Reference | None = None,
-        sync: ReferenceSync = ReferenceSync(),
+        self, used: bool = False, remote: Reference | None = None, sync: ReferenceSync = ReferenceSync()
     ) -> None:
         self.sync, self.moves = sync, sync.every is not None
         if self.moves and not used:
