@@ -265,10 +265,7 @@ GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
 EFFECTS = {
     "dr_mas": Effect(
         partial(Helpers, cost=0.0),
-        {
-            "all agents": Arm(OverAllAgents, seats=HELPERS),
-            "DrMAS": Arm(DrMAS, seats=HELPERS),
-        },
+        {"all agents": Arm(OverAllAgents, seats=HELPERS), "DrMAS": Arm(DrMAS, seats=HELPERS)},
         data={"groups": 8, "group_size": 8, "iterations": 24},
         sampling=Sampling(max_tokens=4),
         measure=partial(GradientNorms, EPISODES),
@@ -276,10 +273,7 @@ EFFECTS = {
     ),
     "asynchronous": Effect(
         partial(MathEnvironment, difficulty=(1, 1)),
-        {
-            "sync": Arm(GRPO),
-            **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 2, 4)},
-        },
+        {"sync": Arm(GRPO), **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 2, 4)}},
         data={"groups": 8, "group_size": 8, "iterations": 24},
         sampling=Sampling(max_tokens=32),
         measure=partial(Accuracy, EPISODES),
