@@ -1,6 +1,6 @@
 """Tables of the files ``benchmarks/results/*.json``, for the results page and the README.
 
-A function with the name of a file returns the Markdown tables of its content.
+``COLUMNS`` has the columns of a file that is one table; a function with the name of another returns its tables.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.few_values import mean_and_half
 from benchmarks.log_slopes import LEAST, slopes
+from benchmarks.markdown_tables import between, columns, pivot, plus_minus, table
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -23,43 +24,42 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
+COLUMNS = {
+    "attacks": (
+        "levels",
+        "level: `{name}` | attacks: {attacks} | successful: {through} | harm outside: {harm} | "
+        "honest programs with the full score: {honest_with_full_score} of {honest}",
+    ),
+    "rollout": (
+        "rows",
+        "size: {size} | generate: {generate_tokens_per_second:,.0f} | mrlm: {engine_tokens_per_second:,.0f} | "
+        "mrlm / generate: {engine_ratio:.2f}",
+    ),
+    "rollout_compiled": (
+        "rows",
+        "size: {size} | precision: {dtype} | plain: {engine_tokens_per_second:,.0f} | "
+        "compiled: {compiled_tokens_per_second:,.0f} | "
+        "compiled / plain, processor time: {compiled_cpu_of_engine:.2f} | "
+        "compiled / `generate`, tokens per second: {compiled_ratio:.2f} | "
+        "seconds to compile: {compilation_seconds:.0f}",
+    ),
+    "shared_machine": (
+        "settings",
+        "setting: `{name}` | seconds alone: {quiet_s:.2f} | with one busy process: {busy_s:.2f} | "
+        "ratio: {busy_by_quiet:.1f}",
+    ),
+}
+"""Of the files that are one table: the key of their rows and their columns."""
 
 
-def columns(rows: Iterable[Mapping[str, Any]], *formats: str) -> str:
-    """Return a Markdown table of rows by the title and the format of each column.
-
-    >>> print(columns([{"name": "a", "cost": {"s": 0.25}}], "name: `{name}`", "seconds: {cost[s]:.1f}"))
-    | name | seconds |
-    | --- | --- |
-    | `a` | 0.2 |
-    <BLANKLINE>
-    """
-    titles, texts = zip(*(text.split(": ", 1) for text in formats), strict=True)
-    return table(titles, ([text.format_map(row) for text in texts] for row in rows))
-
-
-def named(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with their names."""
-    return [{"name": name, **row} for name, row in rows.items()]
-
-
-def pivot(title: str, cells: Iterable[tuple[object, object, object]]) -> str:
-    """Return a Markdown table of cells with the names of their rows and columns.
-
-    >>> print(pivot("seed", [(0, "before", 0.1), (0, "after", 0.2), (1, "after", 0.3)]))
-    | seed | before | after |
-    | --- | --- | --- |
-    | 0 | 0.1 | 0.2 |
-    | 1 |  | 0.3 |
-    <BLANKLINE>
-    """
-    found = {(row, column): cell for row, column, cell in cells}
-    rows, names = (dict.fromkeys(key[part] for key in found) for part in (0, 1))
-    return table([title, *map(str, names)], ([row, *(found.get((row, name), "") for name in names)] for row in rows))
+def shown(name: str) -> str:
+    """Return the Markdown tables of a file."""
+    found = read(name)
+    if name in COLUMNS:
+        rows, titles = COLUMNS[name]
+        return columns(found[rows], titles)
+    tables: str = globals()[name](found)
+    return tables
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
@@ -68,25 +68,6 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
-
-
-def plus_minus(value: Sequence[float], sign: str = "") -> str:
-    """Return a mean with the half width of its interval, which one value alone does not have.
-
-    >>> plus_minus((0.0104, 0.02)), plus_minus((0.0104, 0.02), "+"), plus_minus((0.0104, float("nan")))
-    ('0.010 ± 0.020', '+0.010 ± 0.020', '0.010')
-    """
-    mean, half = value
-    return f"{mean:{sign}.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
-
-
-def between(mean: float, ci95: Sequence[float], sign: str = "") -> str:
-    """Return a mean with its interval.
-
-    >>> between(0.2, (0.1, 0.25))
-    '0.200 [0.100, 0.250]'
-    """
-    return f"{mean:{sign}.3f} [{', '.join(f'{bound:{sign}.3f}' for bound in ci95)}]"
 
 
 def against(means: Mapping[str, Sequence[float]], name: str, gap: str) -> str:
@@ -150,19 +131,6 @@ def learning(found: Any) -> str:
 def team_algorithms(found: Any) -> str:
     """Return mean rewards before and after by algorithm and environment."""
     return over_seeds(found, "algorithm and environment", "{algorithm}, `{environment}`")
-
-
-def learning_curves(found: Any) -> dict[str, list[list[float]]]:
-    """Return the rewards of each seed by algorithm, for the runs with rollouts."""
-    curves: dict[str, list[list[float]]] = {}
-    for row in found["rows"]:
-        if "algorithm" in row:
-            curves.setdefault(row["algorithm"], []).append(row["rewards"])
-        elif "rewards" in row:
-            words = row["config"].split()
-            name = words[words.index("--model") + 1] if "--model" in words else Path(words[0]).name.upper()
-            curves.setdefault({"QUICKSTART": "GRPO"}.get(name, name), []).append(row["rewards"])
-    return curves
 
 
 def small_model(found: Any) -> str:
@@ -311,24 +279,19 @@ def five_tasks(found: Any) -> str:
     return pivot("environment", cells)
 
 
-def step(found: Any, peer: str) -> dict[str, Any]:
-    """Return a step's facts with its processor time and memory as fractions of a peer's."""
-    ours, other = found["ours"], found[peer]
-    return {
-        **found,
-        "time": f"{found['cpu_ratio']:.2f} ({ours['cpu_s']:.2f} s / {other['cpu_s']:.2f} s)",
-        "memory": f"{found['peak_ratio']:.2f} ({ours['peak_mib']:.0f} MiB / {other['peak_mib']:.0f} MiB)",
-    }
-
-
-STEP = ("processor time: {time}", "peak memory: {memory}")
+def steps(rows: Iterable[Mapping[str, Any]], peer: str, titles: str = "") -> str:
+    """Return the columns of steps, with their processor time and memory as fractions of a peer's."""
+    time = f"processor time: {{cpu_ratio:.2f}} ({{ours[cpu_s]:.2f}} s / {{{peer}[cpu_s]:.2f}} s)"
+    memory = f"peak memory: {{peak_ratio:.2f}} ({{ours[peak_mib]:.0f}} MiB / {{{peer}[peak_mib]:.0f}} MiB)"
+    return columns(rows, f"{titles}{time} | {memory}")
 
 
 def grpo_step(found: Any) -> str:
     """Return the costs of a GRPO step by size and precision."""
-    formats = ("size: {size}", "mrlm in: {precision}", "TRL in: {peer_precision}", "compiled: {compiled}", *STEP)
-    rows = ({**step(row, "trl"), "compiled": "both" if row.get("compiled") else "neither"} for row in found["rows"])
-    return columns(rows, *formats)
+    rows = ({**row, "compiled": "both" if row.get("compiled") else "neither"} for row in found["rows"])
+    return steps(
+        rows, "trl", "size: {size} | mrlm in: {precision} | TRL in: {peer_precision} | compiled: {compiled} | "
+    )
 
 
 grpo_step_amx = grpo_step
@@ -336,13 +299,13 @@ grpo_step_amx = grpo_step
 
 def distillation_step(found: Any) -> str:
     """Return the costs of a step of distillation."""
-    return columns([step(found, "trl")], *STEP)
+    return steps([found], "trl")
 
 
 def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
-    rows = ({**step(row, "comlrl"), "layers": "compiled" if row["compiled"] else "plain"} for row in found["rows"])
-    return columns(rows, "turns: {turns}", "layers of mrlm: {layers}", *STEP)
+    rows = ({**row, "layers": "compiled" if row["compiled"] else "plain"} for row in found["rows"])
+    return steps(rows, "comlrl", "turns: {turns} | layers of mrlm: {layers} | ")
 
 
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
@@ -388,14 +351,11 @@ def int8_weights(found: Any) -> str:
     works = next(iter(found["speed"].values()))["milliseconds"]
     text = table(["random model", "MiB in float32", "in int8", *(f"CPU time, {work}" for work in works)], rows)
     quality = {**found["quality"], "change": between(found["quality"]["gain"], found["quality"]["gain_ci95"], "+")}
-    formats = (
-        "accuracy in float32: {accuracy[float32]:.3f}",
-        "in int8: {accuracy[int8]:.3f}",
-        "difference: {change}",
-        "mean difference of log-probabilities: {logp_difference:.5f}",
-        "mean KL, nats: {kl:.1e}",
+    titles = (
+        "accuracy in float32: {accuracy[float32]:.3f} | in int8: {accuracy[int8]:.3f} | difference: {change} | "
+        "mean difference of log-probabilities: {logp_difference:.5f} | mean KL, nats: {kl:.1e}"
     )
-    return f"{text}\n{columns([quality], *formats)}"
+    return f"{text}\n{columns([quality], titles)}"
 
 
 def kernel_shapes(found: Any) -> str:
@@ -423,17 +383,10 @@ def kills(found: Any) -> tuple[int, int, int]:
     return sum(case["kills"] for case in cases), sum(runs), sum(case["same"] for case in cases)
 
 
-def attacks(found: Any) -> str:
-    """Return successful attacks by level."""
-    honest = "honest programs with the full score: {honest_with_full_score} of {honest}"
-    counts = ("attacks: {attacks}", "successful: {through}", "harm outside: {harm}")
-    return columns(named(found["levels"]), "level: `{name}`", *counts, honest)
-
-
 def interval_coverage(found: Any) -> str:
     """Return the least coverage of intervals in simulations."""
-    least = ("least coverage: {least coverage}", "with 20 tasks or more: {least coverage of 20 tasks or more}")
-    return columns([found["summary"]["now"]], "settings: {settings}", *least)
+    least = "least coverage: {least coverage} | with 20 tasks or more: {least coverage of 20 tasks or more}"
+    return columns([found["summary"]["now"]], f"settings: {{settings}} | {least}")
 
 
 def families(found: Any) -> str:
@@ -463,26 +416,6 @@ def batching(found: Any) -> str:
     )
     title = "MiB of weights with one base / with adapters added to copies"
     return pivot("processor time", ratios) + "\n" + pivot(title, weights)
-
-
-def rollout(found: Any) -> str:
-    """Return tokens per second of the engine and of transformers by size."""
-    formats = ("size: {size}", "generate: {generate_tokens_per_second:,.0f}", "mrlm: {engine_tokens_per_second:,.0f}")
-    return columns(found["rows"], *formats, "mrlm / generate: {engine_ratio:.2f}")
-
-
-def rollout_compiled(found: Any) -> str:
-    """Return the processor time with compiled layers relative to that without, by size and precision."""
-    formats = (
-        "size: {size}",
-        "precision: {dtype}",
-        "plain: {engine_tokens_per_second:,.0f}",
-        "compiled: {compiled_tokens_per_second:,.0f}",
-        "compiled / plain, processor time: {compiled_cpu_of_engine:.2f}",
-        "compiled / `generate`, tokens per second: {compiled_ratio:.2f}",
-        "seconds to compile: {compilation_seconds:.0f}",
-    )
-    return columns(found["rows"], *formats)
 
 
 def rounds(found: Any) -> str:
@@ -520,9 +453,9 @@ def records(found: Any) -> str:
     )
     of_code = pivot("1,000 episodes; CPU time of an iteration", costs)
     compressed = {name: row for name, row in found["per_1000_episodes"].items() if isinstance(row, dict)}
-    rows = [{"mb": row["bytes"] / 1e6, **row} for row in named(compressed)]
-    formats = ("compression: {name}", "1,000 episodes: {mb:.2f} MB", "to compress: {compress_s:.2f} s")
-    return of_code + "\n" + columns(rows, *formats)
+    rows = {name: {"mb": row["bytes"] / 1e6, **row} for name, row in compressed.items()}
+    titles = "compression: {name} | 1,000 episodes: {mb:.2f} MB | to compress: {compress_s:.2f} s"
+    return of_code + "\n" + columns(rows, titles)
 
 
 def start_up(found: Any) -> str:
@@ -537,12 +470,6 @@ def start_up(found: Any) -> str:
     ratios = [(name, f"{start[f'now / {name}']['cpu seconds']:.2f}") for name in commits]
     cells += [("now / commit, median of the rounds", *ratio) for ratio in ratios]
     return pivot("CPU seconds", [*cells, ("plain import of the libraries", "now", f"{libraries['in all']:.2f}")])
-
-
-def shared_machine(found: Any) -> str:
-    """Return the seconds of a step beside a busy process by OpenMP setting."""
-    seconds = ("seconds alone: {quiet_s:.2f}", "with one busy process: {busy_s:.2f}", "ratio: {busy_by_quiet:.1f}")
-    return columns(named(found["settings"]), "setting: `{name}`", *seconds)
 
 
 def conformance_peers(found: Any) -> str:

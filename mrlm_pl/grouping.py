@@ -21,6 +21,19 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return found
 
 
+def summed_pairs(pairs: Iterable[tuple[K, tuple[float, float]]]) -> dict[K, tuple[float, float]]:
+    """Return the sums of the values of each key, such as totals and counts, in the order in which keys appear.
+
+    >>> summed_pairs([("a", (1.0, 2.0)), ("b", (2.0, 1.0)), ("a", (0.5, 1.0))])
+    {'a': (1.5, 3.0), 'b': (2.0, 1.0)}
+    """
+    found: dict[K, tuple[float, float]] = {}
+    for key, (first, second) in pairs:
+        before = found.get(key, (0.0, 0.0))
+        found[key] = before[0] + first, before[1] + second
+    return found
+
+
 def summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
     """Return the sum of the values of each key, in the order in which keys and values appear.
 

@@ -77,6 +77,15 @@ def between(low: float, high: float, owner: str, **options: float | None) -> Non
     _check(owner, options, lambda value: low <= value <= high, f"it must be from {low:g} to {high:g}")
 
 
+def fraction(owner: str, **options: float) -> None:
+    """Validate that options are at least 0 and below 1, like :func:`at_least`.
+
+    Raises:
+        ConfigurationError: a value lies outside.
+    """
+    _check(owner, options, lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
+
+
 def one_of(choices: Collection[Any], owner: str, **options: Any) -> None:
     """Validate that options are among the choices; None is an option that is left out.
 

@@ -10,18 +10,14 @@ reasoning_gym, which needs the policy of its recipe in runs/tiny-sums, the held-
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import subprocess
-import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import provenance
+from seeds import MRLM, ResultsFile, call, parser_of, provenance
 
 CONFIGS = ("gymnasium", "pettingzoo", "textarena", "reasoning_gym")
 MEASURES = ("reward", "success")
@@ -32,10 +28,8 @@ ENDS = 5
 def learned(config: str, seed: int, folder: Path) -> dict[str, Any]:
     """Train once and return what changed."""
     path = f"configs/tasks/adapters/{config}.yaml"
-    command = [str(Path(sys.executable).with_name("mrlm")), "fit", "--config", path, "--seed_everything", str(seed)]
-    result = subprocess.run([*command, "--trainer.default_root_dir", str(folder)], capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    options = ("--seed_everything", str(seed), "--trainer.default_root_dir", str(folder))
+    call(MRLM, "fit", "--config", path, *options)
     with (folder / "metrics.csv").open() as file:
         rollouts = [row for row in csv.DictReader(file) if row["rollout/reward"]]
     row: dict[str, Any] = {"config": config, "seed": seed}
@@ -56,21 +50,16 @@ def learned(config: str, seed: int, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Train every configuration with every seed and print a row each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--configs", nargs="+", choices=CONFIGS, default=CONFIGS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser_of(__doc__, seeds=3, configs=CONFIGS).parse_args()
     rows = []
     for config in options.configs:
         for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(learned(config, seed, Path(folder) / "run"))
             print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        found = provenance()
-        found["versions"] |= {name: version(name) for name in options.configs}
-        options.json.write_text(json.dumps(found | {"rows": rows}, indent=1) + "\n")
+    found = provenance()
+    found["versions"] |= {name: version(name) for name in options.configs}
+    ResultsFile(options.json).write(found | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,22 +14,18 @@ holds already are not repeated, and ``--folder`` keeps the recipes' policies.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
-import logging
-import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import Budget, fit
+from seeds import MRLM, Budget, ResultsFile, call, fit, parser_of, rounded, silence
 
 import mrlm_pl
 from mrlm_pl.algorithms import GRPO, IPPO, GiGPO
@@ -40,11 +36,8 @@ from mrlm_pl.evaluation.report import problem_of
 from mrlm_pl.policy import Policy
 
 ROOT = Path(__file__).parents[2]
-for folder in (ROOT / "benchmarks", ROOT / "examples/tiny_model"):
-    sys.path.insert(0, str(folder))
-from few_values import mean_and_half  # noqa: E402
+sys.path.insert(0, str(ROOT / "examples/tiny_model"))
 from make_agentbench_demonstrations import ROWS, make_environment  # noqa: E402
-from provenance import provenance  # noqa: E402
 
 ARMS: dict[str, tuple[type, bool]] = {
     "GRPO": (GRPO, False),
@@ -65,13 +58,6 @@ EPISODES = 300
 MEASURES = ("reward", "success")
 
 
-def call(*command: str) -> None:
-    """Run a command, and print its output if it fails."""
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
-
-
 def recipe(environment: str, team: bool, folder: Path) -> Path:
     """Return the policy of the recipe, which runs unless the folder has it."""
     policy = folder / "run/policies/main"
@@ -80,8 +66,7 @@ def recipe(environment: str, team: bool, folder: Path) -> Path:
         call(sys.executable, str(ROOT / "examples/tiny_model/make_agentbench_demonstrations.py"), *made)
         config = str(ROOT / "configs/recipes/tiny_agentbench.yaml")
         data = ("--model.policies.main.model", str(folder / "untrained"), "--data.train", str(folder / "rows.jsonl"))
-        mrlm = str(Path(sys.executable).with_name("mrlm"))
-        call(mrlm, "fit", "--config", config, "--output", str(folder / "run"), *data)
+        call(MRLM, "fit", "--config", config, "--output", str(folder / "run"), *data)
     return policy
 
 
@@ -113,20 +98,13 @@ def evaluated(policy: Policy, environment: str, team: bool, seed: int) -> dict[s
     return {"reward": report.mean_reward, "success": report.accuracy or 0.0}
 
 
-class Spend(Budget):
-    """End the run with its budget; the script evaluates."""
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        pass
-
-
 def run(environment: str, arm: str, start: Path, seed: int, tokens: int) -> dict[str, Any]:
     """Return the measures before and after a run, and its totals."""
     lightning.seed_everything(seed, verbose=False)
     cls, team = ARMS[arm]
     policy = Policy(str(start), learning_rate=LEARNING_RATE)
     row: dict[str, Any] = {"seed": seed, "before": evaluated(policy, environment, team, seed)}
-    used, spend = time.process_time(), Spend(tokens, environment)
+    used, budget = time.process_time(), Budget(tokens)
     data = RolloutDataModule(
         make_environment(environment, team=team),
         groups=GROUPS,
@@ -136,10 +114,10 @@ def run(environment: str, arm: str, start: Path, seed: int, tokens: int) -> dict
         save_episodes=False,
         seed=seed,
     )
-    fit(cls({"main": policy}), data, seed, spend)
+    fit(cls({"main": policy}), data, budget)
     row["cpu_s"] = round(time.process_time() - used, 1)
     row["after"] = evaluated(policy, environment, team, seed)
-    return row | {name: spend.seen[f"progress/{name}"] for name in ("generated_tokens", "iteration", "episodes")}
+    return row | budget.totals("generated_tokens", "iteration", "episodes")
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:
@@ -156,26 +134,21 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
             if others and {row["seed"] for row in rows} == set(others):
                 pairs = [(row["after"], others[row["seed"]]["after"]) for row in rows]
                 values[f"{name} minus {peer}"] = [own[name] - other[name] for own, other in pairs]
-        found[arm] = {key: [round(number, 3) for number in mean_and_half(numbers)] for key, numbers in values.items()}
+        found[arm] = {key: rounded(numbers, digits=3) for key, numbers in values.items()}
     return found
 
 
 def main() -> None:
     """Run all arms and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", nargs="+", choices=list(HELD_OUT), default=list(HELD_OUT))
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = parser_of(__doc__, seeds=3, environments=HELD_OUT, arms=ARMS)
     parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the environment's own")
     parser.add_argument("--folder", type=Path, help="of the recipes; default: a temporary one")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+    silence()
     folder = options.folder or Path(tempfile.mkdtemp())
-    found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    kept = found.get("environments", {})
-    written: dict[str, Any] = {**provenance(kept=found), "episodes": EPISODES, "environments": kept}
+    file = ResultsFile(options.json)
+    kept = file.kept.get("environments", {})
+    written = file.begun(episodes=EPISODES, environments=kept)
     for environment in options.environments:
         runs = {**{arm: [] for arm in options.arms}, **kept.get(environment, {}).get("runs", {})}
         tokens = options.tokens or BUDGET[environment]
@@ -188,8 +161,7 @@ def main() -> None:
                 runs[arm].append(run(environment, arm, start, seed, tokens))
                 print(json.dumps({"environment": environment, "arm": arm, **runs[arm][-1]}), flush=True)
         written["environments"][environment] = {"tokens": tokens, "summary": summary(runs), "runs": runs}
-        if options.json:
-            options.json.write_text(json.dumps(written, indent=1) + "\n")
+        file.write(written)
         for arm, found in summary(runs).items():
             print(f"{environment:<16} {arm:<12}", json.dumps(found))
 

@@ -14,33 +14,25 @@ paired by seed. ``--json`` keeps the file's rows of other experiments and budget
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning
-from lightning.pytorch import Callback
 from mrlm_environments import DebateEnvironment, Halves, MathEnvironment
 from mrlm_environments.debate.judge_by_rules import RuleJudge
+from seeds import Budget, ResultsFile, Seen, fit, mean_and_half, parser_of, provenance, silence
 
 from mrlm_pl.algorithms import C3, CCPO, COMA, GRPO, MAGRPO, SHARP, Shapley, TreeGRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.policy import Policy
 
-for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "examples"):
-    sys.path.insert(0, str(folder))
-from few_values import mean_and_half  # noqa: E402
-from number_guessing import NumberGuessing  # noqa: E402
-from provenance import provenance  # noqa: E402
-from quiet_trainer import quiet_trainer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from number_guessing import NumberGuessing
 
 EPISODES = 128
 """Episodes of the evaluation after a run."""
@@ -71,32 +63,6 @@ TASKS: dict[str, dict[str, Any]] = {
 SEATS = {"halves": {"left": "first", "right": "second"}, "debate": {"pro": "first", "con": "second"}}
 
 
-class Budget(Callback):
-    """End the run when another rollout would exceed the budget of generated tokens, and evaluate its weights."""
-
-    def __init__(self, budget: float, environment: str) -> None:
-        self.budget, self.environment = budget, environment
-        self.seen: dict[str, float] = {}
-        self.after: dict[str, float] = {}
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        before = self.seen.get("progress/generated_tokens", 0.0)
-        self.seen = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        trainer.should_stop |= 2 * self.seen["progress/generated_tokens"] - before > self.budget
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
-        self.after = {"reward": report.mean_reward}
-
-
-def fit(algorithm: Any, data: RolloutDataModule, seed: int, *callbacks: Callback) -> None:
-    """Train with this seed, in a folder that is thrown away."""
-    with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[*callbacks]).fit(
-            algorithm, data
-        )
-
-
 def learn(task: str, arm: str, seed: int, tokens: int) -> dict[str, float]:
     """Return the held-out reward after a run of the task's budget, and the totals of the run."""
     lightning.seed_everything(seed, verbose=False)
@@ -112,10 +78,9 @@ def learn(task: str, arm: str, seed: int, tokens: int) -> dict[str, float]:
         save_episodes=False,
         seed=seed,
     )
-    budget = Budget(tokens, task)
-    fit(cls(policies, SEATS[task], **options), data, seed, budget)
-    names = ("progress/generated_tokens", "progress/iteration", "progress/episodes")
-    return {**budget.after, **{name.split("/")[1]: budget.seen[name] for name in names}}
+    budget = Budget(tokens, EPISODES)
+    fit(cls(policies, SEATS[task], **options), data, budget)
+    return {"reward": budget.after["reward"], **budget.totals("generated_tokens", "iteration", "episodes")}
 
 
 def cost(arms: Sequence[str]) -> list[dict[str, Any]]:
@@ -162,11 +127,10 @@ def rollout(algorithm: Any, setting: dict[str, Any], size: int, unit: str) -> di
         sampling=Sampling(max_tokens=setting["max_tokens"]),
         save_episodes=False,
     )
-    budget = Budget(0, "")
-    budget.on_train_end = lambda *arguments: None  # type: ignore[method-assign]
-    fit(algorithm, data, 0, budget)
-    tokens = budget.seen["progress/generated_tokens"]
-    replays = budget.seen.get("rollout/branch_episodes", 0.0)
+    seen = Seen()
+    fit(algorithm, data, seen)
+    (numbers,) = seen.seen
+    tokens, replays = numbers["progress/generated_tokens"], numbers.get("rollout/branch_episodes", 0.0)
     return {
         "tokens": tokens,
         "replays": replays,
@@ -177,26 +141,20 @@ def rollout(algorithm: Any, setting: dict[str, Any], size: int, unit: str) -> di
 
 def main() -> None:
     """Run the experiments and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", nargs="+", choices=["cost", *TASKS], default=["cost", *TASKS])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(10)])
+    parser = parser_of(__doc__, seeds=10, experiments=["cost", *TASKS], arms=ARMS)
     parser.add_argument("--tokens", type=int, help="budget of generated tokens in place of the task's own")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"rows": []}
+    silence()
+    file = ResultsFile(options.json)
     budgets = {name: options.tokens or TASKS[name]["budget"] for name in options.experiments if name in TASKS}
     measured = [("cost", None), *budgets.items()] if "cost" in options.experiments else [*budgets.items()]
-    rows = [row for row in before["rows"] if (row["experiment"], row.get("budget")) not in measured]
-    made = provenance(kept=before if rows else None)
+    rows = [row for row in file.kept.get("rows", []) if (row["experiment"], row.get("budget")) not in measured]
+    made = provenance(kept=file.kept if rows else None)
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n")
+        file.write({**made, "rows": rows})
 
     for experiment in options.experiments:
         if experiment == "cost":

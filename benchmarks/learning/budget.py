@@ -18,21 +18,16 @@ differences are paired by seed. ``--json`` keeps the runs that its file has, and
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import logging
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import Budget, fit
 from mrlm_environments import CollaborativeReasoningEnvironment
+from seeds import Budget, ResultsFile, fit, parser_of, rounded, silence
 
 from mrlm_pl.algorithms import GRPO, MAGRPO, MAPoRL
 from mrlm_pl.data import RolloutDataModule
@@ -42,10 +37,6 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.report import evaluation_specs
 from mrlm_pl.grouping import grouped
 from mrlm_pl.policy import Policy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from few_values import mean_and_half
-from provenance import provenance
 
 ARMS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int]] = {
     "GRPO": (GRPO, {}, {"group_size": 8}, 1),
@@ -64,8 +55,8 @@ Points = Sequence[Sequence[float]]
 class BeforeAndAfter(Budget):
     """End the run with its budget, and record the points of the first and the final weights."""
 
-    def __init__(self, budget: float, environment: Environment, agents: int) -> None:
-        super().__init__(budget, environment.name)
+    def __init__(self, tokens: float, environment: Environment, agents: int) -> None:
+        super().__init__(tokens)
         self.judge, self.samples = environment, SAMPLES if agents == 1 else 1
         self.points: dict[str, Points] = {}
 
@@ -130,8 +121,8 @@ def run(arm: str, seed: int, tokens: int, model: str) -> dict[str, Any]:
         **data,
     )
     measure = BeforeAndAfter(tokens, environment, agents)
-    fit(cls(policies, seats, **options), rollouts, seed, measure)
-    totals = {name: measure.seen[f"progress/{name}"] for name in ("generated_tokens", "iteration")}
+    fit(cls(policies, seats, **options), rollouts, measure)
+    totals = measure.totals("generated_tokens", "iteration")
     return {**measure.points, **totals, "cpu_seconds": round(time.process_time() - started, 1)}
 
 
@@ -155,36 +146,28 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
                     ]
                     values[name] = others
                     values[f"minus {name}"] = [a - b for a, b in zip(values["accuracy"], others, strict=True)]
-            found[f"{arm}, {moment}"] = {
-                name: [round(number, 4) for number in mean_and_half(of)] for name, of in values.items()
-            }
+            found[f"{arm}, {moment}"] = {name: rounded(of) for name, of in values.items()}
     return found
 
 
 def main() -> None:
     """Run all arms and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = parser_of(__doc__, arms=ARMS)
     parser.add_argument("--tokens", type=int, default=40_000, help="generated tokens of a run")
     parser.add_argument("--model", default="runs/tiny-reasoning/policies/main", help="that all runs start from")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
-    runs: dict[str, list[dict[str, Any]]] = before["runs"] if before else {}
-    written = {**provenance(kept=before), "training_tokens": options.tokens, "problems": PROBLEMS, "runs": runs}
+    silence()
+    file = ResultsFile(options.json)
+    runs: dict[str, list[dict[str, Any]]] = file.kept.get("runs", {})
+    written = file.begun(training_tokens=options.tokens, problems=PROBLEMS, runs=runs)
     for seed, arm in itertools.product(options.seeds, options.arms):
         rows = runs.setdefault(arm, [])
         if not any(row["seed"] == seed for row in rows):
             rows.append({"seed": seed, **run(arm, seed, options.tokens, options.model)})
             print(json.dumps({"arm": arm, **rows[-1]}), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(written, indent=1) + "\n")
+            file.write(written)
     written["summary"] = summary(runs)
-    if options.json:
-        options.json.write_text(json.dumps(written, indent=1) + "\n")
+    file.write(written)
     for name, numbers in written["summary"].items():
         print(f"{name:<16}", json.dumps(numbers))
 

@@ -11,7 +11,6 @@ last turn, ``before`` the untrained discussion. Intervals are 95 % over the seed
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from teams import call, over_seeds
+from seeds import MRLM, ResultsFile, call, parser_of
+from teams import over_seeds
 
 EPISODES, TURNS, SOLVERS = 500, 3, 2
 ALONE = {"sums": "first", "differences": "second"}
@@ -29,10 +29,9 @@ ALONE = {"sums": "first", "differences": "second"}
 
 def command_of(models: Path, seed: int, iterations: int, folder: Path) -> list[str]:
     """Options of ``mrlm train`` for the team."""
-    mrlm = str(Path(sys.executable).with_name("mrlm"))
     policies = {policy: {"model": str(models / name), "learning_rate": 3e-4} for name, policy in ALONE.items()}
     data = {split: str(models / f"{split}.jsonl") for split in ("train", "validation", "test")}
-    command = [mrlm, "train", "--config", "configs/algorithms/teams/co_training.yaml", "--output", str(folder)]
+    command = [MRLM, "train", "--config", "configs/algorithms/teams/co_training.yaml", "--output", str(folder)]
     command += ["--seed_everything", str(seed), "--data.iterations", str(iterations)]
     command += ["--model.policies", json.dumps(policies), "--data.environment.data", json.dumps(data)]
     command += ["--trainer.callbacks+", "HeldOutEvaluation", "--trainer.callbacks.episodes", str(EPISODES)]
@@ -58,13 +57,13 @@ def run(seed: int, models: Path, folder: Path, iterations: int) -> dict[str, dic
     """Return the rows of one seed, by name."""
     command = command_of(models, seed, iterations, folder / "team")
     started = time.perf_counter()
-    call(command)
+    call(*command)
     seconds = time.perf_counter() - started
     rows = {moment: accuracies(folder / "team", moment, TURNS) for moment in ("before", "after")}
     rows["after"]["seconds"] = seconds
     for name in ALONE:
         command = command_of(models, seed, iterations, folder / name)
-        call(alone(command, models, name, iterations))
+        call(*alone(command, models, name, iterations))
         rows[f"{name} alone, before"] = accuracies(folder / name, "before", 1)
         rows[f"{name} alone"] = accuracies(folder / name, "after", 1)
     return rows
@@ -72,11 +71,9 @@ def run(seed: int, models: Path, folder: Path, iterations: int) -> dict[str, dic
 
 def main() -> None:
     """Train the models, run every seed and print its rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = parser_of(__doc__, seeds=3)
     parser.add_argument("--iterations", type=int, default=20, help="iterations of the team")
     parser.add_argument("--models", type=Path, help="folder of examples/specialists.py; default: run it")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     models = options.models
     if models is None:
@@ -93,8 +90,7 @@ def main() -> None:
     for name, lists in values.items():
         rows.append({"run": name, "all seeds": {key: over_seeds(of) for key, of in lists.items()}})
         print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    ResultsFile(options.json).write(rows)
 
 
 if __name__ == "__main__":

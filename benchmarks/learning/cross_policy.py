@@ -15,19 +15,14 @@ interval (Student's t); the differences to ``none`` are paired by seed.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import statistics
 import sys
-import tempfile
 import time
-import warnings
 from pathlib import Path
-from typing import Any
 
 import lightning
-from lightning.pytorch import Callback
+from seeds import ResultsFile, Seen, fit, mean_and_half, parser_of, silence
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
@@ -35,11 +30,8 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 
-for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "examples"):
-    sys.path.insert(0, str(folder))
-from few_values import mean_and_half  # noqa: E402
-from number_guessing import NumberGuessing  # noqa: E402
-from quiet_trainer import quiet_trainer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from number_guessing import NumberGuessing
 
 ARMS: dict[str, CrossPolicy | None] = {
     "none": None,
@@ -49,21 +41,6 @@ ARMS: dict[str, CrossPolicy | None] = {
 }
 EPISODES = 512
 """Episodes of the evaluation after a run."""
-
-
-class Measure(Callback):
-    """Record the metrics of each rollout, and evaluate the final weights."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
-        self.after: dict[str, float] = {}
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        report = trainer.datamodule.evaluate(NumberGuessing.name, split="test", episodes=EPISODES)
-        self.after = {"success": report.accuracy, "reward": report.mean_reward}
 
 
 def run(arm: str, seed: int, iterations: int) -> dict[str, float]:
@@ -80,12 +57,10 @@ def run(arm: str, seed: int, iterations: int) -> dict[str, float]:
         save_episodes=False,
         seed=seed,
     )
-    measure, started = Measure(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = quiet_trainer(max_epochs=1, default_root_dir=folder, gradient_clip_val=1.0, callbacks=[measure])
-        trainer.fit(algorithm, data)
-    last = measure.seen[-10:]
-    found = {**measure.after, "seconds": time.perf_counter() - started}
+    seen, started = Seen(EPISODES), time.perf_counter()
+    fit(algorithm, data, seen)
+    last = seen.seen[-10:]
+    found = {**seen.after, "seconds": time.perf_counter() - started}
     for name in ("rollout/entropy", "rollout/stale_turns", "rollout/stale_age", "train/clip_fraction"):
         found[name] = statistics.fmean(metrics.get(name, 0.0) for metrics in last)
     return found
@@ -93,22 +68,17 @@ def run(arm: str, seed: int, iterations: int) -> dict[str, float]:
 
 def main() -> None:
     """Run all arms and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = parser_of(__doc__, arms=ARMS)
     parser.add_argument("--iterations", type=int, default=30)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+    silence()
     rows: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
     for seed in options.seeds:
         for arm in options.arms:
             rows[arm].append(run(arm, seed, options.iterations))
             told = {name: round(value, 3) for name, value in rows[arm][-1].items()}
             print(json.dumps({"arm": arm, "seed": seed, **told}), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            ResultsFile(options.json).write(rows)
     for arm, found in rows.items():
         for name in ("success", "reward"):
             mean, half = mean_and_half([row[name] for row in found])

@@ -20,16 +20,12 @@ are paired by seed. ``--json`` keeps the runs that its file has, and is written 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import logging
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import Budget, fit
 from lightning.pytorch import Callback
 from mrlm_callbacks import SelfPlay
 from mrlm_callbacks.anchor_games import AnchorGames
 from mrlm_callbacks.snapshot_pool import Draw
 from mrlm_environments import Helpers, MathEnvironment, PlanPath, TicTacToe
 from mrlm_environments.games.tic_tac_toe import MARKS
+from seeds import MRLM, Budget, ResultsFile, Seen, call, fit, held_out, paired, parser_of, silence
 from torch import Tensor
 
 from mrlm_pl.advantages import group_means, group_normalized_advantages
@@ -57,10 +53,6 @@ from mrlm_pl.losses import Correction
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import evaluate
 from mrlm_pl.seeding import keyed_random
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from few_values import mean_and_half
-from provenance import provenance
 
 ROOT = Path(__file__).parents[2]
 SMALL = "runs/small-model/policies/main"
@@ -104,40 +96,27 @@ class Chance(TicTacToe):
         return super().step({"beta": Message("assistant", self.random.choice(free))})
 
 
-class GradientNorms(Callback):
+class GradientNorms(Seen):
     """Record each policy's gradient norm in every update, and evaluate the final weights."""
 
-    def __init__(self) -> None:
-        self.norms: dict[str, list[float]] = {}
-        self.found: dict[str, float] = {}
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        for name, value in trainer.callback_metrics.items():
-            if name.endswith("grad_norm"):
-                self.norms.setdefault(name.split("/")[1], []).append(float(value))
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        (name,) = trainer.datamodule.environments
-        report = trainer.datamodule.evaluate(name, split="test", episodes=EPISODES)
-        self.found = {"reward": report.mean_reward, "success": report.accuracy}
-        for policy, norms in self.norms.items():
-            self.found |= {f"largest norm of {policy}": max(norms), f"mean norm of {policy}": statistics.fmean(norms)}
+    @property
+    def found(self) -> dict[str, float]:
+        """Return the numbers of the run."""
+        found = dict(self.after)
+        for name in (name for name in self.seen[-1] if name.endswith("grad_norm")):
+            policy, norms = name.split("/")[1], self.of_updates(name)
+            found |= {f"largest norm of {policy}": max(norms), f"mean norm of {policy}": statistics.fmean(norms)}
+        return found
 
 
-class Accuracy(Callback):
+class Accuracy(Seen):
     """Evaluate the final weights, and record the lag of the tokens that they were trained on."""
 
-    def __init__(self) -> None:
-        self.lags: list[float] = []
-        self.found: dict[str, float] = {}
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        self.lags.append(float(trainer.callback_metrics.get("async/lag", 0.0)))
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        (name,) = trainer.datamodule.environments
-        report = trainer.datamodule.evaluate(name, split="test", episodes=EPISODES)
-        self.found = {"accuracy": report.accuracy, "lag": statistics.fmean(self.lags)}
+    @property
+    def found(self) -> dict[str, float]:
+        """Return the numbers of the run."""
+        lags = [numbers.get("async/lag", 0.0) for numbers in self.seen]
+        return {"accuracy": self.after["success"], "lag": statistics.fmean(lags)}
 
 
 def against_chance(trainer: Any) -> dict[str, Any]:
@@ -161,8 +140,8 @@ class AgainstChance(Callback):
 class AtTheBudget(Budget):
     """End the run with its budget of generated tokens, and evaluate the weights before and after."""
 
-    def __init__(self, budget: float, environment: str, rewards: bool = True) -> None:
-        super().__init__(budget, environment)
+    def __init__(self, tokens: float, rewards: bool = True) -> None:
+        super().__init__(tokens)
         self.rewards = rewards
         self.found: dict[str, float] = {}
 
@@ -171,10 +150,10 @@ class AtTheBudget(Budget):
 
     def on_train_end(self, trainer: Any, *arguments: Any) -> None:
         self.evaluate(trainer, "")
-        self.found["tokens"] = self.seen["progress/generated_tokens"]
+        self.found["tokens"] = self.totals("generated_tokens")["generated_tokens"]
 
     def evaluate(self, trainer: Any, moment: str) -> None:
-        report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
+        report = held_out(trainer, EPISODES)
         self.found[f"success{moment}"] = report.accuracy
         if self.rewards:
             self.found[f"reward{moment}"] = report.mean_reward
@@ -186,7 +165,7 @@ class AgainstChanceAtTheBudget(AtTheBudget):
     def evaluate(self, trainer: Any, moment: str) -> None:
         self.found |= {f"{name}{moment}": value for name, value in against_chance(trainer).items()}
         if self.seen:
-            self.found["entropy"] = self.seen["rollout/entropy"]
+            self.found["entropy"] = self.seen[-1]["rollout/entropy"]
 
 
 def after(folder: Path, recipe: str, demonstrations: str, made: Sequence[str] = (), fitted: Sequence[str] = ()) -> str:
@@ -202,15 +181,9 @@ def after(folder: Path, recipe: str, demonstrations: str, made: Sequence[str] = 
     policy, rows = folder / "run/policies/main", str(folder / "rows.jsonl")
     script = str(ROOT / f"examples/tiny_model/make_{demonstrations}_demonstrations.py")
     config = str(ROOT / f"configs/recipes/{recipe}.yaml")
-    mrlm = str(Path(sys.executable).with_name("mrlm"))
-    commands = (
-        [sys.executable, script, "--output", rows, *made],
-        [mrlm, "fit", "--config", config, "--output", str(folder / "run"), "--data.train", rows, *fitted],
-    )
-    for command in () if policy.is_dir() else commands:
-        result = subprocess.run(command, check=False, capture_output=True, text=True)
-        if result.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    if not policy.is_dir():
+        call(sys.executable, script, "--output", rows, *made)
+        call(MRLM, "fit", "--config", config, "--output", str(folder / "run"), "--data.train", rows, *fitted)
     return str(policy)
 
 
@@ -292,24 +265,18 @@ GAMES = {"groups": 64, "group_size": 1, "iterations": 60}
 EFFECTS = {
     "dr_mas": Effect(
         partial(Helpers, cost=0.0),
-        {
-            "all agents": Arm(OverAllAgents, seats=HELPERS),
-            "DrMAS": Arm(DrMAS, seats=HELPERS),
-        },
+        {"all agents": Arm(OverAllAgents, seats=HELPERS), "DrMAS": Arm(DrMAS, seats=HELPERS)},
         data={"groups": 8, "group_size": 8, "iterations": 24},
         sampling=Sampling(max_tokens=4),
-        measure=GradientNorms,
+        measure=partial(GradientNorms, EPISODES),
         learning_rate=1e-3,
     ),
     "asynchronous": Effect(
         partial(MathEnvironment, difficulty=(1, 1)),
-        {
-            "sync": Arm(GRPO),
-            **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 2, 4)},
-        },
+        {"sync": Arm(GRPO), **{f"max_lag {lag}": asynchronous(lag) for lag in (1, 2, 4)}},
         data={"groups": 8, "group_size": 8, "iterations": 24},
         sampling=Sampling(max_tokens=32),
-        measure=Accuracy,
+        measure=partial(Accuracy, EPISODES),
     ),
     "rae": Effect(
         AlphaBegins,
@@ -332,7 +299,7 @@ EFFECTS = {
         {"GRPO": Arm(GRPO), "AT-GRPO": Arm(ATGRPO), "all agents": Arm(OverAllAgents)},
         data={"groups": 8, "group_size": 8, "iterations": 1000},
         sampling=Sampling(max_tokens=1),
-        measure=partial(AtTheBudget, 20_000, PlanPath.name),
+        measure=partial(AtTheBudget, 20_000),
         options={"optimization": Optimization(schedule="constant_with_warmup", warmup_steps=10)},
         model=partial(after, recipe="tiny_path", demonstrations="path"),
     ),
@@ -341,14 +308,14 @@ EFFECTS["at_grpo_long"] = replace(
     EFFECTS["at_grpo"],
     environment=partial(PlanPath, **LONG),
     arms={"GRPO": Arm(GRPO), "AT-GRPO": Arm(ATGRPO)},
-    measure=partial(AtTheBudget, 30_000, PlanPath.name),
+    measure=partial(AtTheBudget, 30_000),
     model=partial(after, recipe="tiny_path", demonstrations="path", made=("--settings", json.dumps(LONG))),
 )
 EFFECTS["rae_rules"] = replace(
     EFFECTS["rae"],
     data={**GAMES, "iterations": 1000},
     sampling=Sampling(max_tokens=1),
-    measure=partial(AgainstChanceAtTheBudget, 25_000, TicTacToe.name),
+    measure=partial(AgainstChanceAtTheBudget, 25_000),
     learning_rate=1e-3,
     model=partial(after, recipe="tiny_moves", demonstrations="move"),
 )
@@ -371,7 +338,7 @@ for grid, (settings, tokens) in {"": ({}, 20_000), "_long": (LONG, 30_000)}.item
             ),
             "AT-GRPO": Arm(ATGRPO),
         },
-        measure=partial(AtTheBudget, tokens, PlanPath.name, rewards=False),
+        measure=partial(AtTheBudget, tokens, rewards=False),
     )
 
 
@@ -393,40 +360,26 @@ def run(effect: Effect, arm: Arm, seed: int, folder: Path) -> dict[str, float]:
     )
     measure = effect.measure()
     algorithm = arm.cls(policies, dict(arm.seats) or None, **{**effect.options, **arm.options})
-    fit(algorithm, data, seed, *arm.callbacks(), measure)
+    fit(algorithm, data, *arm.callbacks(), measure)
     found = {name: round(value, 4) for name, value in measure.found.items()}
     return {**found, "cpu_seconds": round(time.process_time() - started, 1)}
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, list[float]]]:
     """Return mean and half width of each number by arm, and of its differences by seed to the first arm."""
-    (first, baseline), *_ = runs.items()
-    found: dict[str, dict[str, list[float]]] = {}
-    for arm, rows in runs.items():
-        found[arm] = {}
-        for name in (name for name in rows[0] if name not in ("seed", "cpu_seconds")):
-            values = {name: [row[name] for row in rows]}
-            if arm != first:
-                values[f"{name} minus {first}"] = [
-                    row[name] - other[name] for row, other in zip(rows, baseline, strict=True)
-                ]
-            found[arm] |= {key: [round(number, 4) for number in mean_and_half(of)] for key, of in values.items()}
-    return found
+    (first, rows), *_ = runs.items()
+    return paired(runs, first, [name for name in rows[0] if name not in ("seed", "cpu_seconds")])
 
 
 def main() -> None:
     """Run all effects and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--effects", nargs="+", choices=list(EFFECTS), default=list(EFFECTS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = parser_of(__doc__, effects=EFFECTS)
     parser.add_argument("--folder", type=Path, help="of the recipes; default: a temporary one")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+    silence()
     folder = options.folder or Path(tempfile.mkdtemp())
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
-    written = {**provenance(kept=before), "effects": before["effects"] if before else {}}
+    file = ResultsFile(options.json)
+    written = file.begun(effects=file.kept.get("effects", {}))
     for name in options.effects:
         effect = EFFECTS[name]
         found = written["effects"].setdefault(name, {"runs": {}})
@@ -438,8 +391,7 @@ def main() -> None:
                 print(json.dumps({"effect": name, "arm": arm, **rows[-1]}), flush=True)
                 if {*map(len, found["runs"].values())} == {len(rows)} and len(rows) > 1:
                     found["summary"] = summary(found["runs"])
-                if options.json:
-                    options.json.write_text(json.dumps(written, indent=1) + "\n")
+                file.write(written)
         for arm, numbers in summary(found["runs"]).items():
             print(f"{name:<12} {arm:<10}", json.dumps(numbers))
 

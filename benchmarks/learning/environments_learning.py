@@ -9,10 +9,7 @@ intervals respect repeated tasks. CPU seconds are those of all processes, evalua
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,35 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from seeds import MRLM, ResultsFile, call, parser_of, seconds_of_children
+
 DEMONSTRATIONS = "examples/tiny_model/make_task_demonstrations.py"
-
-
-def call(command: list[str]) -> None:
-    """Run a command, and print its output if it fails."""
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
 
 
 def train(config: str, folder: Path, *options: str) -> None:
     """Run ``mrlm train``."""
-    mrlm = str(Path(sys.executable).with_name("mrlm"))
-    call([mrlm, "train", "--config", f"configs/{config}.yaml", "--output", str(folder), *options])
+    call(MRLM, "train", "--config", f"configs/{config}.yaml", "--output", str(folder), *options)
 
 
 def timed(work: Callable[[], None]) -> dict[str, float]:
     """Return the CPU and wall seconds of the processes that ``work`` starts."""
-    used, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    used, started = seconds_of_children(), time.perf_counter()
     work()
-    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return {"cpu_s": round(cpu, 1), "wall_s": round(wall, 1)}
+    wall = time.perf_counter() - started
+    return {"cpu_s": round(seconds_of_children() - used, 1), "wall_s": round(wall, 1)}
 
 
 def recipe(environment: str, folder: Path) -> None:
     """Write demonstrations to a folder, and the run trained on them to its ``recipe``."""
     rows = str(folder / "rows.jsonl")
-    call([sys.executable, DEMONSTRATIONS, "--environment", environment, "--output", rows])
+    call(sys.executable, DEMONSTRATIONS, "--environment", environment, "--output", rows)
     train(f"recipes/tiny_{environment}", folder / "recipe", "--data.train", rows)
 
 
@@ -71,11 +61,7 @@ def learned(environment: str, policy: Path, seed: int, folder: Path, overrides: 
 
 def main() -> None:
     """Run every environment with every seed and print a row each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--environments", nargs="+", choices=("code", "tools"), default=["code", "tools"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--json", type=Path)
-    options, overrides = parser.parse_known_args()
+    options, overrides = parser_of(__doc__, seeds=3, environments=("code", "tools")).parse_known_args()
     rows: list[dict[str, Any]] = []
     for environment in options.environments:
         folder = Path(tempfile.mkdtemp())
@@ -84,8 +70,7 @@ def main() -> None:
         for seed in options.seeds:
             rows.append(learned(environment, folder / "recipe/policies/main", seed, folder / f"seed-{seed}", overrides))
             print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    ResultsFile(options.json).write(rows)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,8 @@ go to ``mrlm train``.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import provenance
+from seeds import MRLM, ResultsFile, call, parser_of
 
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import read_episodes
@@ -44,32 +39,15 @@ FLAGS = {
 """Options of this command, each with the setting that it varies and its default. All combinations run."""
 
 
-def call(command: list[str]) -> None:
-    """Run a command, and print its output if it fails."""
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
-
-
 def train(config: Path | str, folder: Path, *options: str) -> None:
     """Run ``mrlm train``."""
-    call(
-        [
-            str(Path(sys.executable).with_name("mrlm")),
-            "train",
-            "--config",
-            str(config),
-            "--output",
-            str(folder),
-            *options,
-        ]
-    )
+    call(MRLM, "train", "--config", str(config), "--output", str(folder), *options)
 
 
 def recipe(folder: Path) -> Path:
     """Return the recipe's policy."""
     script = "examples/tiny_model/make_agentbench_demonstrations.py"
-    call([sys.executable, script, "--output", str(folder), "--episodes", str(EPISODES)])
+    call(sys.executable, script, "--output", str(folder), "--episodes", str(EPISODES))
     data = ("--model.policies.main.model", str(folder / "untrained"), "--data.train", str(folder / "rows.jsonl"))
     train("configs/recipes/tiny_agentbench.yaml", folder / "recipe", *data)
     return folder / "recipe/policies/main"
@@ -148,19 +126,17 @@ def table(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run every combination and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, seeds=1)
     for name, (_, default) in FLAGS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", default=[default])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--policy", type=Path, help="the recipe's result; default: run the recipe")
     parser.add_argument("--folder", type=Path, help="folder of the runs; default: a temporary one")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", help="options of mrlm train, after --")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp())
-    kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    rows: list[dict[str, Any]] = kept.get("runs", [])
-    written = {**provenance(kept=kept), "runs": rows}
+    file = ResultsFile(options.json)
+    rows: list[dict[str, Any]] = file.kept.get("runs", [])
+    written = file.begun(runs=rows)
     for *values, seed in itertools.product(*(getattr(options, name) for name in FLAGS), options.seeds):
         chosen = {**dict(zip(FLAGS, values, strict=True)), "seed": seed}
         if any(chosen.items() <= row.items() for row in rows):
@@ -173,8 +149,7 @@ def main() -> None:
         train(CONFIG, place, *settings, *options.overrides)
         rows.append({**chosen, "wall_s": round(time.perf_counter() - started, 1), **measured(place)})
         print(table(rows[-1]), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(written, indent=1) + "\n")
+        file.write(written)
 
 
 if __name__ == "__main__":

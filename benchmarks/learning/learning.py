@@ -186,15 +186,19 @@ def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) ->
     return accuracies
 
 
+def seconds_of_children() -> float:
+    """Return the processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(config: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     """Return one row of the table."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = seconds_of_children()
     learn = from_episodes if config.startswith(("algorithms/sft", "algorithms/preferences")) else from_rollouts
     with tempfile.TemporaryDirectory() as folder:
         found = learn(config, seed, Path(folder), overrides)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return {"config": config, "seed": seed, "cpu_s": round(seconds, 1), **found}
+    return {"config": config, "seed": seed, "cpu_s": round(seconds_of_children() - used, 1), **found}
 
 
 def curve(config: str, seed: int, folder: Path, data: Path, overrides: list[str]) -> dict[str, Any]:
@@ -208,11 +212,9 @@ def curve(config: str, seed: int, folder: Path, data: Path, overrides: list[str]
         options += ["--trainer.callbacks.every", str(wanted.every)]
     else:
         options += ["--trainer.val_check_interval", str(wanted.every), "--trainer.check_val_every_n_epoch", "null"]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = seconds_of_children()
     call("fit", "--config", f"configs/{config}.yaml", *options, *wanted.options, *overrides)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    measured = {}
+    seconds, measured = seconds_of_children() - used, {}
     for name, axis in wanted.measures.items():
         points = evaluated(folder) if name == "accuracy" else logged(folder, name)
         measured[axis] = {"steps": [*points], "values": [round(value, 4) for value in points.values()]}

@@ -13,21 +13,16 @@ and is written after each seed: the same command continues.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
-import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import Budget, fit
 from mrlm_environments import Helpers, MathEnvironment
+from seeds import Budget, ResultsFile, fit, paired, parser_of, silence
 
 from mrlm_pl.algorithms import GDPO, GRPO, IGPO, MGRPO
 from mrlm_pl.data import RolloutDataModule
@@ -35,10 +30,6 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment, Outcome
 from mrlm_pl.episode import Message
 from mrlm_pl.policy import Policy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from few_values import mean_and_half
-from provenance import provenance
 
 EPISODES = 256
 """Episodes of the evaluation after a run."""
@@ -100,65 +91,38 @@ PAIRS = {
 }
 
 
-class HeldOut(Budget):
-    """End the run with its budget, and record reward, success and reward components of the final weights."""
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
-        self.after = {"reward": report.mean_reward, "success": report.accuracy, **report.components}
-
-
 def run(pair: Pair, arm: str, seed: int) -> dict[str, float]:
     """Return the held-out numbers after a run, and its totals."""
     lightning.seed_everything(seed, verbose=False)
     started = time.process_time()
     cls, options = pair.arms[arm]
     policies = {name: Policy("builtin:tiny", learning_rate=1e-3) for name in sorted({*pair.seats.values()} or {"main"})}
-    environment = pair.environment()
     data = RolloutDataModule(
-        environment,
+        pair.environment(),
         iterations=1000,
         sampling=Sampling(max_tokens=pair.max_tokens),
         save_episodes=False,
         seed=seed,
         **pair.data,
     )
-    held_out = HeldOut(pair.tokens, environment.name)
-    fit(cls(policies, dict(pair.seats) or None, **options), data, seed, held_out)
-    totals = {name: held_out.seen[f"progress/{name}"] for name in ("generated_tokens", "iteration")}
-    return {**held_out.after, **totals, "cpu_seconds": time.process_time() - started}
+    budget = Budget(pair.tokens, EPISODES)
+    fit(cls(policies, dict(pair.seats) or None, **options), data, budget)
+    totals = budget.totals("generated_tokens", "iteration")
+    return {**budget.after, **budget.components, **totals, "cpu_seconds": time.process_time() - started}
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, list[float]]]:
-    """Return mean and half width of each number by arm, and of its differences to GRPO by seed.
-
-    A reward component that no episode of a run had is 0, as those of the helpers where the planner asks none.
-    """
+    """Return mean and half width of each number by arm, and of its differences to GRPO by seed."""
     names = {name for rows in runs.values() for row in rows for name in row if name != "seed"}
-    found: dict[str, dict[str, list[float]]] = {}
-    for arm, rows in runs.items():
-        found[arm] = {}
-        for name in sorted(names):
-            values = {name: [row.get(name, 0.0) for row in rows]}
-            if arm != "GRPO":
-                pairs = zip(rows, runs["GRPO"], strict=True)
-                values[f"{name} minus GRPO"] = [row.get(name, 0.0) - other.get(name, 0.0) for row, other in pairs]
-            for key, numbers in values.items():
-                found[arm][key] = [round(number, 4) for number in mean_and_half(numbers)]
-    return found
+    return paired(runs, "GRPO", sorted(names))
 
 
 def main() -> None:
     """Run all pairs and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
-    written = {**provenance(kept=before), "pairs": before["pairs"] if before else {}}
+    options = parser_of(__doc__, pairs=PAIRS).parse_args()
+    silence()
+    file = ResultsFile(options.json)
+    written = file.begun(pairs=file.kept.get("pairs", {}))
     for name in options.pairs:
         runs = written["pairs"].setdefault(name, {"runs": {arm: [] for arm in PAIRS[name].arms}})["runs"]
         for seed in options.seeds:
@@ -167,9 +131,9 @@ def main() -> None:
                     continue
                 rows.append({"seed": seed, **run(PAIRS[name], arm, seed)})
                 print(json.dumps({"pair": name, "arm": arm, **rows[-1]}), flush=True)
-                if options.json and all(len(others) == len(rows) for others in runs.values()):
+                if all(len(others) == len(rows) for others in runs.values()):
                     written["pairs"][name]["summary"] = summary(runs)
-                    options.json.write_text(json.dumps(written, indent=1) + "\n")
+                    file.write(written)
         for arm, found in summary(runs).items():
             print(f"{name:<11} {arm:<10}", json.dumps(found))
 

@@ -11,7 +11,6 @@ reward of the last tenth and that of the whole run: differences are paired by se
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -20,13 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-for folder in (ROOT / "benchmarks", ROOT / "benchmarks/speed"):
-    sys.path.insert(0, str(folder))
+from seeds import ResultsFile, parser_of, provenance, rounded
 
-from few_values import mean_and_half  # noqa: E402
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks/speed"))
 from grpo_step import make_model, of_child  # noqa: E402
-from provenance import provenance  # noqa: E402
 
 PAIRS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "GRPO": ("grpo_step", "trl", ()),
@@ -62,22 +59,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     for name, of in {"end": lambda one: one[-1], "run": statistics.fmean}.items():
         sides = {side: [of(row[side]) for row in rows] for side in ("ours", "peer")}
         sides["difference"] = [own - peer for own, peer in zip(*sides.values(), strict=True)]
-        found |= {f"{name} {side}": [round(x, 4) for x in mean_and_half(values)] for side, values in sides.items()}
+        found |= {f"{name} {side}": rounded(values) for side, values in sides.items()}
     return found
 
 
 def main() -> None:
     """Run both sides of every pair and print a row for each seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = parser_of(__doc__, pairs=PAIRS)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--trl-python", default=".venv-peers/bin/python")
     parser.add_argument("--comlrl-python", default=".venv-peers-multi/bin/python")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     pythons = {"trl": options.trl_python, "comlrl": options.comlrl_python}
-    kept = json.loads(options.json.read_text())["pairs"] if options.json and options.json.exists() else {}
+    file = ResultsFile(options.json)
+    kept = file.kept.get("pairs", {})
     written = {**provenance("trl", options.trl_python), "steps": options.steps, "pairs": kept}
     written["versions"] |= provenance("comlrl", options.comlrl_python)["versions"]
     for pair in options.pairs:
@@ -93,8 +88,7 @@ def main() -> None:
             print(json.dumps({"pair": pair, **row}), flush=True)
         kept[pair] = {"peer": peer, "summary": summary(rows), "rows": rows}
         print(pair, json.dumps(kept[pair]["summary"]), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(written, indent=1) + "\n")
+        file.write(written)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from mrlm_environments import MathEnvironment
 from mrlm_environments.math.problems import MAX_DIFFICULTY
+from seeds import ResultsFile, provenance, silence
 
 import mrlm_pl
 from mrlm_pl.engines import Sampling
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import provenance
 
 MODELS = {
     "builtin:tiny": "builtin:tiny",
@@ -58,15 +54,13 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=500, help="of each difficulty")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    silence()
     rows = []
     for difficulty in range(1, MAX_DIFFICULTY + 1):
         for name, model in MODELS.items():
             rows.append({"model": name, **measured(model, difficulty, options.problems)})
             print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        written = {**provenance(), "problems": options.problems, "rows": rows}
-        options.json.write_text(json.dumps(written, indent=1) + "\n")
+    ResultsFile(options.json).write({**provenance(), "problems": options.problems, "rows": rows})
 
 
 if __name__ == "__main__":

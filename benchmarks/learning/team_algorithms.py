@@ -9,31 +9,23 @@ Sizes are those of a run of a few CPU seconds, not of a comparison at equal cost
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
-import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import fit
 from lightning.pytorch import Callback
 from mrlm_environments import CollaborativeReasoningEnvironment, CoordinationGame, Helpers, MathEnvironment
+from seeds import ResultsFile, fit, held_out, parser_of, silence
 
 from mrlm_pl import algorithms
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.policy import Policy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import provenance
 
 EPISODES = 128
 """Episodes of an evaluation."""
@@ -111,10 +103,7 @@ class BeforeAndAfter(Callback):
         self.rewards: dict[int, float] = {}
 
     def evaluate(self, trainer: Any, moment: str) -> None:
-        (environment,) = trainer.datamodule.environments
-        self.found[moment] = round(
-            trainer.datamodule.evaluate(environment, split="test", episodes=EPISODES).mean_reward, 4
-        )
+        self.found[moment] = round(held_out(trainer, EPISODES).mean_reward, 4)
 
     def on_train_start(self, trainer: Any, *arguments: Any) -> None:
         self.evaluate(trainer, "before")
@@ -138,22 +127,17 @@ def run(name: str, seed: int) -> dict[str, Any]:
     options = {**case.options, "critic": tiny()} if case.critic else case.options
     measured = BeforeAndAfter()
     algorithm = getattr(algorithms, name)(policies, dict(case.seats) or None, **options)
-    fit(algorithm, data, seed, measured)
+    fit(algorithm, data, measured)
     row = {"algorithm": name, "environment": environment.name, "seed": seed, **measured.found}
     return {**row, "cpu_s": round(time.process_time() - started, 1), "rewards": [*measured.rewards.values()]}
 
 
 def main() -> None:
     """Run every algorithm with every seed and print a row of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
-    written = {**provenance(kept=before), "rows": before["rows"] if before else []}
+    options = parser_of(__doc__, algorithms=CASES).parse_args()
+    silence()
+    file = ResultsFile(options.json)
+    written = file.begun(rows=file.kept.get("rows", []))
     done = {(row["algorithm"], row["seed"]) for row in written["rows"]}
     for seed in options.seeds:
         for name in options.algorithms:
@@ -161,8 +145,7 @@ def main() -> None:
                 continue
             written["rows"].append(run(name, seed))
             print(json.dumps(written["rows"][-1]), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(written, indent=1) + "\n")
+            file.write(written)
 
 
 if __name__ == "__main__":

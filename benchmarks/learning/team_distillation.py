@@ -23,17 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from co_training import ALONE
-from teams import call, over_seeds
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import provenance
+from seeds import MRLM, ResultsFile, call, parser_of
+from teams import over_seeds
 
 
 def command_of(config: str, models: Path, seed: int, turns: int, folder: Path, *options: str) -> list[str]:
     """Return ``mrlm train`` with a configuration and the questions of the models' folder."""
-    mrlm = str(Path(sys.executable).with_name("mrlm"))
     data = {split: str(models / f"{split}.jsonl") for split in ("train", "validation", "test")}
-    command = [mrlm, "train", "--config", f"configs/algorithms/{config}.yaml", "--output", str(folder)]
+    command = [MRLM, "train", "--config", f"configs/algorithms/{config}.yaml", "--output", str(folder)]
     command += ["--seed_everything", str(seed), "--data.environment.data", json.dumps(data)]
     return [*command, "--data.environment.max_turns", str(turns), "--trainer.limit_val_batches", "0", *options]
 
@@ -46,7 +43,7 @@ def run(models: Path, team: Path, seed: int, options: argparse.Namespace) -> dic
     more = ["--model.policies", json.dumps(policies), "--data.iterations", str(options.iterations)]
     more += ["--trainer.callbacks+", "HeldOutEvaluation", "--trainer.callbacks.episodes", str(options.episodes)]
     started = time.perf_counter()
-    call(command_of("distillation/team", models, seed, options.turns, folder, *more))
+    call(*command_of("distillation/team", models, seed, options.turns, folder, *more))
     seconds = time.perf_counter() - started
     reports = {}
     for moment in ("before", "after"):
@@ -61,15 +58,13 @@ def run(models: Path, team: Path, seed: int, options: argparse.Namespace) -> dic
 
 def main() -> None:
     """Train the team, distil it with every seed and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = parser_of(__doc__)
     parser.add_argument("--iterations", type=int, default=40, help="of the distillation")
     parser.add_argument("--team-iterations", type=int, default=20, help="of the team's co-training")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=500, help="held-out questions")
     parser.add_argument("--models", type=Path, help="folder of examples/specialists.py; default: run it")
     parser.add_argument("--team", type=Path, help="folder of the co-training run; default: run it")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     models, team = options.models, options.team
     if models is None:
@@ -79,18 +74,16 @@ def main() -> None:
         team = Path(tempfile.mkdtemp())
         policies = {policy: {"model": str(models / name), "learning_rate": 3e-4} for name, policy in ALONE.items()}
         more = ["--model.policies", json.dumps(policies), "--data.iterations", str(options.team_iterations)]
-        call(command_of("teams/co_training", models, 0, options.turns, team, *more))
+        call(*command_of("teams/co_training", models, 0, options.turns, team, *more))
         print(f"trained the team in {team}", flush=True)
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
-    rows = [row for row in before["rows"] if "seed" in row] if before else []
+    file = ResultsFile(options.json)
+    rows = [row for row in file.kept.get("rows", []) if "seed" in row]
     for seed in options.seeds:
         if all(row["seed"] != seed for row in rows):
             found = run(models, team, seed, options)
             rows.append({"seed": seed, **{name: round(value, 3) for name, value in found.items()}})
             print(json.dumps(rows[-1]), flush=True)
-        if options.json:
-            written = {**provenance(kept=before), "rows": [*rows, summary(rows)]}
-            options.json.write_text(json.dumps(written, indent=1) + "\n")
+        file.write(file.begun(rows=[*rows, summary(rows)]))
     print(json.dumps(summary(rows)))
 
 

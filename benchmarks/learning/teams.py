@@ -16,38 +16,27 @@ Intervals are 95 %: of an evaluation over its episodes, of a row ``all seeds`` o
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from few_values import T_975, mean_and_half
+from seeds import MRLM, ResultsFile, call, mean_and_half, parser_of
 
 TINY = "{model: builtin:tiny, learning_rate: 1.0e-3}"
 EPISODES = 512
 
 
-def call(command: Sequence[str]) -> None:
-    """Run a command, and print its output if it fails."""
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{result.stdout[-1000:]}{result.stderr[-3000:]}")
-
-
 def train(config: str, seed: int, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run ``mrlm train`` and return both evaluations."""
-    mrlm = str(Path(sys.executable).with_name("mrlm"))
-    command = [mrlm, "train", "--config", f"configs/{config}.yaml", "--output", str(folder)]
+    command = [MRLM, "train", "--config", f"configs/{config}.yaml", "--output", str(folder)]
     command += ["--seed_everything", str(seed), "--trainer.limit_val_batches", "0"]
     command += ["--trainer.callbacks+", "HeldOutEvaluation", "--trainer.callbacks.episodes", str(EPISODES)]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
-    call(command)
+    call(*command)
     found = {}
     for moment in ("before", "after"):
         (report,) = json.loads((folder / f"evaluation_{moment}.json").read_text()).values()
@@ -58,7 +47,7 @@ def train(config: str, seed: int, folder: Path, options: Mapping[str, Any]) -> d
 def partner(folder: Path, share: float, seed: int) -> str:
     """Return a model of another family that collaborates at this rate."""
     command = [sys.executable, "examples/other_family.py", "--output", str(folder)]
-    call([*command, "--collaborates", str(share), "--seed", str(seed)])
+    call(*command, "--collaborates", str(share), "--seed", str(seed))
     return str(folder)
 
 
@@ -171,13 +160,8 @@ def over_seeds(values: Sequence[float]) -> dict[str, Any]:
 
 def main() -> None:
     """Run every experiment with every seed and print a row each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", nargs="+", choices=sorted(EXPERIMENTS), default=list(EXPERIMENTS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if len(set(options.seeds)) < len(options.seeds) or len(options.seeds) - 1 > max(T_975):
-        parser.error(f"--seeds takes at most {1 + max(T_975)} different numbers")
+    options = parser_of(__doc__, experiments=EXPERIMENTS).parse_args()
+    file = ResultsFile(options.json)
     rows: list[dict[str, Any]] = []
     for experiment in options.experiments:
         rewards: dict[str, list[float]] = {}
@@ -186,14 +170,12 @@ def main() -> None:
             for name, row in EXPERIMENTS[experiment](seed, folder).items():
                 rows.append({"experiment": f"{experiment} {name}".strip(), "seed": seed, **row})
                 print(json.dumps(rows[-1]), flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                file.write(rows)
                 rewards.setdefault(name, []).append(row["after"]["reward"])
         for name, values in rewards.items():
             rows.append({"experiment": f"{experiment} {name}".strip(), "all seeds": over_seeds(values)})
             print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    file.write(rows)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import statistics
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning
-from branches import Budget, fit
+from seeds import Budget, ResultsFile, fit, paired, parser_of, provenance, silence
 
 from mrlm_pl.algorithms import GRPO, GiGPO
 from mrlm_pl.data import RolloutDataModule
@@ -32,11 +30,8 @@ from mrlm_pl.environment import Outcome, SeededTasks, SingleAgentEnvironment
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.policy import Policy
 
-for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "examples"):
-    sys.path.insert(0, str(folder))
-from few_values import mean_and_half  # noqa: E402
-from number_guessing import NumberGuessing  # noqa: E402
-from provenance import provenance  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from number_guessing import NumberGuessing
 
 ARMS: dict[str, tuple[type, dict[str, Any]]] = {
     "GRPO": (GRPO, {}),
@@ -79,23 +74,6 @@ class Wheels(SingleAgentEnvironment):
 TASKS = {"wheels": Wheels, "guessing": NumberGuessing}
 
 
-class Measure(Budget):
-    """Record the reward of each rollout too, and evaluate the final weights."""
-
-    def __init__(self, budget: float, environment: str) -> None:
-        super().__init__(budget, environment)
-        self.rewards: list[float] = []
-
-    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
-        super().on_train_batch_end(trainer, *arguments)
-        self.rewards.append(self.seen["rollout/reward"])
-
-    def on_train_end(self, trainer: Any, *arguments: Any) -> None:
-        report = trainer.datamodule.evaluate(self.environment, split="test", episodes=EPISODES)
-        self.after = {"reward": report.mean_reward, "success": report.accuracy}
-        self.after["rollouts"] = statistics.fmean(self.rewards)
-
-
 def run(task: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """Return the measures of a run, and its totals."""
     lightning.seed_everything(seed, verbose=False)
@@ -111,48 +89,27 @@ def run(task: str, arm: str, seed: int, options: argparse.Namespace) -> dict[str
         save_episodes=False,
         seed=seed,
     )
-    measure = Measure(options.tokens, TASKS[task].name)
-    fit(algorithm, data, seed, measure)
-    names = ("progress/generated_tokens", "progress/iteration", "progress/seconds")
-    return {**measure.after, **{name.split("/")[1]: measure.seen[name] for name in names}}
-
-
-def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
-    """Return mean and half width of each measure, by arm, and of its paired difference to GRPO."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for arm, rows in runs.items():
-        found[arm] = {}
-        for name in MEASURES:
-            values = {name: [row[name] for row in rows]}
-            if arm != "GRPO" and "GRPO" in runs:
-                values[f"{name} minus GRPO"] = [
-                    row[name] - other[name] for row, other in zip(rows, runs["GRPO"], strict=True)
-                ]
-            for key, numbers in values.items():
-                found[arm][key] = [round(number, 3) for number in mean_and_half(numbers)]
-    return found
+    budget = Budget(options.tokens, EPISODES)
+    fit(algorithm, data, budget)
+    after = {**budget.after, "rollouts": statistics.fmean(budget.of_updates("rollout/reward"))}
+    return {**after, **budget.totals("generated_tokens", "iteration", "seconds")}
 
 
 def main() -> None:
     """Run all arms and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = parser_of(__doc__, tasks=TASKS, arms=ARMS)
     parser.add_argument("--tokens", type=int, default=BUDGET)
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--entropy", type=float, default=0.1)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"tasks": {}}
-    kept = before["tasks"]
+    file = ResultsFile(options.json)
+    silence()
+    kept = file.kept.get("tasks", {})
     again = all(task in options.tasks and {*found["runs"]} <= {*options.arms} for task, found in kept.items())
-    written: dict[str, Any] = {**provenance(kept=None if again else before), "tasks": kept}
+    written: dict[str, Any] = {**provenance(kept=None if again else file.kept), "tasks": kept}
     for task in options.tasks:
         known = kept.get(task, {}).get("runs", {})
         runs: dict[str, list[dict[str, float]]] = {**known, **{arm: [] for arm in options.arms}}
@@ -160,10 +117,9 @@ def main() -> None:
             for arm in options.arms:
                 runs[arm].append({"seed": seed, **run(task, arm, seed, options)})
                 print(json.dumps({"task": task, "arm": arm, **runs[arm][-1]}), flush=True)
-        written["tasks"][task] = {"summary": summary(runs), "runs": runs}
-        if options.json:
-            options.json.write_text(json.dumps(written, indent=1) + "\n")
-        for arm, found in summary(runs).items():
+        written["tasks"][task] = {"summary": paired(runs, "GRPO", MEASURES, digits=3), "runs": runs}
+        file.write(written)
+        for arm, found in paired(runs, "GRPO", MEASURES, digits=3).items():
             print(f"{task:<9} {arm:<12}", json.dumps(found))
 
 

@@ -57,11 +57,7 @@ CASES = {
     "ppo": Case("algorithms/ppo", ("--data.iterations", "8", "--data.groups", "16", *NO_CALLBACKS)),
     "magrpo": Case("algorithms/teams/magrpo", ("--data.iterations", "12", "--data.validation_episodes", "16")),
     # 12 updates in each of 3 epochs; the rows of a batch are packed.
-    "sft": Case(
-        "algorithms/sft",
-        ("--data.batch_size", "12", "--data.filter_reward", "1"),
-        COLLECT,
-    ),
+    "sft": Case("algorithms/sft", ("--data.batch_size", "12", "--data.filter_reward", "1"), COLLECT),
     "dpo": Case(
         "algorithms/preferences/dpo",
         ("--data.batch_size", "4", "--trainer.max_epochs", "2"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grpo_step import GROUP, NEW_TOKENS, PROMPTS, SIZES, TEMPLATE, Clock, compared, make_model, of_child, prompt
+from grpo_step import GROUP, NEW_TOKENS, PROMPTS, SIZES, TEMPLATE, Clock, compared, in_turns, make_model, prompt
 from provenance import provenance
 
 
@@ -131,27 +131,14 @@ def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
     logs = trainer.state.log_history
     lengths = [log["completions/mean_length"] for log in logs if "completions/mean_length" in log]
     first = next(log["loss"] for log in logs if "loss" in log)
-    return clock.report() | {
-        "base_mib": base[0],
-        "divergence": first,
-        "mean_length": statistics.mean(lengths),
-    }
-
-
-def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in its own process."""
-    command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
-    command += ["--steps", str(options.steps), "--threads", str(options.threads)]
-    return of_child(command, side, options.threads)
+    return clock.report() | {"base_mib": base[0], "divergence": first, "mean_length": statistics.mean(lengths)}
 
 
 def main() -> None:
     """Run both sides in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--peer-python",
-        required="--side" not in sys.argv,
-        help="a Python with TRL: .venv-peers/bin/python",
+        "--peer-python", required="--side" not in sys.argv, help="a Python with TRL: .venv-peers/bin/python"
     )
     parser.add_argument("--size", choices=sorted(SIZES), default="xs32k")
     parser.add_argument("--steps", type=int, default=6)
@@ -172,10 +159,7 @@ def main() -> None:
     for number, name in enumerate(("student", "teacher")):
         make_model(Path(folder) / name, options.size, seed=number)
     sides = {"ours": sys.executable, "trl": options.peer_python}
-    results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for _ in range(options.rounds):
-        for side, python in sides.items():
-            results[side].append(child(python, side, folder, options))
+    results = in_turns(sides, folder, options.rounds, options.threads)
     summary = provenance("trl", options.peer_python) | {"size": options.size, "threads": options.threads}
     summary |= compared(results["ours"], results["trl"], "trl")
     for side, runs in results.items():

@@ -18,7 +18,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,36 +25,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grpo_step import SIZES
+from grpo_step import SIZES, in_turns, make_model
 
 EXAMPLES, LEARNING_RATE, WARMUP, TOLERANCE = 8, 1e-4, 2, 1e-5
 TOKENS = {"dpo": 128, "sft": 256}
-
-
-def make_model(folder: Path, size: str) -> None:
-    """Write a random model and a tokenizer of whitespace-separated words, the last of which ends a text."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    options: dict[str, Any] = dict(SIZES[size])
-    vocabulary = options.pop("vocab")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **options,
-        num_key_value_heads=options["num_attention_heads"] // 2,
-        vocab_size=vocabulary,
-        tie_word_embeddings=False,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=vocabulary - 1,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    words = {"<pad>": 0} | {f"w{n}": n for n in range(1, vocabulary - 1)} | {"<eos>": vocabulary - 1}
-    core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
 
 
 def text(key: int, words: int, vocabulary: int) -> str:
@@ -153,17 +126,6 @@ def report(times: list[float], losses: list[float]) -> dict[str, Any]:
     return {"losses": losses, "steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in its own process."""
-    command = [python, __file__, "--side", side, "--folder", folder, "--algorithm", options.algorithm]
-    command += ["--size", options.size, "--steps", str(options.steps)]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=offline)
-    if result.returncode:
-        raise SystemExit(f"{side} failed:\n{result.stderr[-3000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 def main() -> None:
     """Run both sides in turns and print medians, ratios and the largest difference of the losses."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -181,12 +143,9 @@ def main() -> None:
         print(json.dumps(run(options.algorithm, options.folder, options.size, options.steps)))
         return
     folder = tempfile.mkdtemp()
-    make_model(Path(folder), options.size)
+    make_model(Path(folder), options.size, knows_eos=True, vocab=int(SIZES[options.size]["vocab"]) - 1)
     sides = {"ours": sys.executable} | ({"trl": options.peer_python} if options.peer_python else {})
-    results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for _ in range(options.rounds):
-        for side, python in sides.items():
-            results[side].append(child(python, side, folder, options))
+    results = in_turns(sides, folder, options.rounds, os.cpu_count() or 1)
     summary: dict[str, Any] = {"algorithm": options.algorithm, "size": options.size}
     for side, runs in results.items():
         summary[side] = {

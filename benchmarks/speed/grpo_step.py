@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -297,14 +297,25 @@ def run_peer(
     }
 
 
-def child(python: str, side: str, folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in its own process."""
-    command = [python, __file__, "--side", side, "--folder", folder, "--size", options.size]
-    command += ["--steps", str(options.steps), "--threads", str(options.threads), "--precision", options.precision]
-    command += ["--peer-bf16"] * options.peer_bf16 + ["--compile"] * options.compile
-    command += ["--peer-compile"] * options.peer_compile
-    command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
-    return of_child(command, side, options.threads)
+def in_turns(
+    pythons: Mapping[str, str], folder: str, rounds: int, threads: int, *more: str, **variables: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Return each side's reports from processes with the present command and ``--side``.
+
+    Args:
+        pythons: of each side.
+        folder: the model's.
+        rounds: number of processes of each side.
+        threads: of a process.
+        more: options of all processes.
+        variables: of their environment.
+    """
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in pythons}
+    for _ in range(rounds):
+        for side, python in pythons.items():
+            command = [python, *sys.argv, *more, "--side", side, "--folder", folder]
+            found[side].append(of_child(command, side, threads, None, **variables))
+    return found
 
 
 def of_child(
@@ -377,10 +388,7 @@ def main() -> None:
     folder = tempfile.mkdtemp()
     make_model(Path(folder), options.size)
     sides = {"ours": sys.executable, "trl": options.peer_python}
-    results: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for _ in range(options.rounds):
-        for side, python in sides.items():
-            results[side].append(child(python, side, folder, options))
+    results = in_turns(sides, folder, options.rounds, options.threads)
     peer = "bf16-mixed" if options.peer_bf16 else "32-true"
     work = {"size": options.size, "precision": options.precision, "peer_precision": peer}
     work |= {"compiled": options.compile, "peer_compiled": options.peer_compile}

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_step import SIZES, TEMPLATE, Clock, compared, make_model, of_child, prompt, reward, vocabulary_of
+from grpo_step import SIZES, TEMPLATE, Clock, compared, in_turns, make_model, prompt, reward, vocabulary_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from provenance import provenance
@@ -235,34 +235,12 @@ def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
     return clock.report(tasks)
 
 
-def child(python: str, side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in its own process."""
-    command = [
-        python,
-        __file__,
-        "--side",
-        "comlrl" if side == "comlrl" else "ours",
-        "--folder",
-        folder,
-        "--size",
-        options.size,
-    ]
-    command += ["--steps", str(options.steps), "--turns", str(turns), "--algorithm", options.algorithm]
-    command += ["--group", str(options.group), "--new-tokens", str(options.new_tokens), "--critic", options.critic]
-    command += ["--threads", str(options.threads)]
-    command += ["--learning-rate", str(options.learning_rate), "--seed", str(options.seed)]
-    command += ["--compile"] * (side == "compiled")
-    return of_child(command, side, options.threads, WANDB_MODE="disabled")
-
-
 def compare(folder: str, turns: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return medians and ratios at one number of turns, a row for each way of ours."""
     ways = {False: "ours", True: "compiled"} if options.compile else {False: "ours"}
-    reports: dict[str, list[dict[str, Any]]] = {side: [] for side in (*ways.values(), "comlrl")}
-    for _ in range(options.rounds):
-        for side, found in reports.items():
-            python = options.peer_python if side == "comlrl" else sys.executable
-            found.append(child(python, side, folder, turns, options))
+    sides = {**dict.fromkeys(ways.values(), sys.executable), "comlrl": options.peer_python}
+    more = ("--turns", str(turns), "--critic", options.critic)
+    reports = in_turns(sides, folder, options.rounds, options.threads, *more, WANDB_MODE="disabled")
     return [
         {"turns": turns, "compiled": compiled, **compared(reports[side], reports["comlrl"], "comlrl")}
         for compiled, side in ways.items()
@@ -287,7 +265,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--side", choices=["ours", "comlrl"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=["ours", "compiled", "comlrl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--critic", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -295,7 +273,7 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(options.threads)
-        run = partial(run_ours, compiled=options.compile) if options.side == "ours" else run_peer
+        run = run_peer if options.side == "comlrl" else partial(run_ours, compiled=options.side == "compiled")
         (turns,) = options.turns
         settings = (options.group, options.new_tokens, options.critic, options.learning_rate, options.seed)
         work = Work(turns, options.steps, options.algorithm, *settings)

@@ -66,10 +66,7 @@ def rows(vocabulary: int) -> tuple[Tensor, Tensor]:
 def plain(model: Qwen2ForCausalLM, token_ids: Tensor) -> Tensor:
     """Return log-probabilities of the completions [B, C] from the model's own logits at the completion positions."""
     output = model(
-        input_ids=token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        use_cache=False,
-        logits_to_keep=NEW_TOKENS + 1,
+        input_ids=token_ids, attention_mask=torch.ones_like(token_ids), use_cache=False, logits_to_keep=NEW_TOKENS + 1
     )
     logits = output.logits[:, :-1]
     targets = token_ids[:, -NEW_TOKENS:, None]

@@ -17,7 +17,7 @@ from mrlm_pl.evaluation.intervals import share_interval
 from mrlm_pl.evaluation.report import evaluation_specs
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import at_least, between, positive
 
 Sides: TypeAlias = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 """Agents of the learner and of the opponent, by environment."""
@@ -119,11 +119,8 @@ class CollapseAlarm:
     action: Literal["warn", "stop"] = "warn"
 
     def __post_init__(self) -> None:
-        if not 0 < self.margin <= 1 or not 0 <= (self.floor or 0.0) <= 1:
-            raise ConfigurationError(
-                f"the alarm of SelfPlay has margin {self.margin} and floor {self.floor}; scores are from 0 to 1, so "
-                "both must be too, and the margin above 0"
-            )
+        positive("alarm.", margin=self.margin)
+        between(0, 1, "alarm.", margin=self.margin, floor=self.floor)
 
     def reason(self, score: float, best: float) -> str | None:
         """Return the reason why a score is alarming, or None.

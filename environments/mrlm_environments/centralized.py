@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
@@ -96,13 +97,11 @@ class Centralized(Environment):
         for agent, reward in step.rewards.items():
             for name, value in (step.components.get(agent) or {"reward": reward}).items():
                 sums[name] = sums.get(name, 0.0) + value / len(agents)
-        return Step(
+        return replace(
+            step,
             observations={} if step.done else self._observed(step.observations),
+            rewards={},
             components={"team": sums},
-            done=step.done,
-            stop_reason=step.stop_reason,
-            truncated=step.truncated,
-            success=step.success,
             metrics={**step.metrics, "split": float(self._found), "split_of": float(self._asked)},
         )
 

@@ -64,11 +64,7 @@ class CorrectnessModel(RewardModelAlgorithm):
     data_module = "AnswerDataModule"
 
     def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        *,
-        score_tokens: ScoreTokens = "last",
-        **settings: Any,
+        self, policies: dict[str, Policy] | None = None, *, score_tokens: ScoreTokens = "last", **settings: Any
     ) -> None:
         super().__init__(policies, **settings)
         one_of(get_args(ScoreTokens), "", score_tokens=score_tokens)
@@ -154,11 +150,7 @@ class CorrectnessModel(RewardModelAlgorithm):
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
             self.metrics.add_evaluation(prefix, {"loss": (float(losses.mean()), float(len(losses)))})
-            found = {
-                "scores": scores,
-                "question_scores": self._question_losses(name, rows)[1],
-                "correct": rows.correct,
-            }
+            found = {"scores": scores, "question_scores": self._question_losses(name, rows)[1], "correct": rows.correct}
         measures = self.measures[prefix]
         assert isinstance(measures, AnswerMeasures)
         measures.add(**found)

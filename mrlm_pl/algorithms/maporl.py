@@ -13,7 +13,7 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.grouping import summed
+from mrlm_pl.grouping import summed_pairs
 from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
 from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
@@ -161,10 +161,9 @@ class MAPoRL(PolicyGradient):
         """Log the rewards of the episodes of all ranks; every rank must call this."""
         shares = each_share(self.trainer, list(sums))
         found = [item for own in shares for of_episode in own for item in of_episode.items()]
-        counts = summed((name, count) for name, (_, count) in found)
         played: set[int] = set()
-        for name, value in sorted(summed((name, value) for name, (value, _) in found).items()):
-            self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / counts[name]
+        for name, (value, count) in sorted(summed_pairs(found).items()):
+            self.metrics.rollout[f"train/{name}"] = value if name == "ties" else value / count
             turn = name.partition("turn_")[2]
             if turn:
                 played.add(int(turn))

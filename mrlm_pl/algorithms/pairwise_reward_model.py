@@ -41,13 +41,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     data_module = "PreferenceDataModule"
 
-    def __init__(
-        self,
-        policies: dict[str, Policy] | None = None,
-        *,
-        margin: float = 0.0,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, policies: dict[str, Policy] | None = None, *, margin: float = 0.0, **settings: Any) -> None:
         super().__init__(policies, **settings)
         at_least(0, "", margin=margin)
         self.margin = margin

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from mrlm_pl.advantages import role_baselines
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import data_parallel_rank, each_share
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import fraction
 
 
 class RAE(PolicyGradient):
@@ -48,8 +48,7 @@ class RAE(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        if not 0 <= baseline_decay < 1:
-            raise ConfigurationError(f"baseline_decay {baseline_decay} must be at least 0 and below 1")
+        fraction("", baseline_decay=baseline_decay)
         self.baseline_decay = baseline_decay
         self._baselines: dict[str, float] = {}
 

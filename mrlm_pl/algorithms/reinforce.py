@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from mrlm_pl.advantages import masked_moments
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.policy import Policy
+from mrlm_pl.settings import fraction, one_of
 
 
 class REINFORCE(PolicyGradient):
@@ -48,11 +48,8 @@ class REINFORCE(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        if baseline not in ("mean", "running", "none") or not 0 <= baseline_decay < 1:
-            raise ConfigurationError(
-                f"baseline {baseline!r} must be mean, running or none, and baseline_decay {baseline_decay} at least 0 "
-                "and below 1"
-            )
+        one_of(("mean", "running", "none"), "", baseline=baseline)
+        fraction("", baseline_decay=baseline_decay)
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from mrlm_pl.answers.records import Answer
 from mrlm_pl.answers.wrong import plain, wrong_answers
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.seeding import derive_seed, keyed_random
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import at_least, fraction
 
 ONLY_RIGHT, ONLY_WRONG, CONTRADICTED = "only right answers", "only wrong answers", "only contradicted answers"
 
@@ -73,8 +73,7 @@ def balance(
         DataError: a label is between 0 and 1, or no question has both kinds of answers.
     """
     at_least(1, "", per_question=per_question)
-    if not 0 <= validation_share < 1:
-        raise ConfigurationError(f"validation_share is {validation_share}; it must be 0 or above and below 1")
+    fraction("", validation_share=validation_share)
     questions = _grouped(answers)
     for question in questions:
         _choose(question, per_question, seed, fill_wrong)

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments
+from mrlm_pl.grouping import summed, summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import each_share, merged
 from mrlm_pl.learner.token_measures import TokenMeasures
@@ -148,17 +149,11 @@ class Metrics:
         own = self.of_this_rank()
         self._means, self._largest, self._sums = {}, {}, {}
         ranks = [own] if trainer is None else each_share(trainer, own)
-        totals: dict[str, tuple[float, float]] = {}
-        metrics: dict[str, float] = {}
-        for means, largest, sums in ranks:
-            for name, (total, weight) in means.items():
-                before = totals.get(name, (0.0, 0.0))
-                totals[name] = before[0] + total, before[1] + weight
-            for name, value in largest.items():
-                if not math.isnan(value):
-                    metrics[name] = max(value, metrics.get(name, -math.inf))
-            for name, value in sums.items():
-                metrics[name] = metrics.get(name, 0.0) + value
+        totals = summed_pairs(item for means, _, _ in ranks for item in means.items())
+        metrics = summed(item for _, _, sums in ranks for item in sums.items())
+        for name, value in (item for _, largest, _ in ranks for item in largest.items()):
+            if not math.isnan(value):
+                metrics[name] = max(value, metrics.get(name, -math.inf))
         metrics |= {name: total / weight for name, (total, weight) in totals.items() if weight}
         self.update = metrics | _of_means(metrics)
         return self.update

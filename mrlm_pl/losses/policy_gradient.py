@@ -62,11 +62,7 @@ class Clip:
 
 
 def ppo_clip_loss(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    clip: Clip = Clip(),
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()
 ) -> Tensor:
     """Clipped surrogate loss [B, T]: ``-min(rho A, clip(rho, 1 - low, 1 + high) A)``.
 
@@ -100,13 +96,7 @@ def policy_gradient_loss(logp: Tensor, advantages: Tensor, action_mask: Tensor) 
     return masked_values(-advantages * masked_values(logp, action_mask), action_mask)
 
 
-def gspo_loss(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    clip: Clip = Clip(),
-) -> Tensor:
+def gspo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
     """Sequence-ratio clipped loss [B, T]: PPO's formula with ``s = exp(mean_t log rho)`` of the row for every token.
 
     The value of each token uses the row's ``s``; its gradient flows through that token's own ``logp``
@@ -128,13 +118,7 @@ def gspo_loss(
     return masked_values(_clipped_surrogate(ratio, advantages, clip, 3e-4, 4e-4), action_mask)
 
 
-def gmpo_loss(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    clip: Clip = Clip(),
-) -> Tensor:
+def gmpo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
     """Geometric-mean loss [B, T]: ``-A exp(mean_t clip(log rho_t))`` of the row for every token.
 
     Each token's log-ratio is clipped, on the side to which its advantage pushes, to ``[-low, high]`` before the mean of
@@ -163,13 +147,7 @@ def gmpo_loss(
     return masked_values(-ratio * advantages, action_mask)
 
 
-def cispo_loss(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    clip: Clip = Clip(),
-) -> Tensor:
+def cispo_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, action_mask: Tensor, clip: Clip = Clip()) -> Tensor:
     """Clipped-weight policy gradient [B, T]: ``-sg(clip(rho, 1 - low, 1 + high)) A logp``.
 
     Unlike PPO's clip, every token keeps a gradient. The default range is ``[0, 5]``: a ``low`` of 1 puts no lower bound

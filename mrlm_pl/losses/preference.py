@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses.masking import masked_values
-from mrlm_pl.settings import positive
+from mrlm_pl.settings import one_of, positive
 
 
 def sequence_logp(logp: Tensor, action_mask: Tensor) -> Tensor:
@@ -229,6 +229,7 @@ def preference_loss(
         raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
     if margin is not None and loss == "ipo":
         raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
+    one_of(get_args(PreferenceLoss), "", loss=loss)
     losses: dict[str, Callable[[Tensor], Tensor]] = {
         "sigmoid": functools.partial(
             dpo_sigmoid_loss, beta=beta, label_smoothing=label_smoothing, margin=margin or 0.0
@@ -236,6 +237,4 @@ def preference_loss(
         "hinge": functools.partial(dpo_hinge_loss, beta=beta, margin=1.0 if margin is None else margin),
         "ipo": functools.partial(ipo_loss, beta=beta),
     }
-    if loss not in losses:
-        raise ConfigurationError(f"loss is {loss!r}; choose from {', '.join(losses)}")
     return losses[loss]

@@ -21,13 +21,7 @@ from mrlm_pl.engines.base import Engine
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.hosts import STARTUP_SECONDS, EnvironmentHosts
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import (
-    ConfigurationError,
-    MRLMError,
-    NonFiniteError,
-    PolicyError,
-    place_of_error,
-)
+from mrlm_pl.errors import ConfigurationError, MRLMError, NonFiniteError, PolicyError, place_of_error
 from mrlm_pl.rollout.play import CONTEXT_STOP, TURN_STOP, EpisodeSpec, Play, Seat
 from mrlm_pl.settings import at_least, positive
 

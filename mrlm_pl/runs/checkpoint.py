@@ -72,10 +72,7 @@ class LastCheckpoint(ModelCheckpoint):
     """
 
     def __init__(
-        self,
-        every_n_epochs: int | None = None,
-        every_n_train_steps: int | None = None,
-        minutes: float | None = None,
+        self, every_n_epochs: int | None = None, every_n_train_steps: int | None = None, minutes: float | None = None
     ) -> None:
         unset = every_n_epochs is None and every_n_train_steps is None and minutes is None
         minutes = _FIRST_MINUTES if unset else minutes

@@ -137,9 +137,8 @@ def imported(name: str) -> Any:
     except Exception as error:  # a module may fail in any way while it is imported
         raise ImportError(_import_fault(module, error)) from error
     if not hasattr(found, attribute):
-        near = nearest(attribute, [item for item in vars(found) if not item.startswith("_")])
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ImportError(f"module {module!r} has no {attribute!r}{hint}")
+        public = [item for item in vars(found) if not item.startswith("_")]
+        raise ImportError(f"module {module!r} has no {attribute!r}; {meant(attribute, public, 'check its spelling')}")
     return getattr(found, attribute)
 
 

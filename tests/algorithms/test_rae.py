@@ -123,5 +123,5 @@ def test_a_resumed_run_goes_on_with_the_baselines(model_folder: Path, quiet_trai
 
 
 def test_a_bad_decay_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"baseline_decay 1\.0"):
+    with pytest.raises(ConfigurationError, match=r"baseline_decay is 1\.0"):
         RAE(baseline_decay=1.0)

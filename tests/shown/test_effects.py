@@ -125,7 +125,7 @@ def test_a_run_ends_with_its_budget_of_tokens(effects: ModuleType, arm: str, mon
     monkeypatch.setattr(effects, "EPISODES", 4)
     effect = effects.EFFECTS["at_grpo"]
     two_groups = {**effect.data, "groups": 2, "group_size": 4}
-    short = replace(effect, measure=partial(effects.AtTheBudget, 100, "plan_path"), data=two_groups)
+    short = replace(effect, measure=partial(effects.AtTheBudget, 100), data=two_groups)
     found = effects.run(replace(short, model=lambda folder: "builtin:tiny"), effect.arms[arm], 0, Path())
     # the built-in model makes no move here: 2 tasks x 4 episodes or branches x 5 turns x 2 agents x 1 token a rollout
     assert found["tokens"] == 80
@@ -137,7 +137,7 @@ def test_a_recipe_whose_policy_is_kept_does_not_run_again(
 ) -> None:
     ran: list[Sequence[str]] = []
     done = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(effects.subprocess, "run", lambda command, **options: ran.append(command) or done)
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: ran.append([*command]) or done)
     model = effects.EFFECTS["at_grpo_long"].model
     assert model(tmp_path) == str(tmp_path / "run/policies/main")
     assert [Path(words[1]).name for words in ran] == ["make_path_demonstrations.py", "fit"]
@@ -152,7 +152,7 @@ def test_a_small_model_that_is_missing_names_its_command(
 ) -> None:
     ran: list[Sequence[str]] = []
     done = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(effects.subprocess, "run", lambda command, **options: ran.append(command) or done)
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: ran.append([*command]) or done)
     monkeypatch.setattr(effects, "SMALL", str(tmp_path / "small"))
     model = effects.EFFECTS["rae_small"].model
     with pytest.raises(SystemExit, match="make small-model"):
@@ -185,7 +185,7 @@ def test_an_arm_has_its_own_model_and_environment(
     kept: list[Path] = []
     own = replace(effect.arms["one agent"], model=lambda folder: kept.append(folder) or "builtin:tiny")
     small = {**effect.data, "groups": 2, "group_size": 4}
-    measure = partial(effects.AtTheBudget, 50, "plan_path", rewards=False)
+    measure = partial(effects.AtTheBudget, 50, rewards=False)
     found = effects.run(replace(effect, measure=measure, data=small), own, 0, tmp_path)
     assert kept == [tmp_path]
     assert found["tokens"] == 40, "2 tasks x 4 episodes x 5 turns x 1 token: a team generates twice as many"
@@ -195,7 +195,7 @@ def test_an_arm_has_its_own_model_and_environment(
 def test_self_play_at_a_budget_is_scored_before_and_after(effects: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effects, "EPISODES", 4)
     effect = effects.EFFECTS["rae_rules"]
-    short = replace(effect, measure=partial(effects.AgainstChanceAtTheBudget, 10, "tic_tac_toe"))
+    short = replace(effect, measure=partial(effects.AgainstChanceAtTheBudget, 10))
     short = replace(short, data={**effect.data, "groups": 2}, model=lambda folder: "builtin:tiny")
     found = effects.run(short, effect.arms["RAE"], 0, Path())
     scored = {f"{name}{moment}" for name in ("score", "illegal") for moment in (" before", "")}

@@ -81,8 +81,8 @@ def values(found: Any, lists: bool) -> Iterator[float]:
 def known(name: str) -> list[float]:
     """Return the numbers of a file of results, of its lists those that the results page shows."""
     found = results_tables.read(name)
-    shows = [getattr(results_tables, name) for sections in results_page.CHAPTERS.values() if name in sections]
-    tabled = [float(number) for show in shows for number in re.findall(r"\d*\.?\d+", show(found))]
+    shows = [results_tables.shown(name) for sections in results_page.CHAPTERS.values() if name in sections]
+    tabled = [float(number) for text in shows for number in re.findall(r"\d*\.?\d+", text)]
     return tabled + [value * unit for value in values(found, not shows) for unit in (1, 100, 1e-3, 1e-6)]
 
 

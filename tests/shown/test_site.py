@@ -11,7 +11,7 @@ import pytest
 from mrlm_environments import CoordinationGame
 
 import mrlm_pl
-from benchmarks import results_page, results_tables
+from benchmarks import results_page, results_plots, results_tables
 from docs import catalog, options
 from mrlm_pl.sandbox import strongest
 from tests.support.documents import ROOT
@@ -44,13 +44,13 @@ def test_every_algorithm_has_a_page_with_its_options() -> None:
 
 
 def test_the_page_of_each_algorithm_shows_its_learning_curve() -> None:
-    curves = results_page.curves_by_page()
+    curves = results_plots.curves_by_page()
     assert {*curves} == {*options.classes()}
     for stem, panels in curves.items():
         page = (options.FOLDER / f"{stem}.md").read_text()
         assert f"](../images/results/curves/{stem}.svg)" in page, f"{stem}.md does not show its curve"
         assert "## Measured" in page
-        picture = (results_page.PLOTS / "curves" / f"{stem}.svg").read_text()
+        picture = (results_plots.PLOTS / "curves" / f"{stem}.svg").read_text()
         for panel in panels:
             assert f">{panel.measure}</text>" in picture, "run `make results`"
             assert len(panel.curves) >= 3, f"{stem}: too few seeds for an interval"
@@ -108,7 +108,7 @@ def test_the_readme_is_short_and_names_its_peers() -> None:
 def test_every_file_of_results_is_on_the_page() -> None:
     shown = {name for sections in results_page.CHAPTERS.values() for name in sections}
     assert shown | {*results_page.ELSEWHERE} == {path.stem for path in results_tables.RESULTS.glob("*.json")}
-    assert all((results_page.PLOTS / f"{name}.svg").is_file() for name in _plotted())
+    assert all((results_plots.PLOTS / f"{name}.svg").is_file() for name in _plotted())
 
 
 def _plotted() -> Iterator[str]:

@@ -12,9 +12,9 @@ from mrlm_environments.debate.judge import OPPONENT, SIDES, TIE, Argument, Debat
 from mrlm_environments.debate.judge_by_rules import RuleJudge
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.errors import ConfigurationError, DataError
+from mrlm_pl.errors import DataError
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import at_least, one_of
+from mrlm_pl.settings import at_least, fraction, one_of
 
 Reward = Literal["score", "margin", "win"]
 AGENT_OF: Mapping[Side, str] = {"PRO": "pro", "CON": "con"}
@@ -77,8 +77,7 @@ class DebateEnvironment(Environment):
     ) -> None:
         at_least(1, "debate: ", max_turns=max_turns, max_characters=max_characters)
         one_of(get_args(Reward), "debate: ", reward=reward)
-        if not 0 <= tie_margin < 1:
-            raise ConfigurationError(f"debate: tie_margin is {tie_margin!r}; it must be from 0 to below 1")
+        fraction("debate: ", tie_margin=tie_margin)
         self.judge = judge if judge is not None else RuleJudge()
         self.reward, self.max_turns, self.tie_margin = reward, max_turns, tie_margin
         self.swap_opening, self.max_characters = swap_opening, max_characters
@@ -141,7 +140,6 @@ class DebateEnvironment(Environment):
         winner = verdict.winner(self.tie_margin)
         components = {AGENT_OF[side]: self._components(side, verdict, winner) for side in SIDES}
         return Step(
-            rewards={agent: sum(parts.values()) for agent, parts in components.items()},
             components=components,
             done=True,
             stop_reason="judged",

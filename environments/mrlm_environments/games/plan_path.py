@@ -118,11 +118,7 @@ class PlanPath(Environment):
             text = f"{self._map()} {moves or '?'}"
             if self._turn == 0:
                 text = f"Move {self.moves} of UDLR. {text}"
-            return Step(
-                {"executor": (Message("user", text),)},
-                rewards={agent: earned},
-                components={agent: {"proposal": earned}},
-            )
+            return Step({"executor": (Message("user", text),)}, components={agent: {"proposal": earned}})
         progress = SHARE * (self._distances[self._here] - self._distances[reached]) / self._far
         self._here, self._turn = reached, self._turn + 1
         left = self._distances[reached]
@@ -130,7 +126,6 @@ class PlanPath(Environment):
         done = left == 0 or self._turn == self.turns
         return Step(
             {} if done else self._ask(),
-            rewards=dict.fromkeys(self.agents, sum(parts.values())),
             components=dict.fromkeys(self.agents, parts),
             done=done,
             stop_reason="" if not done else "turns" if left else "solved",

@@ -204,7 +204,7 @@ class QuestionEnvironment(Environment):
         rewards = {agent: math.fsum(parts.values()) for agent, parts in components.items()}
         mean = math.fsum(rewards.values()) / len(rewards)
         success = None if self.success_at is None else mean >= self.success_at
-        return Step(rewards=rewards, components=components, done=True, stop_reason="answered", success=success)
+        return Step(components=components, done=True, stop_reason="answered", success=success)
 
     def _parts(self, name: str, value: Any) -> dict[str, dict[str, float]]:
         """Return the components of each agent from a reward function's value."""

@@ -90,9 +90,7 @@ class Calculator(Tool):
     """Evaluates one expression for each call; see :func:`evaluate`."""
 
     schema = tool_schema(
-        "calculator",
-        "Evaluate an expression such as 17*23+4, sqrt(2), 15% of 280.",
-        {"expression": {"type": "string"}},
+        "calculator", "Evaluate an expression such as 17*23+4, sqrt(2), 15% of 280.", {"expression": {"type": "string"}}
     )
 
     def call(self, arguments: Mapping[str, Any]) -> str:

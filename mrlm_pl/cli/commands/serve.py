@@ -33,6 +33,7 @@ from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.connection import Address
 from mrlm_pl.serving.transport.security import Identity, read_token
 from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
+from mrlm_pl.settings import check_address
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +86,7 @@ def _check_roles(options: Any) -> None:
         )
     for name in ("join", "advertise"):
         if getattr(options, name):
-            try:
-                Address(getattr(options, name))
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{name}: {error}") from error
+            check_address(getattr(options, name), f"{name}: ")
 
 
 def _check_port(endpoint: Endpoint) -> None:

@@ -7,14 +7,7 @@ from typing import Any
 
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data.files.base import DataSplit, FixedDataModule
-from mrlm_pl.data.files.chat_rows import (
-    chat_rows,
-    messages_fault,
-    messages_of,
-    played_rows,
-    text_row,
-    tools_fault,
-)
+from mrlm_pl.data.files.chat_rows import chat_rows, messages_fault, messages_of, played_rows, text_row, tools_fault
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows, padded_masks

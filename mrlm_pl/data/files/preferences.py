@@ -9,14 +9,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.base import DataSplit
-from mrlm_pl.data.files.chat_rows import (
-    chat_rows,
-    messages_fault,
-    messages_of,
-    played_rows,
-    scored_row,
-    text_row,
-)
+from mrlm_pl.data.files.chat_rows import chat_rows, messages_fault, messages_of, played_rows, scored_row, text_row
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.engines.local.generation import common_prefix
 from mrlm_pl.episode import Episode, Message, Trajectory

@@ -107,11 +107,7 @@ def check_sampling(learner: RolloutLearner, sampling: Sampling) -> None:
 
 
 def check_lag(
-    learner: RolloutLearner,
-    mode: Literal["sync", "async"],
-    max_lag: int,
-    options: AsyncOptions,
-    sampling: Sampling,
+    learner: RolloutLearner, mode: Literal["sync", "async"], max_lag: int, options: AsyncOptions, sampling: Sampling
 ) -> None:
     """Validate the options of playing while the learner updates; one without an effect is a warning.
 

@@ -12,7 +12,7 @@ from typing import Any
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn, branches, by_group, decided, judging_environments
 from mrlm_pl.evaluation.agents import Components, components_by_agent, means_by_agent, stop_reasons, without_sole_owners
-from mrlm_pl.grouping import grouped, summed
+from mrlm_pl.grouping import grouped, summed, summed_pairs
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
@@ -22,17 +22,8 @@ from mrlm_pl.turn_tree import turn_trees
 logger = logging.getLogger(__name__)
 
 _OF_TASKS = ("reward", "success")
-_Sums = dict[str, tuple[float, float]]
 Returns = tuple[tuple[str, float], ...]
 """The return of each agent in an episode, with its name."""
-
-
-def _added(first: _Sums, second: _Sums) -> _Sums:
-    found = dict(first)
-    for name, (total, count) in second.items():
-        before = found.get(name, (0.0, 0.0))
-        found[name] = (before[0] + total, before[1] + count)
-    return found
 
 
 def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]]:
@@ -42,12 +33,12 @@ def success_counts(episodes: Sequence[Episode]) -> dict[str, tuple[float, float]
     """
     played = [episode for episode in episodes if not episode.failed]
     judging = judging_environments(played)
-    found: _Sums = {episode.task.environment: (0.0, 0.0) for episode in played}
+    found = []
     for episode, weight in zip(played, path_weights(played), strict=True):
-        if episode.task.environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
-            outcome = {episode.task.environment: (weight * bool(episode.success), weight)}
-            found = _added(found, outcome)
-    return found
+        name = episode.task.environment
+        counts = name in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP)
+        found.append((name, (weight * bool(episode.success), weight) if counts else (0.0, 0.0)))
+    return summed_pairs(found)
 
 
 def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
@@ -190,7 +181,8 @@ class CollectionSums:
 
     def plus(self, other: CollectionSums) -> CollectionSums:
         """Return the sums of both."""
-        means, successes = _added(self.means, other.means), _added(self.successes, other.successes)
+        means = summed_pairs([*self.means.items(), *other.means.items()])
+        successes = summed_pairs([*self.successes.items(), *other.successes.items()])
         sums = summed([*self.sums.items(), *other.sums.items()])
         components = {
             prefix: self.components.get(prefix, Components()).plus(other.components.get(prefix, Components()))

@@ -51,11 +51,7 @@ class Seen(NamedTuple):
 
 
 def attention(
-    q: Tensor,
-    context: Seen,
-    own: Seen,
-    by_context: Callable[[Tensor], Tensor],
-    by_row: Callable[[Tensor], Tensor],
+    q: Tensor, context: Seen, own: Seen, by_context: Callable[[Tensor], Tensor], by_row: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return the attention ``[B, KV heads, group, head size]`` of scaled queries to their contexts and own tokens.
 

@@ -41,11 +41,7 @@ class RayPool(WorkerGroup, Engine):
     name, kind = "ray_pool", "the pool"
 
     def __init__(
-        self,
-        workers: int = 1,
-        engine: Callable[[], Engine] = InProcessEngine,
-        calls: int | None = None,
-        **options: Any,
+        self, workers: int = 1, engine: Callable[[], Engine] = InProcessEngine, calls: int | None = None, **options: Any
     ) -> None:
         at_least(1, "", calls=calls)
         super().__init__(workers, **options)

@@ -85,11 +85,7 @@ def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, P
 
 
 def keep_top_entropy(
-    trainer: Any,
-    metrics: Metrics,
-    tables: Mapping[str, PolicyBatch],
-    entropies: Mapping[str, Tensor],
-    fraction: float,
+    trainer: Any, metrics: Metrics, tables: Mapping[str, PolicyBatch], entropies: Mapping[str, Tensor], fraction: float
 ) -> None:
     """Set the advantages of tokens with low entropy to 0, take their teachers, and log the threshold.
 

@@ -19,7 +19,7 @@ from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
-from mrlm_pl.settings import at_least, one_of, positive
+from mrlm_pl.settings import at_least, fraction, one_of, positive
 
 Estimator = Literal["k3", "k3_straight_through", "k3_importance_weighted"]
 Placement = Literal["loss", "reward"]
@@ -173,8 +173,7 @@ class ReferenceSync:
 
     def __post_init__(self) -> None:
         at_least(1, "reference_sync.", every=self.every)
-        if not 0 <= self.decay < 1:
-            raise ConfigurationError(f"reference_sync.decay is {self.decay}; it must be at least 0 and below 1")
+        fraction("reference_sync.", decay=self.decay)
         if self.decay and self.every is None:
             raise ConfigurationError(
                 f"reference_sync.decay is {self.decay}, but reference_sync.every is not set; 1 is every optimizer step"
@@ -199,10 +198,7 @@ class ReferencePolicy:
     """
 
     def __init__(
-        self,
-        used: bool = False,
-        remote: Reference | None = None,
-        sync: ReferenceSync = ReferenceSync(),
+        self, used: bool = False, remote: Reference | None = None, sync: ReferenceSync = ReferenceSync()
     ) -> None:
         self.sync, self.moves = sync, sync.every is not None
         if self.moves and not used:

@@ -56,13 +56,7 @@ def tree_mask(segments: Segments, device: torch.device) -> BlockMask:
     )
     tokens = sum(lengths)
     return BlockMask.from_kv_blocks(
-        some,
-        some_columns,
-        whole,
-        whole_columns,
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=mask_mod,
-        seq_lengths=(tokens, tokens),
+        some, some_columns, whole, whole_columns, BLOCK_SIZE=_BLOCK, mask_mod=mask_mod, seq_lengths=(tokens, tokens)
     )
 
 

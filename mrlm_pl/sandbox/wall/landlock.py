@@ -28,10 +28,7 @@ def version() -> int:
 
 
 def restrict(
-    read: Iterable[str],
-    write: Iterable[str],
-    execute: Iterable[str],
-    write_and_execute: Iterable[str] = (),
+    read: Iterable[str], write: Iterable[str], execute: Iterable[str], write_and_execute: Iterable[str] = ()
 ) -> None:
     """Close the file system except for these paths, TCP, and abstract sockets and processes outside, for good.
 

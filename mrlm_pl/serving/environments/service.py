@@ -180,11 +180,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         try:
             observations: Observations = await self._run(client, partial(environment.reset, task))
             tools = await self._run(client, lambda: {agent: environment.tools(agent) for agent in environment.agents})
-            reply = pb.OpenReply(
-                lease_seconds=lease_seconds,
-                observations=to_json(observations),
-                tools=to_json(tools),
-            )
+            reply = pb.OpenReply(lease_seconds=lease_seconds, observations=to_json(observations), tools=to_json(tools))
         except BaseException:
             self._close_soon(client, name, environment)
             raise

@@ -132,10 +132,7 @@ def _to_request(request: SampleRequest) -> pb.SampleRequest:
         policy=request.policy,
         seed=str(request.seed),
         sampling=pb.Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens
         ),
         stop_ids=request.stop_ids,
         session=request.session,
