@@ -406,10 +406,10 @@ class PolicyGradient(Algorithm):
         frozen = self.policies.keys() - self.trained_policies.keys()
         trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
+        if self.zero_variance == "exclude":  # whitened, the advantages of equal returns would not be 0
+            exclude_zero_variance(self.trainer, self.metrics, students)
         if self.whiten_advantages:
             whiten_rows(self.trainer, students)
-        if self.zero_variance == "exclude":
-            exclude_zero_variance(self.trainer, self.metrics, students)
         names = self.tasks_of_run
         chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
         if len(names) > 1 or (names and chosen != "none"):
