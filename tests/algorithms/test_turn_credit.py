@@ -134,6 +134,16 @@ def test_equal_returns_with_other_turns_have_a_signal(policies: Any) -> None:
     assert GRPO(policies, credit="turn").without_signal([group[0], group[0]])
 
 
+def test_equal_returns_of_other_components_have_a_signal(policies: Any) -> None:
+    parts: list[dict[str, float]] = [{"right": 1.0}, {"form": 1.0}]
+    group = [episode(k, "g", {"a": [("s", part)]}) for k, part in enumerate(parts)]
+    assert GRPO(policies).without_signal(group)
+    unequal = GDPO(policies, weights={"form": 0.5})
+    assert not unequal.without_signal(group)
+    assert unequal.without_signal([group[0], group[0]])
+    assert GDPO(policies).without_signal(group), "1 - 1 and -1 + 1, over the deviation"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
