@@ -106,6 +106,17 @@ def test_remax_compares_with_the_greedy_episode_and_leaves_out_groups_without_on
     assert algorithm.metrics.take_rollout() == {"train/greedy_reward": 2.125, "train/missing_baselines": 1.0}
 
 
+def test_the_baseline_of_an_agent_that_did_not_act_greedily_is_0(model_folder: Path, quiet_trainer: Any) -> None:
+    def played(number: int, **rewards: float) -> Episode:
+        rows = {agent: episode(number, reward).trajectories["a"] for agent, reward in rewards.items()}
+        return dataclasses.replace(episode(number, 0.0), trajectories=rows)
+
+    _, advantages = prepared(
+        ReMax, model_folder, quiet_trainer(), [played(0, a=1.0, b=3.0), played(1, a=0.0)], [played(2, a=0.25)]
+    )
+    assert advantages.tolist() == [0.75, 3.0, -0.25]
+
+
 def test_the_divergence_is_steered_by_the_episodes_that_are_trained_on(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [episode(n, 1.0, f"g{n}") for n in range(4)]
     greedy = [episode(10 + n, 0.0, f"g{n}", error="away" if n == 0 else None) for n in range(4)]
