@@ -54,11 +54,11 @@ def test_the_default_divides_by_the_spread_of_whole_returns(policies: Any, quiet
 
 def test_the_published_baseline(policies: Any, quiet_trainer: Any) -> None:
     algorithm = GRPO(policies, credit="turn", advantage="group_centered", turn_baseline="paper")
-    # Rewards of a by turn: 1, 0, 2 with mean 1; 2, 0 with mean 1; 6 alone.
+    mean = (1 + 2 + 0 + 2 + 0 + 6) / 6  # of all turns of a
     assert advantages(algorithm, EPISODES, quiet_trainer())[::2] == [
-        pytest.approx([0 + 1, 1]),
-        pytest.approx([-1]),
-        pytest.approx([1 - 1 + 0, -1 + 0, 0]),
+        pytest.approx([3 - 2 * mean, 2 - mean]),
+        pytest.approx([0 - mean]),
+        pytest.approx([8 - 3 * mean, 6 - 2 * mean, 6 - mean]),
     ]
 
 
