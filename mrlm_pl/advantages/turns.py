@@ -5,7 +5,6 @@ S is the number of turns of one agent each, over all episodes of a rollout.
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 import torch
@@ -18,8 +17,8 @@ TurnBaseline = Literal["unbiased", "paper"]
 
 - ``unbiased``: from the turn's return, the mean return of the same turn in the *other* episodes; an episode that has
   ended before counts as 0. It does not depend on the own episode, so the expected gradient is the true one.
-- ``paper``: from each turn's reward, the mean over the episodes that have this turn; the differences are then summed.
-  How many are summed depends on when the own episode ends: stopping early is rewarded.
+- ``paper``: from each turn's reward, the mean over all turns of the group; the differences are then summed. How many
+  are summed depends on when the own episode ends: stopping early is rewarded.
 """
 
 
@@ -53,7 +52,7 @@ def turn_advantages(
     normalize: bool = False,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Return the advantage [S] fp64 of each turn; 0 in a group of one episode.
+    """Return the advantage [S] fp64 of each turn; with ``unbiased`` 0 in a group of one episode.
 
     Args:
         rewards: [S].
@@ -63,7 +62,7 @@ def turn_advantages(
         gamma: discount factor from turn to turn.
         baseline: see :data:`TurnBaseline`.
         normalize: divide by ``s + eps``: with ``unbiased`` the standard deviation of the episodes' whole returns in the
-            group, with ``paper`` that of the turn's rewards.
+            group, with ``paper`` that of its turns' rewards.
         eps: added to the standard deviation, in units of reward.
 
     Raises:
@@ -77,9 +76,7 @@ def turn_advantages(
     """
     rewards = finite_rewards(rewards).double()
     if baseline == "paper":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a turn that one episode alone has is no fault
-            deviations, sizes, squared_sums = group_deviations(rewards, _numbers(group_ids, turns))
+        deviations, sizes, squared_sums = group_deviations(rewards, group_ids)
         if normalize:
             deviations = deviations / ((squared_sums / (sizes - 1).clamp(min=1)).sqrt() + eps)
         return returns_to_go(deviations, episodes, turns, gamma)

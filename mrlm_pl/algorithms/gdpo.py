@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import component_normalized_advantages
-from mrlm_pl.learner.credit.returns import Returns, warn_of_absent_components
+from mrlm_pl.episode import Episode
+from mrlm_pl.learner.credit.returns import Returns, returns_of, warn_of_absent_components
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 
@@ -53,10 +54,21 @@ class GDPO(PolicyGradient):
 
     def advantages(self, returns: Returns) -> Tensor:
         """Return the advantages [N] of what each agent earned in each episode."""
-        sums = returns.components() or {"reward": returns.reward - returns.bonus}
+        sums = _sums(returns)
         if self.overlong_buffer:
             sums["overlong_penalty"] = returns.bonus
         if self.weights and not self._warned:
             self._warned = warn_of_absent_components(self.trainer, "weights", self.weights, sums)
+        return self._normalized(sums, returns)
+
+    def _normalized(self, sums: Mapping[str, Tensor], returns: Returns) -> Tensor:
         weights = [self.weights.get(name, 1.0) for name in sums]
         return component_normalized_advantages(torch.stack(list(sums.values()), -1), returns.comparison, weights)
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        returns = returns_of(group)
+        return not self._normalized(_sums(returns), returns).any()
+
+
+def _sums(returns: Returns) -> dict[str, Tensor]:
+    return returns.components() or {"reward": returns.reward - returns.bonus}

@@ -40,6 +40,7 @@ class PolicyBatch:
         comparisons: [B] int64; rows with the same label are compared with each other: those of one agent in a group,
             or in one state of a turn tree.
         episode_tokens: [B] int64, action tokens of the row's episode in the whole collection.
+        episodes: [B] int64, number of the row's episode, or None.
         temperature: [B] fp32, of the sampling; 1 for demonstrations and greedy turns.
         advantages: [B, T] fp32, 0 where nothing is credited.
         ref_logp: [B, T] fp32 under the frozen reference, or None.
@@ -86,6 +87,7 @@ class PolicyBatch:
     teacher_prompts: Tensor | None = None
     taught_tokens: Tensor | None = None
     numbers: Tensor | None = None
+    episodes: Tensor | None = None
     host: PolicyBatch | None = None
 
     def __len__(self) -> int:
@@ -236,7 +238,7 @@ def collate_rows(
             table[index, : len(values)] = torch.tensor(values, dtype=dtype)
         return table
 
-    action_mask = padded("action_mask", torch.bool)
+    action_mask, episodes = padded("action_mask", torch.bool), torch.tensor(list(episode_ids), dtype=torch.int64)
     temperatures = [temperature] * len(rows) if isinstance(temperature, (int, float)) else list(temperature)
     return PolicyBatch(
         token_ids=padded("token_ids", torch.int64),
@@ -245,7 +247,8 @@ def collate_rows(
         behavior_logp=padded("logprobs", torch.float32),
         groups=torch.tensor(list(groups), dtype=torch.int64),
         comparisons=torch.tensor(list(comparisons), dtype=torch.int64),
-        episode_tokens=episode_token_counts(action_mask, torch.tensor(list(episode_ids), dtype=torch.int64)),
+        episode_tokens=episode_token_counts(action_mask, episodes),
+        episodes=episodes,
         temperature=torch.tensor(temperatures, dtype=torch.float32),
         advantages=action_mask * (torch.zeros(len(rows)) if advantages is None else torch.tensor(advantages))[:, None],
         trajectories=tuple(rows),

@@ -98,9 +98,9 @@ class PolicyGradient(Algorithm):
             their advantage and teachers; the others count in the reduction alone (arXiv 2506.01939). Below 1 the
             learner computes the entropies once a rollout, and ``entropy_threshold`` is logged.
         stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
-        zero_variance: an agent whose returns are all equal in a task's episodes has no gradient from them. ``keep``
-            counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the proportion of a
-            policy's (task group, agent) pairs that it left out.
+        zero_variance: where the episodes of a task are compared, an agent whose returns are all equal in them has no
+            gradient from them. ``keep`` counts its tokens in the reduction, ``exclude`` does not and logs
+            ``filtered_agents``: the proportion of a policy's (task group, agent) pairs that it left out.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision. That
             costs a pass over the rollout, except where the rollout serves one update and there is neither a reference
@@ -239,7 +239,7 @@ class PolicyGradient(Algorithm):
         return cls.token_losses is base.token_losses and cls.policy_loss is base.policy_loss
 
     def _check_credit(self) -> None:
-        """Raise :class:`ConfigurationError` if nothing says how returns become advantages."""
+        """Raise :class:`ConfigurationError` if nothing says how returns become advantages, or nothing compares them."""
         methods = ("advantages", "compared", "credit", "trained_rows", "prepare")
         own = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
         if not (own or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
@@ -247,6 +247,11 @@ class PolicyGradient(Algorithm):
                 f"{type(self).__name__} has no rule of advantages; override `advantages(returns)`, or set "
                 "`advantage = staticmethod(RULE)`, such as mrlm_pl.advantages.group_normalized_advantages "
                 "(docs/tutorials/own_algorithm.md)"
+            )
+        if self.zero_variance == "exclude" and (self.gae is not None or self.critic is not None):
+            raise ConfigurationError(
+                f"zero_variance is exclude, but {type(self).__name__} does not compare the episodes of a task with "
+                "each other and also learns from equal returns; set it to keep"
             )
 
     def credit(
@@ -406,10 +411,10 @@ class PolicyGradient(Algorithm):
         frozen = self.policies.keys() - self.trained_policies.keys()
         trained = {name: rows.to(self.device) for name, rows in tables.items() if name not in frozen}
         students = {name: rows for name, rows in trained.items() if name in self.policies}
+        if self.zero_variance == "exclude":  # whitened, the advantages of equal returns would not be 0
+            exclude_zero_variance(self.trainer, self.metrics, students)
         if self.whiten_advantages:
             whiten_rows(self.trainer, students)
-        if self.zero_variance == "exclude":
-            exclude_zero_variance(self.trainer, self.metrics, students)
         names = self.tasks_of_run
         chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
         if len(names) > 1 or (names and chosen != "none"):

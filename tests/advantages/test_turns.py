@@ -94,14 +94,13 @@ def test_states_of_the_stopping_game(baseline: TurnBaseline) -> None:
 
 
 def test_process_supervision_as_published() -> None:
-    """arXiv 2402.03300, 4.1.3: rewards normalized by turn, then summed over the turns that follow."""
+    """arXiv 2402.03300, 4.1.3: rewards of all turns normalized together, then summed over the turns that follow."""
     group = torch.zeros(5, dtype=torch.int64)
     number, turn = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0])
     rewards = torch.tensor([1.0, 4.0, 2.0, 6.0, 3.0], dtype=torch.float64)
-    first = [-1.0, 0.0, 1.0]  # mean 2, standard deviation 1
-    second = [-1 / math.sqrt(2), 1 / math.sqrt(2)]  # mean 5, standard deviation sqrt 2
+    deviation = math.sqrt((2.2**2 + 0.8**2 + 1.2**2 + 2.8**2 + 0.2**2) / 4)  # mean 3.2
     found = turn_advantages(rewards, group, number, turn, baseline="paper", normalize=True, eps=0.0)
-    assert found.tolist() == pytest.approx([first[0] + second[0], second[0], first[1] + second[1], second[1], 1.0])
+    assert found.tolist() == pytest.approx([sums / deviation for sums in (-2.2 + 0.8, 0.8, -1.2 + 2.8, 2.8, -0.2)])
 
 
 def test_normalized_single_turns_are_grpo() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.returns import returns_of
-from mrlm_pl.losses import Entropy, batch_totals
+from mrlm_pl.losses import Entropy, batch_totals, token_weights
 from mrlm_pl.policy import Policy
 
 IDS = (8, 9, 10, 11, 12, 13)
@@ -187,6 +188,19 @@ def test_zero_variance_rows_need_no_forward_pass_and_may_leave_the_denominator(
         batch = algorithm.prepare(episodes, Sampling())["main"]
         assert algorithm.rows_with_gradient(batch).tolist() == [2, 3]
         assert batch_totals(batch.action_mask).tokens == counted
+
+
+def test_excluded_agents_do_not_count_in_an_episode_either(model_folder: Path, quiet_trainer: Any) -> None:
+    """Agent y shares the policy of x, earns the same everywhere, and does not act in the last episode."""
+    algorithm = loaded(model_folder, zero_variance="exclude", reduction="episode_mean")
+    algorithm.trainer = quiet_trainer()
+    episodes = [episode(0, "g", {"x": 1.0, "y": 5.0}), episode(1, "g", {"x": 1.0, "y": 5.0}), episode(2, "g", {"x": 0})]
+    shared = [one.with_rows(lambda row: replace(row, policy="main")) for one in episodes]
+    rows = algorithm.prepare(shared, Sampling())["main"]
+    totals = batch_totals(rows.action_mask, rows.episode_tokens)
+    assert (totals.tokens, totals.episodes) == (9, 3)
+    weights = token_weights("episode_mean", rows.action_mask, totals, episode_tokens=rows.episode_tokens)
+    assert weights.sum(1).tolist() == pytest.approx([1 / 3, 0, 1 / 3, 0, 1 / 3])
 
 
 @pytest.mark.parametrize(

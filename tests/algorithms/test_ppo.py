@@ -19,6 +19,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.turns import rewarded_rows
+from mrlm_pl.learner.policies.reference import KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import LoRA, Policy
 from mrlm_pl.policy.tiny import build_config, build_tokenizer
@@ -200,6 +201,11 @@ def test_stop_at_kl_ends_the_rest_of_a_collection_and_only_that(
     changed = [not torch.equal(before, after) for before, after in zip(watch.weights, watch.weights[1:], strict=False)]
     # The first update has ratio 1; the second moves beyond the target; the other two of each collection rest.
     assert changed == [True, False, False, True, True, False, False]
+
+
+def test_the_penalty_keeps_its_sign_where_a_rollout_has_more_episodes_than_the_horizon() -> None:
+    kl = KL(0.5, target=0.1, horizon=10)
+    assert [kl.adapted(0.5, 0.0, episodes) for episodes in (5, 10, 64)] == pytest.approx([0.45, 0.4, 0.4])
 
 
 def test_kl_in_the_reward_is_charged_to_every_token_and_steered(model_folder: Path, quiet_trainer: Any) -> None:

@@ -16,6 +16,7 @@ from mrlm_pl.algorithms import (
     C3,
     CISPO,
     COMA,
+    GDPO,
     GRPO,
     GSPO,
     MAGRPO,
@@ -105,6 +106,17 @@ def test_remax_compares_with_the_greedy_episode_and_leaves_out_groups_without_on
     assert algorithm.metrics.take_rollout() == {"train/greedy_reward": 2.125, "train/missing_baselines": 1.0}
 
 
+def test_the_baseline_of_an_agent_that_did_not_act_greedily_is_0(model_folder: Path, quiet_trainer: Any) -> None:
+    def played(number: int, **rewards: float) -> Episode:
+        rows = {agent: episode(number, reward).trajectories["a"] for agent, reward in rewards.items()}
+        return dataclasses.replace(episode(number, 0.0), trajectories=rows)
+
+    _, advantages = prepared(
+        ReMax, model_folder, quiet_trainer(), [played(0, a=1.0, b=3.0), played(1, a=0.0)], [played(2, a=0.25)]
+    )
+    assert advantages.tolist() == [0.75, 3.0, -0.25]
+
+
 def test_the_divergence_is_steered_by_the_episodes_that_are_trained_on(model_folder: Path, quiet_trainer: Any) -> None:
     episodes = [episode(n, 1.0, f"g{n}") for n in range(4)]
     greedy = [episode(10 + n, 0.0, f"g{n}", error="away" if n == 0 else None) for n in range(4)]
@@ -124,6 +136,19 @@ def test_reinforce_plus_plus_whitens_what_the_others_leave(model_folder: Path, q
     _, with_baseline = prepared(REINFORCEPlusPlusBaseline, model_folder, quiet_trainer(), episodes)
     deviation = math.sqrt(2 * 2 * (0.25 + 1.0) / 7)
     assert with_baseline.tolist() == pytest.approx([r / deviation for r in (0.5, -0.5, 1, -1)], abs=1e-5)
+
+
+@pytest.mark.parametrize("cls", [REINFORCEPlusPlusBaseline, GDPO])
+def test_groups_without_a_signal_are_excluded_before_whitening(
+    cls: type[PolicyGradient], model_folder: Path, quiet_trainer: Any
+) -> None:
+    """Of h the episodes have two and four tokens: the mean over tokens is not that over episodes."""
+    episodes = [episode(n, 1.0) for n in (0, 1)] + [episode(2, 1.0, "h"), episode(3, 0.0, "h", tokens=4)]
+    algorithm, found = prepared(cls, model_folder, quiet_trainer(), episodes, zero_variance="exclude")
+    # Six tokens x, x, -x, -x, -x, -x: mean -x / 3, sum of squares x^2 (2 * 16 + 4 * 4) / 9 = 16 x^2 / 3.
+    deviation = math.sqrt(16 / 3 / 5)
+    assert found.tolist() == pytest.approx([0, 0, 4 / 3 / deviation, -2 / 3 / deviation], abs=1e-4)
+    assert algorithm.metrics.take_rollout()["train/filtered_agents"] == 0.5
 
 
 def test_reinforce_plus_plus_charges_the_divergence_to_each_token(model_folder: Path, quiet_trainer: Any) -> None:

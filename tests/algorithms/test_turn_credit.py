@@ -54,11 +54,11 @@ def test_the_default_divides_by_the_spread_of_whole_returns(policies: Any, quiet
 
 def test_the_published_baseline(policies: Any, quiet_trainer: Any) -> None:
     algorithm = GRPO(policies, credit="turn", advantage="group_centered", turn_baseline="paper")
-    # Rewards of a by turn: 1, 0, 2 with mean 1; 2, 0 with mean 1; 6 alone.
+    mean = (1 + 2 + 0 + 2 + 0 + 6) / 6  # of all turns of a
     assert advantages(algorithm, EPISODES, quiet_trainer())[::2] == [
-        pytest.approx([0 + 1, 1]),
-        pytest.approx([-1]),
-        pytest.approx([1 - 1 + 0, -1 + 0, 0]),
+        pytest.approx([3 - 2 * mean, 2 - mean]),
+        pytest.approx([0 - mean]),
+        pytest.approx([8 - 3 * mean, 6 - 2 * mean, 6 - mean]),
     ]
 
 
@@ -132,6 +132,16 @@ def test_equal_returns_with_other_turns_have_a_signal(policies: Any) -> None:
     assert GRPO(policies).without_signal(group)
     assert not GRPO(policies, credit="turn").without_signal(group)
     assert GRPO(policies, credit="turn").without_signal([group[0], group[0]])
+
+
+def test_equal_returns_of_other_components_have_a_signal(policies: Any) -> None:
+    parts: list[dict[str, float]] = [{"right": 1.0}, {"form": 1.0}]
+    group = [episode(k, "g", {"a": [("s", part)]}) for k, part in enumerate(parts)]
+    assert GRPO(policies).without_signal(group)
+    unequal = GDPO(policies, weights={"form": 0.5})
+    assert not unequal.without_signal(group)
+    assert unequal.without_signal([group[0], group[0]])
+    assert GDPO(policies).without_signal(group), "1 - 1 and -1 + 1, over the deviation"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from mrlm_pl.advantages import group_centered_advantages
+from mrlm_pl.algorithms import MAPPO, PPO, REINFORCEPlusPlus
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.contract import Rollouts
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -61,6 +62,13 @@ def test_a_class_whose_constructor_does_not_set_them_either_is_refused_before_th
 @pytest.mark.parametrize("cls", [Attribute, Method, Baseline])
 def test_each_way_to_have_advantages_is_accepted(cls: Any, model_folder: Path) -> None:
     cls({"main": str(model_folder)}).meet_rollouts(ROLLOUTS)
+
+
+@pytest.mark.parametrize("cls", [PPO, MAPPO, REINFORCEPlusPlus])
+def test_equal_returns_are_not_excluded_where_no_episodes_are_compared(cls: Any, model_folder: Path) -> None:
+    algorithm = cls({"main": str(model_folder)}, zero_variance="exclude")
+    with pytest.raises(ConfigurationError, match=f"zero_variance is exclude, but {cls.__name__} does not compare"):
+        algorithm.meet_rollouts(ROLLOUTS)
 
 
 class OwnLoss(Attribute):

@@ -139,11 +139,10 @@ def unbiased_turn(place: int) -> float:
 
 
 def paper_turn(place: int) -> float:
-    found = 0.0
+    found, mean = 0.0, sum(v.TURN_REWARDS) / len(v.TURN_REWARDS)
     for later in TURN_PLACES:
         if v.TURN_EPISODES[later] == v.TURN_EPISODES[place] and v.TURNS[later] >= v.TURNS[place]:
-            same = [v.TURN_REWARDS[p] for p in TURN_PLACES if v.TURNS[p] == v.TURNS[later]]
-            found += GAMMA ** (v.TURNS[later] - v.TURNS[place]) * (v.TURN_REWARDS[later] - sum(same) / len(same))
+            found += GAMMA ** (v.TURNS[later] - v.TURNS[place]) * (v.TURN_REWARDS[later] - mean)
     return found
 
 

@@ -52,7 +52,8 @@ class Returns:
         environment: [N] names.
         agent: [N] names.
         turns: [N] int64, how many turns the agent took.
-        greedy: [N] fp64, the agent's return in the greedy episode of the group; NaN without one.
+        greedy: [N] fp64, the agent's return in the greedy episode of the group, 0 where it did not act there; NaN
+            without one.
         episode: [N] the record.
         baseline: [N] fp64, the numbers that the returns are compared with; None where the rule has none.
     """
@@ -124,10 +125,9 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     plays = [(e, agent) for e in episodes if not e.failed for agent in e.trajectories]
     groups = group_numbers(episodes)
     baselines = {
-        (episode.group, agent): agent_return(episode, agent, turn_bonus)
+        episode.group: {agent: agent_return(episode, agent, turn_bonus) for agent in episode.trajectories}
         for episode in greedy
         if not episode.failed
-        for agent in episode.trajectories
     }
     rewards = [agent_return(episode, agent, turn_bonus) for episode, agent in plays]
     bonuses = [total - agent_return(*play) for total, play in zip(rewards, plays, strict=True)]
@@ -139,7 +139,10 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
         environment=tuple(episode.task.environment for episode, _ in plays),
         agent=tuple(agent for _, agent in plays),
         turns=torch.tensor([sum(len(row.turns) for row in e.trajectories[agent]) for e, agent in plays]).long(),
-        greedy=torch.tensor([baselines.get((e.group, agent), torch.nan) for e, agent in plays], dtype=torch.float64),
+        greedy=torch.tensor(
+            [baselines[e.group].get(agent, 0.0) if e.group in baselines else torch.nan for e, agent in plays],
+            dtype=torch.float64,
+        ),
         episode=tuple(episode for episode, _ in plays),
     )
 

@@ -71,7 +71,7 @@ class KL:
     def adapted(self, beta: float, divergence: float, episodes: int) -> float:
         """Return ``beta`` after a rollout, steered towards the target (arXiv 1909.08593)::
 
-            beta <- beta (1 + clip(KL / target - 1, -.2, .2) n / horizon)
+            beta <- beta (1 + clip(KL / target - 1, -.2, .2) min(n / horizon, 1))
 
         Args:
             beta: before; without a target it stays.
@@ -85,7 +85,7 @@ class KL:
         if self.target is None:
             return beta
         error = min(max(divergence / self.target - 1.0, -0.2), 0.2)
-        return beta * (1.0 + error * episodes / self.horizon)
+        return beta * (1.0 + error * min(episodes / self.horizon, 1.0))
 
 
 IN_REWARD = KL(placement="reward")
