@@ -34,7 +34,7 @@ from mrlm_pl.data.rollout.tasks import RunTasks
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file
+from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file, remove_repeated
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
@@ -272,6 +272,9 @@ class Collection:
         measured = state.get("tokens", ())
         if len(measured) == self.trainer.world_size:
             self.learner.metrics.tokens = TokenMeasures(**measured[self.trainer.global_rank])
+        if self.saved is not None and self.trainer.is_global_zero:
+            ranks, first = data_parallel_rank(self.trainer)[1], state["iteration"] + bool(state["position"])
+            remove_repeated(Path(self.trainer.default_root_dir), first, ranks)
         self._ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
 
     def _parts(self) -> dict[str, Any]:
