@@ -102,7 +102,9 @@ class TaskStream:
             order = list(range(size))
             keyed_random("order", self.seed, name, epoch).shuffle(order)
             self._orders[name, epoch] = order
-            self._orders.pop((name, epoch - 2), None)  # groups that are played side by side may lie in two epochs
+            # Groups that are played side by side may lie in two epochs, and the tasks of one group in several.
+            for old in [number for of, number in list(self._orders) if of == name and number < epoch - 1]:
+                self._orders.pop((name, old), None)
         return order
 
 
