@@ -287,6 +287,7 @@ class Collection:
     def close(self) -> None:
         """Stop all episodes, close the players and finish the files; may be called twice."""
         collector, self.collector = self.collector, None
+        self.totals.stop()
         with ExitStack() as stack:
             stack.callback(self._writer.finish)
             if hasattr(self, "learner"):
