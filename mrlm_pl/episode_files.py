@@ -102,6 +102,21 @@ def episode_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.jsonl.*") if path.suffix in (".zst", ".gz"))
 
 
+def remove_repeated(folder: Path, first: int, ranks: int) -> None:
+    """Remove the files of the iterations that a resumed run collects again, if other numbers of ranks wrote them.
+
+    Args:
+        folder: of the run.
+        first: iteration that is collected next.
+        ranks: of the resumed run, which replaces the files of as many.
+    """
+    for kind in ("episodes", "tokens"):
+        for path in (folder / kind).glob("iteration-*"):
+            number, _ = _parts(path)
+            if number >= first and path not in [iteration_file(folder, number, (n, ranks), kind) for n in range(ranks)]:
+                path.unlink()
+
+
 def not_kept(files: Iterable[Path], collected: int = 0) -> str:
     """Return a note on the iterations of a run that have no file; empty if all have one.
 

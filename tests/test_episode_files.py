@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import threading
 import time
 from collections import Counter
@@ -224,6 +226,34 @@ def test_episodes_that_are_not_trained_on_say_why(
     for item in episodes:
         trained = any(turn.advantage is not None for row in item.rows() for turn in row.turns)
         assert trained == (item.excluded is None)
+
+
+@pytest.mark.parametrize(("steps", "first"), [(2, 1), (3, 2)])
+def test_a_run_that_continues_with_other_ranks_has_each_episode_once(
+    steps: int, first: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """Two updates are an iteration; ``first`` is the one that the resumed run collects next."""
+
+    def fit(checkpoint: Path | None = None, **options: Any) -> Any:
+        algorithm, data = make(model_folder, echo(), minibatches=2, save_episodes=EpisodeRetention(tokens=1))
+        trainer = quiet_trainer(**options)
+        trainer.fit(algorithm, data, ckpt_path=checkpoint)
+        return trainer
+
+    fit(max_steps=steps).save_checkpoint(tmp_path / "last.ckpt")
+    folder = tmp_path / "run" / "episodes"
+    names = {number: [f"iteration-{number:06d}-rank{rank}.jsonl.zst" for rank in range(2)] for number in range(3)}
+    for name in itertools.chain(*names.values()):  # as two ranks have left them that were killed later
+        shutil.copy(folder / "iteration-000000.jsonl.zst", folder / name)
+        shutil.copy(folder / "iteration-000000.jsonl.zst", folder.with_name("tokens") / name)
+    for number in range(first):
+        (folder / f"iteration-{number:06d}.jsonl.zst").unlink()
+    fit(tmp_path / "last.ckpt")
+    kept = [*itertools.chain(*(names[number] for number in range(first)))]
+    collected = [f"iteration-{number:06d}.jsonl.zst" for number in range(first, 3)]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(kept + collected)
+    tokens = {path.name for path in folder.with_name("tokens").iterdir()}
+    assert {name for name in tokens if "rank" in name} == {*kept}
 
 
 def test_a_resumed_run_replaces_the_file_of_an_earlier_version(tmp_path: Path) -> None:

@@ -57,19 +57,27 @@ class HeldOutEvaluation(Callback):
         self.environment = environment
         self._data: RolloutDataModule | None = None  # of the environment
         self._reports: tuple[int, dict[str, EvaluationReport]] | None = None  # the latest, with their step
+        self._evaluated = -1  # step of the latest evaluation, also before a resume
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         due = not self._file(trainer, "before").is_file() or trainer.global_step == 0
         if trainer.strategy.broadcast(due):  # all ranks play, or none: not all of them may see the file
             self._write_report(trainer, "before")
+        self.on_train_batch_end(trainer)  # of an evaluation in which a signal has ended the run
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        evaluated = self._reports is not None and self._reports[0] == trainer.global_step
-        if self.every and trainer.global_step and trainer.global_step % self.every == 0 and not evaluated:
+        step = trainer.global_step
+        if self.every and step and step % self.every == 0 and step != self._evaluated:
             self._evaluate(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write_report(trainer, "after")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluated": self._evaluated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._evaluated = state_dict["evaluated"]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._close()
@@ -111,7 +119,7 @@ class HeldOutEvaluation(Callback):
                 name: data.evaluate(name, split=self.split, episodes=self.episodes, sampling=self.sampling)
                 for name in data.environments
             }
-            self._reports = trainer.global_step, reports
+            self._reports, self._evaluated = (trainer.global_step, reports), trainer.global_step
             if self.every and trainer.is_global_zero:
                 self._write_point(trainer, reports)
         return self._reports[1]

@@ -123,6 +123,8 @@ class SelfPlay(Callback, CollectionObserver):
             for name, result in self._play_anchors(trainer).items():
                 self.history.append({"iteration": data.stream.iteration, "anchor": name, **result, "alarm": None})
             self._log_anchors(trainer)
+        elif self._drawn[0] < data.stream.iteration:  # a signal has ended the run in the games against anchors
+            self._end_iteration(trainer)
         self._seat_opponent(trainer)
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
@@ -139,10 +141,12 @@ class SelfPlay(Callback, CollectionObserver):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        data = self._data(trainer)
-        if data.stream.position != 0:
-            return
-        _, opponent = self._drawn
+        if self._data(trainer).stream.position == 0:
+            self._end_iteration(trainer)
+
+    def _end_iteration(self, trainer: Trainer) -> None:
+        """Measure the learner, take the snapshot that is due and seat the next opponent."""
+        data, (_, opponent) = self._data(trainer), self._drawn
         logged = {"score": self._score, "opponent": float(opponent), "pool": float(len(self.pool.snapshots))}
         last = trainer.max_epochs is not None and data.stream.iteration == trainer.max_epochs * data.stream.iterations
         measured = last or data.stream.iteration % self.anchors.every == 0

@@ -231,10 +231,13 @@ class UpdateRows(Callback):
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         metrics.row = {}  # an earlier fit that was interrupted may have left some
-        self._updates = self._written = 0  # of the run at the last batch, and at the last row
+        self._updates: int | None = None  # of the run at the last batch, None before the first
+        self._written: int | None = None  # at the last row
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        self._updates = self._written = trainer.global_step
+        """Write the row of an update after which a signal has ended the run in another callback."""
+        self._updates = self._written = trainer.global_step if self._updates is None else self._updates
+        self.on_train_batch_end(trainer)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Write the row if the batch was the last one of an update."""
@@ -249,10 +252,10 @@ class UpdateRows(Callback):
             self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"row": self.metrics.row}
+        return {"row": self.metrics.row, "updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.metrics.row = dict(state_dict["row"])
+        self.metrics.row, self._updates = dict(state_dict["row"]), state_dict.get("updates")
 
     def _write(self, trainer: Any) -> None:
         row, self.metrics.row, self._written = self.metrics.row, {}, trainer.global_step

@@ -17,6 +17,12 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
+def writes_share(trainer: Any) -> bool:
+    """Return whether this process writes the files of its data: the first of its tensor-parallel ranks does."""
+    _, shares = data_parallel_rank(trainer)
+    return int(trainer.global_rank) % (trainer.world_size // shares) == 0
+
+
 def each_share(trainer: Any, own: Any) -> list[Any]:
     """Return the objects of all data-parallel ranks, in the order of the ranks.
 

@@ -25,7 +25,7 @@ RUN_VARIABLE = "MRLM_RUN_FOLDER"
 """Environment variable in which the first process tells the processes that it starts where the run writes."""
 
 TENSORBOARD = "tensorboard"
-RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "metrics.csv", "policies", TENSORBOARD)
+RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "tokens", "metrics.csv", "policies", TENSORBOARD)
 """Files and folders of a run; a folder that has one of these holds a run."""
 
 PRECISION = "precision.json"
@@ -172,7 +172,9 @@ def _set_aside(folder: Path) -> None:
         number += 1
     aside.mkdir()
     written = [folder / entry for entry in RUN_ENTRIES]
-    for path in [*written, *folder.glob("config-*.yaml"), *folder.glob("evaluation_*.json")]:
+    for pattern in ("config-*.yaml", "evaluation_*.json", "self_play.json"):
+        written += folder.glob(pattern)
+    for path in written:
         if path.exists():
             path.rename(aside / path.name)
     tell(

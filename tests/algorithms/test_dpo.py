@@ -129,6 +129,17 @@ def test_the_reference_is_that_of_the_first_weights_after_a_resume(
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+def test_a_second_model_on_the_same_data_has_its_own_tokens_and_reference(
+    model_folder: Path, gpt2_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    """At its first update every policy is its own reference: the loss is ln 2."""
+    data = PreferenceDataModule(pairs_file(tmp_path), batch_size=8)
+    for folder in (model_folder, gpt2_folder):
+        watch = Watch()
+        fit(folder, data, quiet_trainer(max_epochs=1, callbacks=[watch]))
+        assert watch.steps[0]["train/loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
 def test_other_pairs_than_the_run_began_with_are_refused(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

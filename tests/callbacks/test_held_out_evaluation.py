@@ -93,6 +93,22 @@ def test_a_resumed_run_continues_the_curve(
     assert points(tmp_path / "resumed") == points(tmp_path / "whole")
 
 
+def test_a_signal_in_an_evaluation_leaves_no_gap(
+    model_folder: Path, echo: Any, run: Any, demonstrations: str, tmp_path: Path
+) -> None:
+    """The evaluation before the first step is the first, that after two steps the second."""
+    for folder, ends in (("whole", [None]), ("ended", [2, None])):
+        for ended_in in ends:
+            callback = HeldOutEvaluation(episodes=4, sampling=Sampling(max_tokens=4), every=2, environment=echo())
+            algorithm = SFT({"main": Policy(str(model_folder), learning_rate=3e-2)})
+            data = TrajectoryDataModule(demonstrations, batch_size=2, seed=3)
+            run(tmp_path / folder, algorithm, data, callback, ended_in)
+    assert [point["step"] for point in points(tmp_path / "whole")] == [0, 2, 4, 5]
+    assert points(tmp_path / "ended") == points(tmp_path / "whole")
+    steps = [row.partition(",")[0] for row in (tmp_path / "ended" / "metrics.csv").read_text().splitlines()]
+    assert steps == ["step", "0", "1", "2", "3", "4"]
+
+
 def test_files_need_an_environment_and_rollouts_have_theirs(
     model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str
 ) -> None:

@@ -28,6 +28,7 @@ from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import CrossPolicy, stale_turns
 from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.trainer.fsdp import FSDP
+from tests.support.short_fits import fingerprint
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
@@ -96,6 +97,24 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
             assert same(values, weights(algorithm.policy(name))), (step, name)
         assert (Path(trainer.default_root_dir) / "self_play.json").read_text() == report
         assert callback.pool.scores == scores
+
+
+def test_a_signal_in_the_games_against_anchors_changes_nothing(duel: Any, run: Any, tmp_path: Path) -> None:
+    """The games of iteration 0 are the first to be played, those after iteration 2 the second, after 4 the third."""
+    found = []
+    for name, ends in (("whole", [None]), ("ended", [2, None]), ("ended twice", [3, 1, None])):
+        for ended_in in ends:
+            algorithm, data, callback = duel(draw="latest", alarm=CollapseAlarm(margin=1.0))
+            run(tmp_path / name, algorithm, data, callback, ended_in)
+        with (tmp_path / name / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        names = ("step", "train/loss", "self_play/elo", "self_play/initial/wins")
+        numbers = [[row[name] for name in names] for row in rows]
+        report = (tmp_path / name / "self_play.json").read_text()
+        found.append((fingerprint(algorithm), sorted(callback.pool.snapshots), report, numbers))
+    assert found[0][1] == [0, 2, 4]
+    assert found[1] == found[0]
+    assert found[2] == found[0]
 
 
 def test_a_checkpoint_has_the_table_of_games() -> None:

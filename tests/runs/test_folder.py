@@ -97,7 +97,13 @@ def test_train_refuses_continues_or_starts():
     with pytest.raises(ConfigurationError, match=r"mine holds a run; add `--resume`"):
         agree(root="mine", resume=False)
     checkpoint.unlink()
+    left = ("tokens/iteration-000004.jsonl.zst", "evaluation_after.json", "self_play.json")
+    for name in left:
+        Path("mine", name).parent.mkdir(exist_ok=True)
+        Path("mine", name).touch()
     assert agree(root="mine", resume=True) == RunFolder("mine")
+    assert [path.name for path in Path("mine").iterdir()] == ["without-checkpoint-1"], "else they are the new run's"
+    assert all(Path("mine/without-checkpoint-1", name).is_file() for name in left)
 
 
 @pytest.mark.parametrize("state", ["failed", "interrupted"])

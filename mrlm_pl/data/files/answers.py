@@ -77,7 +77,7 @@ class AnswerDataModule(ReferencedDataModule):
         return example.rows
 
     def setup(self, stage: str) -> None:
-        first = not self.examples
+        first = self.forget_others()
         if first and isinstance(self.algorithm(), KTO):
             found = (unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items())
             self._unrelated = {answer: other for pairs in found for answer, other in pairs}

@@ -76,6 +76,7 @@ class FixedDataModule(LightningDataModule, ABC):
         self.position = 0
         self._examples = {split: self.read(source, split) for split, source in self.sources.items()}
         self.examples: dict[DataSplit, list[Any]] = {}
+        self._tokenized_for: Algorithm | None = None
 
     def read(self, source: str, split: str) -> list[Any]:
         """Return the examples of a source before they are tokenized.
@@ -117,6 +118,7 @@ class FixedDataModule(LightningDataModule, ABC):
                 f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}; give that one "
                 f"{data_option(algorithm)}"
             )
+        self.forget_others()
         limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
         for split in self._examples.keys() - self.examples.keys():
             source = self.sources[split]
@@ -134,6 +136,13 @@ class FixedDataModule(LightningDataModule, ABC):
             if len(kept) < len(made):
                 logger.warning("left out %d of %d examples of %s", len(made) - len(kept), len(made), source)
             self.examples[split] = kept
+
+    def forget_others(self) -> bool:
+        """Forget the examples that were tokenized for another algorithm; return whether there are none."""
+        algorithm = self.algorithm()
+        if self._tokenized_for is not algorithm:
+            self.examples, self._tokenized_for = {}, algorithm
+        return not self.examples
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for one that has no source."""

@@ -51,6 +51,8 @@ class ReferencedDataModule(FixedDataModule):
         return ReferenceSums()
 
     def setup(self, stage: str) -> None:
+        if self.forget_others():
+            self.references = ReferenceSums()
         super().setup(stage)
         for split, examples in self.examples.items():
             counts = (len(self.rows_of(example)) for example in examples)

@@ -34,12 +34,12 @@ from mrlm_pl.data.rollout.tasks import RunTasks
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file
+from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file, remove_repeated
 from mrlm_pl.errors import RolloutError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
-from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share
+from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share, writes_share
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.trainer.termination import ended_by_sigterm
@@ -170,7 +170,7 @@ class Collection:
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
                 rows = self._prepared(iteration, training, collected)
         finally:
-            if self.saved is not None:  # also what cannot be trained on
+            if self.saved is not None and writes_share(trainer):  # also what cannot be trained on
                 everything, folder = collected.played, Path(trainer.default_root_dir)
                 self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
         metrics = self._logged(iteration, collected, groups, seconds)
@@ -183,6 +183,8 @@ class Collection:
         """Write the measures of tokens that the learner has made, if any."""
         if (measures := self.learner.metrics.tokens) is not None:
             self.learner.metrics.tokens = None
+            if not writes_share(self.trainer):
+                return
             folder, rank = Path(self.trainer.default_root_dir), data_parallel_rank(self.trainer)
             self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
 
@@ -272,6 +274,9 @@ class Collection:
         measured = state.get("tokens", ())
         if len(measured) == self.trainer.world_size:
             self.learner.metrics.tokens = TokenMeasures(**measured[self.trainer.global_rank])
+        if self.saved is not None and self.trainer.is_global_zero:
+            ranks, first = data_parallel_rank(self.trainer)[1], state["iteration"] + bool(state["position"])
+            remove_repeated(Path(self.trainer.default_root_dir), first, ranks)
         self._ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
 
     def _parts(self) -> dict[str, Any]:
@@ -282,6 +287,7 @@ class Collection:
     def close(self) -> None:
         """Stop all episodes, close the players and finish the files; may be called twice."""
         collector, self.collector = self.collector, None
+        self.totals.stop()
         with ExitStack() as stack:
             stack.callback(self._writer.finish)
             if hasattr(self, "learner"):

@@ -226,11 +226,19 @@ class RunTotals:
     """
 
     def __init__(self) -> None:
+        self._since: float | None = None
         self.load(None)
 
     def start(self) -> None:
         """Start the clock."""
         self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop the clock, if it runs, until another fit continues the run."""
+        self._seconds, self._since = self._elapsed(), None
+
+    def _elapsed(self) -> float:
+        return self._seconds + (0.0 if self._since is None else time.monotonic() - self._since)
 
     def after(self, iteration: int, played: Mapping[str, float]) -> dict[str, float]:
         """Return the totals after an iteration.
@@ -246,12 +254,14 @@ class RunTotals:
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint."""
-        return {**self._counts, "seconds": self._seconds + time.monotonic() - self._since}
+        return {**self._counts, "seconds": self._elapsed()}
 
     def load(self, state: Mapping[str, float] | None) -> None:
         """Restore the value of :meth:`state`; None is a checkpoint without totals."""
         self._counts = {**dict.fromkeys((*_COUNTED, "seconds"), 0.0), **(state or {})}
-        self._seconds, self._since = self._counts.pop("seconds"), time.monotonic()
+        self._seconds = self._counts.pop("seconds")
+        if self._since is not None:
+            self.start()
 
 
 _ITERATIONS = 3

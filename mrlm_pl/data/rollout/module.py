@@ -233,8 +233,10 @@ class RolloutDataModule(LightningDataModule):
         return self.stream.state() | self.collection.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.collection.load(state_dict)
-        self.stream.load(state_dict)
+        trainer, _ = self._attached()
+        if trainer.state.fn == "fit":  # the other loops collect nothing
+            self.collection.load(state_dict)
+            self.stream.load(state_dict)
 
     def evaluate(
         self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None, model: str = ""

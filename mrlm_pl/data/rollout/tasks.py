@@ -28,6 +28,9 @@ class TaskStream:
         weights: share of each source, in the order of ``sources``; None is equal shares.
         seed: of the shuffling.
 
+    Attributes:
+        planned: the number of positions whose source is decided.
+
     Raises:
         ConfigurationError: the weights do not fit the sources, or one is not positive.
 
@@ -47,12 +50,8 @@ class TaskStream:
         self.shares = {name: weight / sum(weights) for name, weight in zip(sources, weights, strict=True)}
         self._picks: dict[int, tuple[str, int]] = {}
         self._counts = dict.fromkeys(self.sources, 0)
+        self.planned = 0
         self._orders: dict[tuple[str, int], list[int]] = {}
-
-    @property
-    def planned(self) -> int:
-        """The number of positions whose source is decided."""
-        return sum(self._counts.values())
 
     def __getitem__(self, position: int) -> Task:
         return self.attempt(position, 0, 1)
@@ -95,6 +94,7 @@ class TaskStream:
         """Decide the source of the next position."""
         self._picks[self.planned] = (name, self._counts[name])
         self._counts[name] += 1
+        self.planned += 1
 
     def _order(self, name: str, epoch: int, size: int) -> list[int]:
         order = self._orders.get((name, epoch))
@@ -102,7 +102,9 @@ class TaskStream:
             order = list(range(size))
             keyed_random("order", self.seed, name, epoch).shuffle(order)
             self._orders[name, epoch] = order
-            self._orders.pop((name, epoch - 2), None)  # groups that are played side by side may lie in two epochs
+            # Groups that are played side by side may lie in two epochs, and the tasks of one group in several.
+            for old in [number for of, number in list(self._orders) if of == name and number < epoch - 1]:
+                self._orders.pop((name, old), None)
         return order
 
 
@@ -125,9 +127,11 @@ class PlannedStream(TaskStream):
     def __init__(self, sources: Mapping[str, TaskSource], weights: Sequence[float] | None, seed: int) -> None:
         super().__init__(sources, weights, seed)
         self._owed = dict.fromkeys(self.sources, 0.0)
+        self._block = 0
 
     def plan(self, positions: int, shares: Mapping[str, float]) -> None:
         """Decide the next ``positions`` by shares that sum to 1."""
+        self._block = positions
         wanted = {name: self._owed[name] + shares[name] * positions for name in self.sources}
         counts = apportioned(wanted, positions)
         self._owed = {name: wanted[name] - counts[name] for name in self.sources}
@@ -139,6 +143,11 @@ class PlannedStream(TaskStream):
         for _, _, name in turns:
             self._take(name)
 
+    def continue_at(self, position: int, block: int) -> None:
+        """Plan from a position on if the blocks had another size before: a run may be resumed with other groups."""
+        if self._block not in (0, block):
+            self.planned = position
+
     def picked(self, position: int) -> tuple[str, int]:
         return self._picks[position]
 
@@ -146,6 +155,7 @@ class PlannedStream(TaskStream):
         """Return the plan and the carried differences, as plain values."""
         return {
             "planned": self.planned,
+            "block": self._block,
             "plan": [[position, *pick] for position, pick in sorted(self._picks.items())],
             "owed": dict(self._owed),
             "counts": dict(self._counts),
@@ -164,6 +174,7 @@ class PlannedStream(TaskStream):
             )
         self._picks = {position: (name, count) for position, name, count in state["plan"]}
         self._owed, self._counts = dict(state["owed"]), dict(state["counts"])
+        self.planned, self._block = state["planned"], state.get("block", 0)
 
 
 def apportioned(wanted: Mapping[str, float], seats: int) -> dict[str, int]:
@@ -347,6 +358,7 @@ class RunTasks:
             self.stream.forget(iteration * groups)
             return
         assert self.curriculum is not None
+        self.stream.continue_at(iteration * groups, groups)
         while self.stream.planned < iteration * groups:
             self.stream.plan(groups, self.stream.shares)  # a run resumed from a checkpoint without a curriculum
         self.stream.forget(iteration * groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
+from mrlm_pl.data.rollout.collectors.groups import Collected
 from mrlm_pl.engines import Sampling
+from mrlm_pl.episode import Episode, Task
+from mrlm_pl.episode_files import EpisodeRetention
+from mrlm_pl.errors import RolloutError
+from mrlm_pl.learner.token_measures import TokenMeasures
+from tests.conftest import EchoEnvironment
 
 
 def test_a_signal_while_the_collector_takes_over_groups_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +41,24 @@ def test_a_signal_while_the_collector_takes_over_groups_loses_none(monkeypatch: 
     finally:
         signal.signal(signal.SIGTERM, before)
     assert collection.collector is holder, "a checkpoint has its groups"
+
+
+@pytest.mark.parametrize(("rank", "names"), [(0, ["episodes", "tokens"]), (1, [])])
+def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names: list[str], tmp_path: Path) -> None:
+    """Two processes with the same episodes would replace the draft of each other's file."""
+    share = SimpleNamespace(distributed_sampler_kwargs={"rank": 0, "num_replicas": 1})
+    trainer = SimpleNamespace(
+        world_size=2, global_rank=rank, strategy=share, received_sigterm=False, default_root_dir=tmp_path
+    )
+    environments = {"echo": EchoEnvironment()}
+    parts: Any = SimpleNamespace(plan_until=lambda *_: None, stale=None, groups=1, environments=environments)
+    collection = Collection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
+    measures = TokenMeasures(0, {})
+    collection.trainer, collection.learner = trainer, SimpleNamespace(metrics=SimpleNamespace(tokens=measures))  # type: ignore[assignment]
+    task = Task("echo", "train", 0, 0, {})
+    failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")
+    collection.collector = SimpleNamespace(collect=lambda *_: Collected([failed]))  # type: ignore[assignment]
+    with pytest.raises(RolloutError, match="all 1 episodes"):  # they are written all the same
+        collection.collect(1, 1)
+    collection._writer.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == names

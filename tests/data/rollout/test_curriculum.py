@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.tasks import PlannedStream, SuccessRateCurriculum, apportioned
+from mrlm_pl.data.rollout.tasks import PlannedStream, RunTasks, SuccessRateCurriculum, apportioned
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome
 from mrlm_pl.episode import Message
@@ -180,6 +180,21 @@ def test_a_stream_goes_on_from_its_state() -> None:
     assert other[14] == whole[14]
     with pytest.raises(KeyError):
         other[13]
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_a_run_that_continues_with_other_groups_plays_the_next_tasks(echo: Any, groups: int) -> None:
+    before, after = (
+        RunTasks([echo(), echo()], ["a", "b"], None, None, SuccessRateCurriculum(), seed=0) for _ in range(2)
+    )
+    for iteration in range(2):
+        before.plan_until(iteration, iteration, groups=4)  # two tasks of each environment
+    after.load(before.state())
+    found = []
+    for iteration in range(2, 5):
+        after.plan_until(iteration, iteration, groups)
+        found += [after.stream.picked(iteration * groups + place) for place in range(groups)]
+    assert sorted(found) == [(name, 4 + number) for name in "ab" for number in range(3 * groups // 2)]
 
 
 def test_apportioned_numbers_are_never_below_zero() -> None:

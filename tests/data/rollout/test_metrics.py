@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mrlm_pl.data.rollout import metrics
 from mrlm_pl.data.rollout.metrics import RunTotals
+from tests.support.short_fits import make
 
 
 def test_totals_go_on_from_a_checkpoint() -> None:
@@ -26,3 +34,29 @@ def test_a_checkpoint_without_totals_starts_at_nothing() -> None:
     totals.load(None)
     played = dict.fromkeys(("episodes", "failed_episodes", "decisions", "generated_tokens"), 1.0)
     assert totals.after(5, played)["progress/episodes"] == 1.0
+
+
+def test_the_seconds_of_several_fits_add_up_without_the_time_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    totals = RunTotals()
+    now[0] = 200.0  # a validation before the first fit
+    totals.stop()
+    for seconds in (3.0, 4.0):
+        totals.start()
+        now[0] += seconds
+        totals.stop()
+        now[0] += 1000.0
+    totals.stop()
+    assert totals.state()["seconds"] == 7.0
+
+
+def test_a_second_fit_continues_the_clock(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    data.collection.totals.load({"seconds": 1000.0})
+    for _ in range(2):
+        trainer = quiet_trainer()
+        trainer.fit(algorithm, data)
+        before, data.collection.totals._seconds = data.collection.totals._seconds, 2000.0
+        assert before > float(trainer.callback_metrics["progress/seconds"])
+    assert before > 2000.0

@@ -542,3 +542,21 @@ def test_an_evaluation_refuses_a_sampling_with_settings_of_an_unknown_policy() -
     sampling = Sampling(policies={"mian": PolicySampling(temperature=0.5)})
     with pytest.raises(ConfigurationError, match=r"sampling\.policies: there is no policy 'mian'; did you mean 'main'"):
         Evaluation(players, seed=0).play([], sampling)
+
+
+def test_a_checkpoint_is_validated_and_tested(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    algorithm, data = make(model_folder, echo(), iterations=1, validation_episodes=4)
+    trainer = quiet_trainer(limit_val_batches=1.0)
+    trainer.fit(algorithm, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    for stage in ("validate", "test"):
+        expected, found = (
+            getattr(quiet_trainer(limit_val_batches=1.0), stage)(*parts, ckpt_path=path, verbose=False)
+            for parts, path in (
+                ((algorithm, data), None),
+                (make(model_folder, echo(), iterations=1, validation_episodes=4), tmp_path / "last.ckpt"),
+            )
+        )
+        assert found == expected

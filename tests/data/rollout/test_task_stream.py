@@ -60,6 +60,15 @@ def test_what_a_long_run_has_read_is_not_kept() -> None:
     assert len(again._orders) <= 2 * 2
 
 
+def test_orders_of_epochs_that_a_long_run_skips_are_not_kept() -> None:
+    """Eleven tasks are reserved for each position, so that a data set of four lasts less than one."""
+    stream = TaskStream({"a": source("a", 4)}, None, seed=0)
+    for position in range(100):
+        for number in (0, 10):
+            stream.attempt(position, number, 11)
+    assert len(stream._orders) <= 2
+
+
 def test_all_that_may_begin_is_decided_before_another_thread_reads_it(echo: Any) -> None:
     """Groups of iterations 2 and 3 may begin; those before are not read again."""
     whole = RunTasks([echo(), echo()], ["a", "b"], None, [2, 1], None, seed=0).stream
