@@ -101,9 +101,10 @@ def extract_answer(reply: str) -> str | None:
     if boxed:
         return _single_number(text)
     for pattern in (_MARKED, _STATED):
-        stated = [found for match in pattern.finditer(text) for found in _stated_number(text, match.end())]
-        if stated:
-            return stated[-1]
+        # From the last one, since those before it do not count: reading them all takes quadratic time.
+        for match in reversed(list(pattern.finditer(text))):
+            for stated in _stated_number(text, match.end()):
+                return stated
     return _single_number(text) if tagged else _last_number(text)
 
 
