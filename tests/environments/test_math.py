@@ -39,6 +39,9 @@ def graded(reply: str, answer: str = "7", **options: Any):
         ("3 apples and 4 pears, so 7", "7"),
         ("x=7-4=3", "3"),
         ("-5", "-5"),
+        (r"\boxed{60\,\text{km}/\text{h}}, not 90", "60"),
+        (r"so \boxed{5^{\text{th}}} of 9", "5"),
+        (r"\boxed{\boldsymbol{5}}: 2 and 3", "5"),
     ],
 )
 def test_where_the_answer_is_found(reply: str, answer: str) -> None:
