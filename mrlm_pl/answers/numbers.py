@@ -56,7 +56,7 @@ _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n")
 _BRACES = re.compile(r"\\[{}]|\\(?:boxed|fbox|framebox)\s{0,4}\{|[{}]")
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*)</answer>", re.DOTALL)
 
-_FONTS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]{0,200})\}")
+_FONTS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|boldsymbol|mbox|operatorname)\s?\{([^{}]{0,200})\}")
 _FRACTIONS = re.compile(r"\\[dtc]?frac\s{0,2}(\{[^{}]{0,400}\}|[0-9])\s{0,2}(\{[^{}]{0,400}\}|[0-9])")
 _LATEX = (
     *(("\\!", ""), ("\\,", ""), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\ ", " "), ("\\;", " "), ("\\:", " ")),
@@ -67,7 +67,10 @@ _NARROW_GROUPS = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9])
 _SPACED_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _NO_ASCII = re.compile(r"[^\x00-\x7f]")
 
-_UNIT_MARKS = re.compile(r"\\(?:boxed|fbox|framebox)|(?<=[A-Za-z])[ ]?\^[ ]?\{?[0-9]\}?|(?<=[A-Za-z])[-/](?=[A-Za-z])")
+_UNIT_MARKS = re.compile(
+    r"\\(?:boxed|fbox|framebox)|(?<=[A-Za-z])[ ]?\^[ ]?\{?[0-9]\}?|(?<=[A-Za-z])(?:-|[ ]{0,2}/[ ]{0,2})(?=[A-Za-z])|"
+    r"(?<=[0-9])\^\{?[ ]?(?:st|nd|rd|th)\b[ ]?\}?"
+)
 _LIST = re.compile(r"[,;]|\b(?:and|or)\b")
 _NO_VALUE = re.compile(
     r"[-+*/^<>≤≥≠±×÷√|:!]|\\(?!approx|quad|qquad|degree|circ|euro|pounds)[A-Za-z]+|\b(?:not|[xyznk])\b|[0-9]"
@@ -101,9 +104,10 @@ def extract_answer(reply: str) -> str | None:
     if boxed:
         return _single_number(text)
     for pattern in (_MARKED, _STATED):
-        stated = [found for match in pattern.finditer(text) for found in _stated_number(text, match.end())]
-        if stated:
-            return stated[-1]
+        # From the last one, since those before it do not count: reading them all takes quadratic time.
+        for match in reversed(list(pattern.finditer(text))):
+            for stated in _stated_number(text, match.end()):
+                return stated
     return _single_number(text) if tagged else _last_number(text)
 
 

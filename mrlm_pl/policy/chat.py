@@ -239,10 +239,11 @@ class ChatFormat:
             raise
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of ``text`` without additional special tokens."""
+        """Return the token ids of ``text`` without additional special tokens; a lone surrogate reads ``?``."""
         ids = self._encoded.get(text)
         if ids is None:
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            # Programs of policies can write half of a character into an observation, and tokenizers refuse it.
+            ids = self.tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
             if len(self._encoded) >= MAX_PROMPTS:
                 self._encoded.clear()
             self._encoded[text] = ids

@@ -406,11 +406,15 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
 
 def test_rows_that_cannot_be_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
     bad = [*ROWS, {"answer": "1"}, {"question": "q", "answer": float("nan")}, {"question": "q", "answer": object()}]
+    bad += [{"question": None, "answer": "1"}, {"question": [], "answer": "1"}]
     environment = QuestionEnvironment(bad, [exact], prompt="{question}", bad_rows="skip")
     assert [task.data for task in environment.tasks("train")] == [
         task.data for task in question([exact], prompt="{question}").tasks("train")
     ]
-    for fault in ("row 41: no field 'question'", "row 42: Out of range", "row 43: Object of type object is not JSON"):
+    for fault in (
+        "row 41: no field 'question'", "row 42: Out of range", "row 43: Object of type object is not JSON",
+        "row 44: question is None, and a prompt asks for it", "row 45: question is []",
+    ):  # fmt: skip
         assert f"the given rows, {fault}" in caplog.text
     with pytest.raises(DataError, match="the given rows, row 1: no field 'prompt'"):
         QuestionEnvironment(ROWS, [exact], bad_rows="stop").tasks("train")

@@ -62,6 +62,13 @@ def test_a_template_that_rewrites_history_begins_a_new_row_and_is_counted() -> N
     assert not any(conversation.row.action_mask)
 
 
+def test_half_of_a_character_in_an_observation_is_a_question_mark() -> None:
+    halved, marked = (Conversation(ChatFormat(build_tokenizer())) for _ in range(2))
+    halved.observe([Message("user", "ValueError: \ud800!")])
+    marked.observe([Message("user", "ValueError: ?!")])
+    assert halved.row.token_ids == marked.row.token_ids
+
+
 def test_models_without_a_template_get_the_plain_one() -> None:
     words = {"<unk>": 0, "<eos>": 1} | {chr(code): code for code in range(10, 127)}
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -120,9 +120,10 @@ class TextCodec:
             raise IllegalActionError(f"{fault}. {self.choices(space, mask) or self.instructions(space)}")
         if not isinstance(space, spaces.Text):
             numbers = np.array([float(number) for number in _NUMBER.findall(said)])
-            value = numbers.astype(space.dtype).reshape(space.shape) if numbers.size == np.prod(space.shape) else None
-            if value is not None and value.dtype.kind in "iu" and not np.array_equal(value.ravel(), numbers):
-                value = None
+            with np.errstate(over="ignore", invalid="ignore"):  # beyond the space's type: another number, or infinite
+                cast = numbers.astype(space.dtype)
+            exact = np.isfinite(cast).all() if cast.dtype.kind == "f" else np.array_equal(cast, numbers)
+            value = cast.reshape(space.shape) if exact and numbers.size == np.prod(space.shape) else None
         if value is None or not space.contains(value):
             raise IllegalActionError(f"Your reply is no legal action. {self.instructions(space)}")
         return value

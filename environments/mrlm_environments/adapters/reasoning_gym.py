@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
@@ -26,6 +27,7 @@ EVALUATING = (
 )
 """Generators of 0.1.25 whose scorers pass the answer to ``eval``, themselves or in sympy's ``parse_expr``."""
 
+_NAN = re.compile(r"\bnan[ij]?\b", re.IGNORECASE)
 _generating = threading.Lock()
 _library = partial(library, "reasoning_gym", "reasoning_gym")
 
@@ -34,7 +36,8 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
     """One problem of a reasoning-gym generator, one reply, the generator's score as the reward.
 
     The reward is ``score_answer`` of the last answer tag in the reply, from 0 to 1, and 0 without a tag. A scorer that
-    raises an error on an answer scores it 0, and the metric ``scorer_errors`` counts it.
+    raises an error on an answer scores it 0, and the metric ``scorer_errors`` counts it. An answer with ``nan``, which
+    no distance separates from the right one, is wrong unless the right one has it too.
 
     Args:
         generators: settings of each generator by its name, such as ``{chain_sum: {max_terms: 3}}``; without settings
@@ -115,9 +118,12 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
         answer = extract(message.content, self.tag) if self.tag else message.content.strip()
         failed = False
         try:
-            score = float(self._dataset(self._generator).score_answer(answer, self._entry))
+            found = float(self._dataset(self._generator).score_answer(answer, self._entry))
+            score = min(1.0, max(0.0, found))  # sums of the library's may round to more
         except Exception:  # scorers parse answers in many ways, and raise anything on a malformed one
             score, failed = 0.0, True
+        if _NAN.search(answer or "") and not _NAN.search(str(self._entry["answer"])):
+            score = 0.0
         return Outcome(
             {"score": score},
             stop_reason="answered" if answer is not None else "unparsed",

@@ -171,12 +171,15 @@ class QuestionEnvironment(Environment):
         """Return the row as JSON, since it is part of the records, after a check that it can be posed.
 
         Raises:
-            DataError: it is not JSON.
+            DataError: it is not JSON, or has a null or no messages where a prompt asks for a text.
         """
         try:
             plain = json.loads(json.dumps(row, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise DataError(f"{error}; rows hold texts, finite numbers, lists and objects") from error
+        for name in self._asked:
+            if plain[name] is None or plain[name] == []:
+                raise DataError(f"{name} is {plain[name]}, and a prompt asks for it; give a text or messages")
         self._posed(plain)
         return plain
 

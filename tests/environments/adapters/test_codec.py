@@ -109,6 +109,8 @@ def test_an_action_of_parts_has_a_line_for_each() -> None:
         (VECTORS[2], "0 1 2 0"),
         (VECTORS[4], "0 0 2.1"),
         (VECTORS[5], "0 0 0 300"),
+        (VECTORS[5], "0 0 0 1e20"),
+        (spaces.Box(-np.inf, np.inf, (1,), np.float32), "1e39"),  # infinite in 32 bits: so might be its reward
         (spaces.Text(3), "abcd"),
         (spaces.Text(3), ""),
     ],

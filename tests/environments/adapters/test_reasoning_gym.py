@@ -110,6 +110,25 @@ def test_an_error_of_a_scorer_is_counted_as_a_wrong_answer() -> None:
         assert (step.rewards["agent"], step.metrics["scorer_errors"]) == (1.0 - failed, failed)
 
 
+@pytest.mark.parametrize("said", ["nan", "NaN + nani", "{answer}"])
+def test_an_answer_that_is_no_number_earns_nothing(said: str) -> None:
+    environment = ReasoningGymEnvironment({"complex_arithmetic": {}})
+    task = environment.tasks("train")[0]
+    environment.reset(task)
+    reply = said.format(answer=task.data["answer"])
+    step = environment.step({"agent": Message("assistant", f"<answer>{reply}</answer>")})
+    assert step.rewards["agent"] == (0.0 if "n" in said[:1].lower() else 1.0)
+
+
+def test_no_score_is_above_1() -> None:
+    environment = ReasoningGymEnvironment({"spell_backward": {}})
+    for number in range(20):
+        task = environment.tasks("train")[number]
+        environment.reset(task)
+        doubled = f"<answer>{task.data['answer']} {task.data['answer']}</answer>"
+        assert environment.step({"agent": Message("assistant", doubled)}).rewards["agent"] <= 1.0
+
+
 def test_generators_that_evaluate_replies_need_permission(tmp_path: Path) -> None:
     for name in EVALUATING:
         with pytest.raises(ConfigurationError, match=f"the scorers of {name} run replies"):
