@@ -115,6 +115,7 @@ class Run:
             "family": self.family(),
             "iterations": _last(curve, "progress/iteration"),
             "episodes": _last(curve, "progress/episodes"),
+            "failed": _last(curve, "progress/failed_episodes"),
             "reward": reward,
             "ci95": mean_interval(rewards) if same else None,
         }
