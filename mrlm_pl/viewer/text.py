@@ -79,8 +79,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         console.print(visible(f"{run.key}: {state}"))
     if iteration is None and (course := _course(run)):
         console.print(course, highlight=False)
-    reply = Column("reply", no_wrap=True, overflow="ellipsis", max_width=REPLY)
-    names = ("episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage", "stop", reply)
+    heads: list[str | Column] = ["episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage"]
+    heads += ["stop", Column("reply", no_wrap=True, overflow="ellipsis", max_width=REPLY)]
     cells = []
     for row in rows[: ROWS if iteration is None else None]:
         texts = (row["id"], _iteration(row), row["task"], "" if row["group"] == row["task"] else row["group"])
@@ -88,8 +88,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         ended = row["error"] or row["excluded"] or row["stop"]
         said = _said(run.record(row["id"])) if row["tokens"] is None else ""  # an evaluation's are in memory
         cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), visible(ended), visible(said)])
-    filled = [(name, column) for name, column in zip(names, zip(*cells, strict=True), strict=False) if any(column)]
-    table = Table(*(name for name, _ in filled))
+    filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
+    table = Table(*(head for head, _ in filled))
     for line in zip(*(column for _, column in filled), strict=True):
         table.add_row(*line)
     _print_whole(table, console)
