@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ from mrlm_pl.durable_files import replacing
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.model_folders import exported_policies
 from mrlm_pl.runs.records.run import environments_of, recorded_configuration, recorded_iterations
+from mrlm_pl.runs.state import installed_versions
 
 CARD = "README.md"
-LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
 MACHINE = ("engine", "workers", "processes", "retries")
 """Settings of the data that describe the machine."""
 
@@ -39,10 +37,9 @@ _FOLDERS = re.compile(r"(?<![^\s'\"=:,;(\[{])(?:~[^\s/'\"]*/|/[^\s/'\":]+/)(?:[^
 
 def write_cards(run: Path) -> None:
     """Write ``README.md`` into the folder of each policy that a run has exported, with the installed versions."""
-    versions = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
     for folder in exported_policies(run):
         with replacing(folder / CARD) as draft:
-            draft.write_text(model_card(folder, versions), encoding="utf-8")
+            draft.write_text(model_card(folder, installed_versions()), encoding="utf-8")
 
 
 def model_card(folder: Path, versions: Mapping[str, str]) -> str:

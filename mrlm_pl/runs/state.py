@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import socket
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from mrlm_pl.errors import ConfigurationError
 
 STATE = "state.json"
 LOCK = ".lock"
+LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
 STOPPED = "stopped without an end"
 SIGN_SECONDS = 10.0
 """Time between two signs of life."""
@@ -110,10 +113,15 @@ def running() -> dict[str, Any]:
     }
 
 
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that decide a run's results."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
 def write_state(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write a state, with the time as its sign of life."""
+    """Write a state, with the versions of the libraries and the time as its sign of life."""
     with suppress(OSError):  # a full disk ends the run where it writes its results
-        write_json(folder / STATE, {**record, "alive": time.time()})
+        write_json(folder / STATE, {**record, "versions": installed_versions(), "alive": time.time()})
 
 
 def state_in(folder: Path) -> tuple[str, str]:

@@ -115,6 +115,7 @@ class Run:
             "family": self.family(),
             "iterations": _last(curve, "progress/iteration"),
             "episodes": _last(curve, "progress/episodes"),
+            "failed": _last(curve, "progress/failed_episodes"),
             "reward": reward,
             "ci95": mean_interval(rewards) if same else None,
         }
@@ -142,13 +143,12 @@ class Run:
 
     def detail(self) -> dict[str, Any]:
         """Return the state, the configuration, its versions, the resumptions and the evaluations."""
-        text = self._configuration()
         return {
             "named": self.named,
             "state": self.state(),
             "path": str(self.path),
-            "configuration": text,
-            "versions": [line[1:].strip() for line in text.splitlines() if re.match(r"#\s*[\w.-]+==", line)],
+            "configuration": self._configuration(),
+            "versions": self._versions(),
             "resumed": self._resumed(),
             "evaluations": [
                 {"file": name, **{key: report.get(key) for key in _REPORTED}} for name, report in self._reports()
@@ -160,6 +160,13 @@ class Run:
         if not self.path.is_dir():
             return ("file" if self.path.exists() else "gone"), ""
         return state_of(self._content(self.path / STATE))
+
+    def _versions(self) -> list[str]:
+        """Return the versions that a run has written with its state, as in ``torch 2.9.0``; none of a file."""
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            versions = json.loads(self._content(self.path / STATE))["versions"]
+            return [f"{name} {number}" for name, number in versions.items()]
+        return []
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the latest configuration by name, as in ``model.gamma``."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mrlm_pl.evaluation.intervals import with_interval
-from mrlm_pl.viewer.records import COLUMNS
+from mrlm_pl.viewer.records import COLUMNS, stored_rows
 from mrlm_pl.viewer.runs import Run
 
 ROWS = 50
@@ -24,6 +24,9 @@ ENDS = 5
 
 WIDEST = 1000
 """Columns of the widest table."""
+
+REPLY = 24
+"""Columns that a reply has at least; it fills the terminal."""
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -55,7 +58,9 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
 
 
 def print_episodes(run: Run, console: Console, iteration: int | None = None) -> None:
-    """Print a line for each of the first episodes, below the rewards' course, or for all of an iteration.
+    """Print a line for each of the first episodes, below state and rewards' course, or for all of an iteration.
+
+    Columns that are empty in all lines are left out; those of an evaluation end with the reply.
 
     The largest advantage in magnitude comes first; episodes without one are the last, the newest first.
 
@@ -69,14 +74,24 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         found, values = run.index.iteration(iteration)
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in values]
     rows.sort(key=lambda row: -1.0 if row["advantage"] is None else row["advantage"], reverse=True)
+    state = ": ".join(filter(None, run.state()))
+    if state != "file":
+        console.print(visible(f"{run.key}: {state}"))
     if iteration is None and (course := _course(run)):
         console.print(course, highlight=False)
-    table = Table("episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage", "stop")
+    heads: list[str | Column] = ["episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage"]
+    heads += ["stop", Column("reply", no_wrap=True, overflow="ellipsis", max_width=REPLY)]
+    cells = []
     for row in rows[: ROWS if iteration is None else None]:
-        texts = (row["id"], _iteration(row), row["task"], row["group"])
+        texts = (row["id"], _iteration(row), row["task"], "" if row["group"] == row["task"] else row["group"])
         numbers = (row["reward"], row["turns"], row["tokens"], row["signed_advantage"])
         ended = row["error"] or row["excluded"] or row["stop"]
-        table.add_row(*map(visible, texts), *map(_number, numbers), visible(ended))
+        said = _said(run.record(row["id"])) if row["tokens"] is None else ""  # an evaluation's are in memory
+        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), visible(ended), visible(said)])
+    filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
+    table = Table(*(head for head, _ in filled))
+    for line in zip(*(column for _, column in filled), strict=True):
+        table.add_row(*line)
     _print_whole(table, console)
     if iteration is None and len(rows) > ROWS:
         more = "`--iteration N` lists those of an iteration, `--episode ID` prints one"
@@ -86,6 +101,12 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         console.print(f"{shown} of {among}{run.total(found)} episodes; {more}", highlight=False)
     for note in found["notes"]:
         console.print(visible(note), style="yellow")
+
+
+def _said(record: Mapping[str, Any]) -> str:
+    """Return the replies of a transcript on one line."""
+    messages = (message for row in stored_rows(record) for message in row["messages"])
+    return " ".join(" | ".join(message["content"] for message in messages if message["role"] == "assistant").split())
 
 
 def _course(run: Run) -> str:
@@ -100,8 +121,11 @@ def _course(run: Run) -> str:
 
 
 def _print_whole(table: Table, console: Console) -> None:
-    """Print a table with whole names, also where it is wider than the terminal."""
-    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=WIDEST)).maximum)
+    """Print a table with whole names, also where it is wider than the terminal; a bounded column takes the rest."""
+    width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+    for column in table.columns:
+        column.max_width = column.max_width and column.max_width + max(0, console.width - width)
+    console.width = max(console.width, width)
     console.print(table)
 
 

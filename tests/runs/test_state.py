@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError, RolloutError
@@ -74,7 +75,10 @@ def test_a_fit_lives_then_is_finished(
     assert states == {("running", "")}
     assert again
     assert state(tmp_path / "run") == ("finished", "")
-    assert "process" not in json.loads((tmp_path / "run" / STATE).read_text())
+    record = json.loads((tmp_path / "run" / STATE).read_text())
+    assert "process" not in record
+    assert record["versions"]["torch"] == torch.__version__
+    assert set(record["versions"]) == {"python", "mrlm", "torch", "transformers", "lightning"}
 
 
 def test_a_failed_fit_says_why_and_a_refused_one_leaves_the_state(

@@ -118,6 +118,10 @@ def rows(browser: Any) -> int:
     return int(browser.execute_script("return document.querySelectorAll('tbody tr').length"))
 
 
+def count(browser: Any) -> str:
+    return str(browser.execute_script("return document.getElementById('count').textContent"))
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_opens_without_an_error(view: str, browser: Any, demo: str) -> None:
     text = show(browser, demo + VIEWS[view])
@@ -146,13 +150,30 @@ def test_curves_of_reward_components_and_callbacks_come_before_constant_ones(bro
         "rollout/reward": [0.5, 0.6, 0.7],
         "rollout/stop/judged": [0.9, 1, 1],
         "step": [0, 1, 2],
+        "train/approx_kl": [1e-13, -2e-13, None],
         "train/learning_rate": [3, 2, 1],
     }
     script = """const [columns, done] = arguments;
     import('/curves.js').then((module) => done(module.chosenNames(Object.keys(columns).sort(), [{ columns }])))"""
     assert browser.execute_async_script(script, columns) == [
-        *("rollout/reward", "lab/number", "rollout/debate/evidence", "rollout/response_tokens", "rollout/debate/tie"),
+        *("rollout/reward", "lab/number", "rollout/debate/evidence", "rollout/response_tokens", "train/approx_kl"),
+        "rollout/debate/tie",
     ]
+
+
+def test_the_ticks_of_a_chart_differ_and_are_whole(browser: Any, demo: str) -> None:
+    show(browser, demo)
+    script = """const done = arguments[arguments.length - 1];
+    import('/chart.js').then(({ chart }) => {
+      const figure = chart('x', [{ name: 'x', points: [[0, 0.99985], [150, 1]], color: 0 }]);
+      document.body.append(figure);
+      const edge = figure.querySelector('svg').getBoundingClientRect();
+      const ticks = [...figure.querySelectorAll('.tick')], boxes = ticks.map((tick) => tick.getBoundingClientRect());
+      const whole = boxes.every((box) => box.left >= edge.left && box.right <= edge.right);
+      done({ texts: ticks.map((tick) => tick.textContent), whole });
+    })"""
+    texts = ["0.99985", "0.9999", "0.99995", "1", "0", "50", "100", "150"]
+    assert browser.execute_async_script(script) == {"texts": texts, "whole": True}
 
 
 def test_a_band_is_the_interval_of_student(browser: Any, demo: str) -> None:
@@ -226,7 +247,7 @@ def test_ten_thousand_episodes_and_thousand_iterations(browser: Any, served: Any
     with capsys.disabled():
         print(f"\nseconds until a view of 10,000 episodes and 1,000 iterations is complete: {seconds}")
     assert rows(browser) == 100
-    assert "10000 of 10000 episodes" in browser.execute_script("return document.getElementById('count').textContent")
+    assert count(browser) == "10000 episodes, 1 to 100 shown"
     weight = "return performance.getEntriesByType('resource').filter((item) => !item.name.includes('/api/'))"
     assert browser.execute_script(f"{weight}.reduce((sum, item) => sum + item.decodedBodySize, 0)") < 250_000
 
@@ -240,11 +261,11 @@ def test_the_count_names_the_episodes_that_the_table_lacks(
     (folder / "metrics.csv").write_text("step,progress/episodes\n0,15\n")
     address = served(find_runs([str(folder)]))
     for filters, shown in (
-        ("", "4 of the shown 4 episodes of the run's 15"),
-        ("&task=/0", "1 of the shown 4 episodes"),
+        ("", "4 of the run's 15 episodes"),
+        ("&task=/0", "1 found among 4 of the run's 15 episodes"),
     ):
         show(browser, f"{address}#episodes?run={folder}{filters}")
-        assert shown in browser.execute_script("return document.getElementById('count').textContent")
+        assert count(browser) == shown
 
 
 def test_commands_that_play_again_are_of_runs_alone(browser: Any, served: Any, tmp_path: Path) -> None:
@@ -302,6 +323,32 @@ def test_health_shows_the_state_and_the_mismatch_of_each_policy(browser: Any, se
         "0.75",
         "1.5",
     ]
+
+
+def test_the_start_of_health_has_the_state_and_the_failures_of_each_run(
+    browser: Any, served: Any, tmp_path: Path
+) -> None:
+    for name, failed in (("a", 1), ("b", 0)):
+        folder = write_run(tmp_path / name, [[episode("0-0")]])
+        (folder / "metrics.csv").write_text(f"progress/failed_episodes,train/mismatch_k3\n{failed},0.25\n")
+        write_state(folder, {"state": "interrupted"})
+    address = served(find_runs([str(tmp_path)]))
+    show(browser, f"{address}#health")
+    lines = browser.execute_script("return [...document.querySelectorAll('li')].map((line) => line.textContent)")
+    assert lines == [f"{tmp_path}/a: interrupted, 1 failed episode", f"{tmp_path}/b: interrupted"]
+    text = show(browser, f"{address}#health?run={folder}")
+    assert "The newest 1 episode: 0 failed, 0 retries, 0 ended by a limit," in text
+    assert browser.execute_script("return document.querySelector('td').textContent") == "main", "the run's only policy"
+
+
+def test_equal_runs_have_no_interval(browser: Any, served: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        write_run(tmp_path / name, [[episode("0-0"), episode("1-0", task=1)]], rewards=[0.5])
+    address = served(find_runs([str(tmp_path)]))
+    text = show(browser, f"{address}#compare?run={tmp_path}/a&other={tmp_path}/b")
+    assert "2 common tasks, paired by task: difference 0, no 95 % interval (equal values or one task)." in text
+    assert "∞" not in text
+    assert "∞" not in show(browser, f"{address}#runs")
 
 
 def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_the_data_of_a_run(ask: Asking, folder: Path) -> None:
     assert ask(folder, f"/api/metrics?run={run_name(folder)}").json()["columns"]["rollout/reward"] == [0.5]
     table = ask(folder, f"/api/episodes?run={run_name(folder)}").json()
     assert len(table["rows"]) == len(HOSTILE) - 1
-    assert "lightning.pytorch==2.6.6" in ask(folder, f"/api/run?run={run_name(folder)}").json()["versions"]
+    for content, found in (("{}", []), ('{"versions": {"torch": "2.9", "mrlm": "1"}}', ["torch 2.9", "mrlm 1"])):
+        (folder / "state.json").write_text(content)
+        assert ask(folder, f"/api/run?run={run_name(folder)}").json()["versions"] == found
     assert ask(folder, f"/api/episode?run={run_name(folder)}&id=none").status == 422
 
 

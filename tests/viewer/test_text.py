@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mrlm_pl.runs.state import running, write_state
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.text import print_episode, visible
 from tests.support.recorded_runs import HOSTILE, episode, with_credit, write_run
@@ -80,10 +81,18 @@ def test_a_list_of_episodes_tells_the_course_of_the_rewards_and_the_signs_of_the
     run = write_run(tmp_path / "run", [[episode("0-0")]], rewards=[0.0, 0.25, 0.5, 1.0, 0.5])
     with_credit(run / "episodes" / "iteration-000000.jsonl.zst", advantage=-0.125)
     out = mrlm("view", "--text", str(run))[1]
-    assert out.startswith("mean reward 0.125 in the first 2, 0.75 in the last 2 of 5 iterations\n")
+    assert "\nmean reward 0.125 in the first 2, 0.75 in the last 2 of 5 iterations\n" in out
     (line,) = [line for line in out.splitlines() if "math/train" in line]
     assert " -0.125 " in line
     assert "mean reward" not in mrlm("view", "--text", str(run), "--iteration", "0")[1]
+
+
+def test_a_list_of_episodes_begins_with_the_state(folder: Path, mrlm) -> None:
+    write_state(folder, {**running(), "began": "another process"})
+    assert mrlm("view", "--text", str(folder))[1].startswith(f"{folder}: stopped without an end\n")
+    write_state(folder, {"state": "failed", "reason": "NonFiniteError: the loss is nan"})
+    out = mrlm("view", "--text", str(folder), "--iteration", "0")[1]
+    assert out.startswith(f"{folder}: failed: NonFiniteError: the loss is nan\n")
 
 
 def test_the_episodes_of_an_iteration(tmp_path: Path, mrlm, monkeypatch: pytest.MonkeyPatch) -> None:

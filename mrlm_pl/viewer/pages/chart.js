@@ -20,11 +20,12 @@ function extent(values) {
   return low === high ? [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2] : [low, high];
 }
 
+// Return the values of ticks with their texts, in as many digits as tell them apart.
 function ticks([low, high]) {
   const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough);
-  const found = [];
-  for (let index = Math.ceil(low / step); index * step <= high; index += 1) found.push(index * step);
+  const found = [], digits = Math.min(100, Math.max(0, -Math.floor(Math.log10(step))));
+  for (let index = Math.ceil(low / step); index * step <= high; index += 1) found.push([index * step, String(Number((index * step).toFixed(digits)))]);
   return found;
 }
 
@@ -37,12 +38,12 @@ export function chart(title, lines, { bands = [], marks = [], unit = "" } = {}) 
   const atY = (y) => HEIGHT - BOTTOM - ((y - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - TOP - BOTTOM);
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0", class: "chart" },
     shape("title", {}, visible(title)));
-  for (const value of ticks(ys)) {
+  for (const [value, text] of ticks(ys)) {
     svg.append(shape("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: atY(value), y2: atY(value), class: "grid" }),
-      shape("text", { x: LEFT - 4, y: atY(value) + 4, class: "tick end" }, number(value)));
+      shape("text", { x: LEFT - 4, y: atY(value) + 4, class: "tick end" }, text));
   }
-  for (const value of ticks(xs)) {
-    svg.append(shape("text", { x: atX(value), y: HEIGHT - 8, class: "tick middle" }, number(value)));
+  for (const [value, text] of ticks(xs)) {
+    svg.append(shape("text", { x: atX(value), y: HEIGHT - 8, class: `tick ${atX(value) > WIDTH - LEFT / 2 ? "end" : "middle"}` }, text));
   }
   for (const mark of marks) {
     svg.append(shape("line", { x1: atX(mark.x), x2: atX(mark.x), y1: TOP, y2: HEIGHT - BOTTOM, class: "mark" },

@@ -2,6 +2,7 @@
 import { choice, counted, el, get, interval, isExported, link, number, remember, table, told } from "./dom.js";
 import { lanes, title } from "./episode.js";
 
+const UNKNOWN = ", no 95 % interval (equal values or one task)";
 const shownValue = (value) => (value === undefined ? "—" : typeof value === "string" ? value : JSON.stringify(value));
 
 export async function compareView({ run, other }) {
@@ -14,11 +15,11 @@ export async function compareView({ run, other }) {
   return [
     el("h1", {}, "Two runs"),
     el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, choice("run", keys, one, (value) => again({ run: value })), choice("against", keys, two, (value) => again({ other: value }))),
-    el("h2", {}, "Difference by task"),
+    el("h2", {}, "Difference by task, with 95 % intervals"),
     found.newest || isExported ? el("p", { class: "note" }, `Compared are ${found.newest ? `the newest ${found.newest}` : "all"} stored episodes of each run${isExported ? ", also those that this page does not hold" : ""}.`) : null,
     found.evaluations.map((part) => el("p", {}, "Evaluation of ", told(part.environment), ": ",
-      part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${number(part.gain)}${interval(part.ci95)} over ${part.tasks} tasks`)),
-    found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${found.tasks} common tasks: difference ${number(found.difference)}${interval(found.ci95)}, paired by task, 95 % confidence interval.`)
+      part.gain === undefined ? told(part.reason) : `${part.own_measure} ${number(part.own)} against ${number(part.other)}: gain ${number(part.gain)}${interval(part.ci95, UNKNOWN)} over ${counted(part.tasks, "task")}`)),
+    found.tasks ? el("p", {}, `Episodes: mean reward ${number(found.own)} against ${number(found.theirs)} over ${counted(found.tasks, "common task")}, paired by task: difference ${number(found.difference)}${interval(found.ci95, UNKNOWN)}.`)
       : el("p", {}, "These episodes have no task in common."),
     found.rows.length ? table(["task", "reward", "against", "difference"], found.rows.map(([task, own, theirs]) => el("tr", {}, el("td", {}, told(task)), ...[own, theirs, own - theirs].map((value) => el("td", { class: "number" }, number(value)))))) : null,
     el("h2", {}, "Same task and seed"),

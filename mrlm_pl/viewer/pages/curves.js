@@ -7,6 +7,13 @@ const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episo
 const MAIN = /^(rollout\/(reward|success|entropy|response_tokens|zero_variance_groups|agent\/[^/]+\/reward)|validation\/|train\/(.+\/)?(kl|loss|approx_kl|grad_norm)$)/;
 const OWN = /^(rollout\/(?!agent\/|policy\/|stop\/)[^/]+\/[^/]+$|(?!(rollout|train|val|test)\/|step$|epoch$))/;
 const MOST = 24;
+const NOISE = 1e-9;
+
+// Return whether the numbers of a column are equal, but for rounding.
+export function isConstant(column) {
+  const values = column.filter((value) => value !== null);
+  return values.every((value) => Math.abs(value - values[0]) < NOISE);
+}
 
 export function points(columns, axis, name) {
   const xs = columns[axis], ys = columns[name] ?? [];
@@ -16,10 +23,7 @@ export function points(columns, axis, name) {
 // Return the names that a page without a filter shows: the main ones, then the numbers of environments (components of
 // the reward) and callbacks, constant ones last.
 export function chosenNames(names, runs) {
-  const rank = new Map(names.map((name) => {
-    const values = new Set(runs.flatMap((run) => run.columns[name] ?? []).filter((value) => value !== null));
-    return [name, 2 * (values.size < 2) + !MAIN.test(name)];
-  }));
+  const rank = new Map(names.map((name) => [name, 2 * isConstant(runs.flatMap((run) => run.columns[name] ?? [])) + !MAIN.test(name)]));
   return names.filter((name) => MAIN.test(name) || OWN.test(name)).sort((one, other) => rank.get(one) - rank.get(other));
 }
 

@@ -51,7 +51,9 @@ export function longText(text) {
 
 export const number = (value) => (value === null || value === undefined ? "" : String(Number(Number(value).toPrecision(4))));
 export const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
-export const interval = (bounds) => (bounds ? ` [${number(bounds[0]) || "−∞"}, ${number(bounds[1]) || "∞"}]` : "");
+// Return an interval; `unknown` where both bounds are infinite.
+export const interval = (bounds, unknown = "") => (!bounds ? "" : bounds.every((bound) => bound === null) ? unknown
+  : ` [${number(bounds[0]) || "−∞"}, ${number(bounds[1]) || "∞"}]`);
 
 // Return the address of a view.
 export function address(view, parameters = {}) {

@@ -4,7 +4,7 @@ import { choice, el, get, link, number, place, remember, table, told } from "./d
 const PAGE = 100;
 const SHOWN = [["id", "episode"], ["iteration", "iteration"], ["task", "task"], ["group", "group"], ["reward", "reward"],
   ["advantage", "advantage"], ["turns", "turns"], ["tokens", "tokens"], ["policies", "policies"], ["flags", "notes"]];
-const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "truncated"], ["length", "turn cut at its limit"],
+const FLAGS = [["flat", "group without variance"], ["error", "error"], ["truncated", "ended by a limit"], ["length", "turn cut at max_tokens"],
   ["tool_failure", "tool failure"], ["tree", "turn tree"], ["excluded", "not trained on"], ["success", "solved"], ["unsolved", "not solved"]];
 
 // Return the episodes as objects, with the notes of each.
@@ -74,7 +74,7 @@ export async function episodesView(parameters) {
       el("td", {}, told(episode.policies.join(", "))),
       el("td", {}, told(episode.flags || episode.stop))))));
     const among = found.total === String(episodes.length) ? "" : ` of the run's ${found.total}`;
-    count.textContent = `${kept.length} of ${among ? "the shown " : ""}${episodes.length} episodes${among}${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)}` : ""}`;
+    count.textContent = `${kept.length === episodes.length ? "" : `${kept.length} found among `}${episodes.length}${among} episodes${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)} shown` : ""}`;
     const turn = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= kept.length, on: { click: () => { remember({ start: to }); draw(); } } }, text);
     pages.replaceChildren(...(kept.length > PAGE ? [turn("previous", start - PAGE), " ", turn("next", start + PAGE)] : []));
   }

@@ -1,36 +1,37 @@
 // The state of a run: staleness, mismatch, retries, waiting.
 import { chart } from "./chart.js";
-import { points } from "./curves.js";
-import { el, get, link, number, table, told } from "./dom.js";
-import { stateLine } from "./runs.js";
+import { isConstant, points } from "./curves.js";
+import { counted, el, get, link, number, table, told } from "./dom.js";
+import { stateLabel, stateLine } from "./runs.js";
 
 const WATCHED = /(^async\/|(^|[/_])(lag|stale|mismatch|retries|failed|restarts|dropped|resampled|truncated|queue|wait|seconds|leases?|tokens_per_second|grad_norm|zero_variance)([/_]|$))/;
 
 const MISMATCH = ["k1", "k3", "effective_share", "max_ratio"];
 
 // Return the last logged distances of each policy's learner from its sampler.
-function mismatches(columns) {
+function mismatches(columns, only) {
   const policies = Object.keys(columns).map((name) => /^train\/(?:(.+)\/)?mismatch_k3$/.exec(name)).filter((found) => found);
-  return policies.map(([name, policy]) => [policy ?? "the only one", ...MISMATCH.map((measure) => columns[name.replace(/k3$/, measure)]?.findLast((value) => value !== null))]);
+  return policies.map(([name, policy]) => [policy ?? only, ...MISMATCH.map((measure) => columns[name.replace(/k3$/, measure)]?.findLast((value) => value !== null))]);
 }
 
 export async function healthView({ run }) {
   const { runs } = await get("runs");
-  if (!run) return [el("h1", {}, "Health"), el("ul", {}, runs.map((item) => el("li", {}, link(item.key, "health", { run: item.key }))))];
+  if (!run) return [el("h1", {}, "Health"), el("ul", {}, runs.map((item) => el("li", {}, link(item.key, "health", { run: item.key }), ": ", stateLabel(item.state), item.failed ? `, ${counted(item.failed, "failed episode")}` : "")))];
   const [found, { columns, resumed }, { state }] = await Promise.all(["health", "metrics", "run"].map((path) => get(path, { run })));
+  const { policies } = runs.find((item) => item.key === run);
   const names = Object.keys(columns).filter((name) => WATCHED.test(name) && name !== "progress/seconds" && columns[name].some((value) => value !== null)).sort();
-  const changing = names.filter((name) => new Set(columns[name].filter((value) => value !== null)).size > 1);
+  const changing = names.filter((name) => !isConstant(columns[name]));
   const constant = names.filter((name) => !changing.includes(name));
   return [
     el("h1", {}, "Health of ", link(run, "run", { run })),
     stateLine(state),
-    el("p", {}, `The newest ${found.episodes} episodes: ${found.failed} failed, ${found.retries} retries, ${found.truncated} truncated, ${found.restarts} rewritten histories, ${found.tool_failures} with tool failures.`),
+    el("p", {}, `The newest ${counted(found.episodes, "episode")}: ${found.failed} failed, ${found.retries} retries, ${found.truncated} ended by a limit, ${found.restarts} rewritten histories, ${found.tool_failures} with tool failures.`),
     Object.keys(found.seconds).length ? el("p", {}, `Seconds of an episode by phase; in each one the others wait: ${Object.entries(found.seconds).map(([name, value]) => `${name} ${number(value)}`).join(", ")}.`) : null,
     el("h2", {}, "Mismatch of sampler and learner by policy"),
-    table(["policy", "KL (k1)", "KL (k3)", "effective share", "largest ratio"], mismatches(columns).map(([policy, ...values]) => el("tr", {}, el("td", {}, told(policy)), values.map((value) => el("td", { class: "number" }, number(value)))))),
+    table(["policy", "KL (k1)", "KL (k3)", "effective share", "largest ratio"], mismatches(columns, Object.keys(policies)[0] ?? "").map(([policy, ...values]) => el("tr", {}, el("td", {}, told(policy)), values.map((value) => el("td", { class: "number" }, number(value)))))),
     el("h2", {}, "Turns by agent, turn and version"),
     el("p", { class: "note" }, "Staleness: optimizer steps between the weights that sampled a turn and the newest ones of its iteration."),
-    table(["agent", "turn", "version", "turns", "staleness", "tokens", "cut at the limit"], found.turns.map((row) => el("tr", {}, el("td", {}, told(row[0])), ...row.slice(1).map((value) => el("td", { class: "number" }, number(value)))))),
+    table(["agent", "turn", "version", "turns", "staleness", "tokens", "share of turns cut at max_tokens"], found.turns.map((row) => el("tr", {}, el("td", {}, told(row[0])), ...row.slice(1).map((value) => el("td", { class: "number" }, number(value)))))),
     el("h2", {}, "Logged numbers"),
     constant.length ? el("p", {}, `Constant: ${constant.map((name) => `${name} ${number(columns[name].find((value) => value !== null))}`).join(", ")}.`) : null,
     el("div", { class: "charts" }, changing.map((name) => chart(name, [{ name: run, points: points(columns, "progress/iteration", name), color: 0 }],

@@ -5,7 +5,7 @@ export async function runsView() {
   const { runs } = await get("runs");
   const rows = runs.map((run) => el("tr", {},
     el("td", {}, link(run.key, "run", { run: run.key })),
-    el("td", {}, el("span", { class: `state ${run.state}` }, run.state)),
+    el("td", {}, stateLabel(run.state)),
     el("td", {}, told(run.algorithm)),
     el("td", {}, told(run.environments.join(", "))),
     el("td", {}, Object.entries(run.policies).map(([name, model]) => el("div", {}, told(`${name}: ${model}`)))),
@@ -38,5 +38,7 @@ export async function runView({ run }) {
   ];
 }
 
+export const stateLabel = (state) => el("span", { class: `state ${state}` }, state);
+
 // Return a line with the state of a run and its reason.
-export const stateLine = ([state, reason]) => el("p", {}, el("span", { class: `state ${state}` }, state), reason ? told(`: ${reason}`) : null);
+export const stateLine = ([state, reason]) => el("p", {}, stateLabel(state), reason ? told(`: ${reason}`) : null);
