@@ -140,6 +140,7 @@ class DebateEnvironment(Environment):
         winner = verdict.winner(self.tie_margin)
         components = {AGENT_OF[side]: self._components(side, verdict, winner) for side in SIDES}
         return Step(
+            rewards={agent: sum(parts.values()) for agent, parts in components.items()},  # as in recorded episodes
             components=components,
             done=True,
             stop_reason="judged",

@@ -116,7 +116,7 @@ def test_the_runs_go_side_by_side_and_end_with_the_report(train: Callable[[str],
     status, out, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=1,2", "--grid", "data.groups=8")
     assert status == 0, err
     # Rewards 1 and 2, and 2 and 3: t(1) = 12.706 times the standard error 0.5; the pairs differ by 1 both.
-    assert "| gamma=1,groups=8 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
+    assert "| gamma=1,groups=8 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
     assert "| gamma=2,groups=8 | 2 | 2.5 [-3.853, 8.853] |" in out
     assert "| 1, 2 pairs of seeds |" in out
     assert Path("s/report.md").read_text() in out
