@@ -294,7 +294,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
             raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
     if left:
         names = ", ".join(left)
-        tell(f"{cls.__name__} does not take {names}, left at {old.__name__}'s defaults")
+        tell(f"{cls.__name__} does not take {names}, at {old.__name__}'s defaults: ignored")
     if dropped and value[DROPPED]:
         tell(f"{cls.__name__} does not take {', '.join(dropped)}, set for {old.__name__}: dropped")
     others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}
@@ -334,7 +334,7 @@ def _lost(argument: str, given: Any, old: type, new: type, key: str) -> str:
     named = new.__name__ if path.startswith(_OWN_PACKAGES) else path  # other classes are found by their path alone
     return (
         f"{fault}; remove it, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
-        f"`--{key} '{{class_path: {named}, init_args: {{}}}}'`"
+        f"`init_args: {{}}` beside its class_path in a file, or `--{key} '{{class_path: {named}, init_args: {{}}}}'`"
     )
 
 
