@@ -318,8 +318,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
         commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
         if played and "config.yaml" in found:
-            name = read_run(str(folder)).environment_to_name(folder)
-            commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
+            commands.append(" ".join(["mrlm eval --model", str(folder), *read_run(str(folder)).to_name(folder)]))
         else:
             commands.append(f'mrlm_pl.evaluate("{folder}", environment)  # in Python')
     commands.append(f"mrlm view {folder}  # runs, curves and episodes in a browser")
