@@ -123,6 +123,22 @@ def test_a_complete_run_that_is_resumed_says_that_nothing_was_trained(mrlm) -> N
     assert (status, "nothing was trained" in out) == (0, False), err
 
 
+@pytest.mark.parametrize(("config", "stopped"), [(TEAM, "1 of 2 iterations"), (TOY, "1 of 2 batches")])
+def test_a_run_that_a_callback_stops_says_where(mrlm, caplog, config: dict[str, object], stopped: str) -> None:
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    name = f"early_{stopped[-7:]}"  # a module of its own
+    Path(f"{name}.py").write_text(
+        "from lightning.pytorch import Callback\n\n\nclass Once(Callback):\n"
+        "    def on_train_batch_end(self, trainer, *_):\n        trainer.should_stop = True\n"
+    )
+    status, out, err = mrlm("fit", "--config", "config.yaml", "--trainer.callbacks", f"./{name}.py:Once")
+    assert status == 0, err
+    assert f"\nmrlm: stopped by a callback after {stopped}\n" in out
+    _, out, _ = mrlm("fit", "--config", "config.yaml")
+    assert "stopped" not in out, "a complete run"
+    assert "max_epochs" not in caplog.text
+
+
 def test_bars_and_summaries_can_be_switched_off(mrlm) -> None:
     Path("toy.yaml").write_text(yaml.safe_dump(TOY))
     off = ("--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false")
