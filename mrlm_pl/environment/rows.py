@@ -123,7 +123,8 @@ def read_split(
 
     Rows, one local file, or a hub data set with a single split, is divided by the hash of each row's identity: 8 in 10
     ``train``, 1 each ``validation`` and ``test``. A mapping names a source for each split, and other hub data sets have
-    splits of their own; where these give no ``validation``, it is the tenth of ``train`` that the hash assigns to it.
+    splits of their own; where these give no ``validation``, it is the tenth of ``train`` that the hash assigns to it,
+    which is logged.
 
     Args:
         data: rows, a local file or a hub name, or a mapping from splits to these.
@@ -177,6 +178,13 @@ def read_split(
             f"none of the {len(rows)} rows of {named(data)} belongs to split {split!r}; give it more rows or a file of "
             f"its own, as in {{{split}: FILE}}"
         )
+    if split == "train" and "test" in belongs and len(made) < len(rows):
+        logger.warning(
+            "%s: %d rows in the training split, %d held out for validation; to train on all give `validation: FILE`",
+            named(source),
+            len(made),
+            len(rows) - len(made),
+        )
     return made
 
 
@@ -221,12 +229,14 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
         unknown = set(sources) - set(SPLITS)
         if unknown:
             raise ConfigurationError(f"data names the split {sorted(unknown)[0]!r}; use {', '.join(SPLITS)}")
-    if split == "test" and "test" not in sources and "validation" in sources and isinstance(data, str):
-        raise ConfigurationError(f"data set {data!r} has no split 'test'; it has {', '.join(sources)}")
     if split in sources and (split != "train" or "validation" in sources):
         return sources[split], split, SPLITS
     if "train" not in sources or split == "test":
-        raise ConfigurationError(f"data {named(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}")
+        raise ConfigurationError(
+            f"data {named(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}: play another, as with "
+            f"`--split {next(iter(sources), 'NAME')}`, give it as `{split}: FILE`, or give one file for all splits, "
+            "`data: FILE`, which is divided 8 : 1 : 1"
+        )
     belongs = ("validation",) if split == "validation" else ("train", "test")
     return sources["train"], "train", belongs
 

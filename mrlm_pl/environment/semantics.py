@@ -96,7 +96,8 @@ class SemanticChecks:
                 )
             if bounds is not None and abs(played.reward - bounds[1]) > TOLERANCE:
                 raise EnvironmentContractError(
-                    f"on {task.key} the gold replies earn {played.reward:g} and the maximum is {bounds[1]:g}"
+                    f"on {task.key} the gold replies earn {played.reward:g}, summed over agents, and the maximum is "
+                    f"{bounds[1]:g}"
                 )
             declared += bounds is not None
             most = played.reward if bounds is None else bounds[1]

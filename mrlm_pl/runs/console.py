@@ -51,6 +51,7 @@ _NOISE = (
     r"Please add the following callbacks: \['RunProgress'\]",  # a resumed run may show no progress
     r"Checkpoint directory .* exists and is not empty",
     r"will override existing callbacks passed to Trainer: ExactResume",
+    r"`Trainer.fit` stopped: `max_epochs=1` reached",  # a run is an epoch, also one that a callback stops
     r"Received SIGTERM",  # the end of the run says so in its own words
 )
 _BUSY = 1.5
@@ -146,15 +147,13 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the display at the position of a resumed run."""
-        self._began, self._first = time.monotonic(), self._done(trainer)
+        self._began, self._first = time.monotonic(), _done(trainer)
         console = Console()
         live = self.live if self.live is not None else console.is_terminal and not console.is_jupyter
         if not self._enabled or not live:
             return
         self._bar = _bar(console)
-        self._bar.add_task(
-            "iterations" if _rollout(trainer) else "batches", total=self._total(trainer), completed=self._first
-        )
+        self._bar.add_task(_unit(trainer), total=_total(trainer), completed=self._first)
         self._display = Live(self._bar, console=console, refresh_per_second=4)
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         handlers = [handler for item in loggers for handler in getattr(item, "handlers", ())]
@@ -168,16 +167,16 @@ class RunProgress(ProgressBar):
         data = _rollout(trainer)
         if not self._enabled or (data is not None and data.stream.position):
             return
-        done, total = self._done(trainer), self._total(trainer)
+        done, total = _done(trainer), _total(trainer)
         metrics = self._shown(trainer)
         if self._display is not None and self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
             self._display.update(Group(self._bar, Columns(map(Text, _metric_texts(metrics)), padding=(0, 2))))
             return
-        unit, every = ("iterations", 1) if data else ("batches", max(1, -(-total // _LINES)) if total else 10)
+        every = 1 if data else max(1, -(-total // _LINES)) if total else 10
         if done % (self.every or every) == 0 or done == total:
             seconds = time.monotonic() - self._began
-            print(_line(unit, done, total, metrics, seconds, done - self._first), flush=True)
+            print(_line(_unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
 
     def _stop(self, *_: Any, **__: Any) -> None:
         """End the display; its last state stays on the screen."""
@@ -201,17 +200,6 @@ class RunProgress(ProgressBar):
         parts = {name: float(known[name]) for name in components if name in known}
         self._metrics = {**self._metrics, **trainer.progress_bar_metrics, **parts}
         return self._metrics
-
-    def _done(self, trainer: Trainer) -> int:
-        """Return the number of complete iterations, or of batches over all epochs."""
-        data = _rollout(trainer)
-        return data.stream.iteration if data else trainer.fit_loop.epoch_loop.total_batch_idx + 1
-
-    def _total(self, trainer: Trainer) -> int | None:
-        """Return their number in the whole run; None where the trainer has no such bound."""
-        data = _rollout(trainer)
-        total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
-        return None if math.isinf(total) else math.ceil(total)
 
 
 class EpisodeProgress:
@@ -261,6 +249,31 @@ def _bar(console: Console) -> Progress:
 def _rollout(trainer: Trainer) -> RolloutDataModule | None:
     data = trainer.datamodule  # type: ignore[attr-defined]
     return data if isinstance(data, RolloutDataModule) else None
+
+
+def _done(trainer: Trainer) -> int:
+    """Return the number of complete iterations, or of batches over all epochs."""
+    data = _rollout(trainer)
+    return data.stream.iteration if data else trainer.fit_loop.epoch_loop.total_batch_idx + 1
+
+
+def _total(trainer: Trainer) -> int | None:
+    """Return their number in the whole run; None where the trainer has no such bound."""
+    data = _rollout(trainer)
+    total = batches_in_all(trainer) / (data.stream.cut.pieces if data else 1)
+    return None if math.isinf(total) else math.ceil(total)
+
+
+def early_stop(trainer: Trainer) -> str | None:
+    """Return where a callback has stopped a run before its last iteration or batch; None if none has."""
+    done, total = _done(trainer), _total(trainer)
+    if not trainer.should_stop or done == total:
+        return None
+    return f"stopped by a callback after {done}{f' of {total}' if total else ''} {_unit(trainer)}"
+
+
+def _unit(trainer: Trainer) -> str:
+    return "iterations" if _rollout(trainer) else "batches"
 
 
 def _metric_texts(metrics: Mapping[str, float]) -> list[str]:
@@ -318,8 +331,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
         commands.append(f". {os.path.relpath(activate)}")
     if "policies" in found:
         if played and "config.yaml" in found:
-            name = read_run(str(folder)).environment_to_name(folder)
-            commands.append(f"mrlm eval --model {folder}" + (f" --environment {name}" if name else ""))
+            commands.append(" ".join(["mrlm eval --model", str(folder), *read_run(str(folder)).to_name(folder)]))
         else:
             commands.append(f'mrlm_pl.evaluate("{folder}", environment)  # in Python')
     commands.append(f"mrlm view {folder}  # runs, curves and episodes in a browser")

@@ -34,6 +34,7 @@ from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
 from mrlm_pl.runs.console import (
     PolicySummary,
     RunProgress,
+    early_stop,
     run_summary,
     silence_noise,
     warn_of_busy_machine,
@@ -262,6 +263,8 @@ class Trainer(pl.Trainer):
         if stage == "fit" and not self.fast_dev_run:  # type: ignore[attr-defined]
             if resumed and not self._loops.batches:
                 print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
+            elif stop := early_stop(self):
+                print(f"mrlm: {stop}")
             counts = data.collection.totals.state() if played else {}
             if failed := counts.get("failed_episodes"):
                 print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see their `error`")

@@ -31,6 +31,9 @@ from mrlm_pl.runs.plugins import (
 MOST_NAMES = 40
 """A message with the nearest name lists all names only up to this number."""
 
+LOSS = ("loss", "loss_settings", "clip")
+"""Arguments of a policy gradient that one with a loss of its own refuses."""
+
 FSDP = "mrlm_pl.trainer.fsdp.FSDP"
 _OWN_PACKAGES = ("mrlm_pl.", "mrlm_environments.", "mrlm_callbacks.")
 _KINDS = {
@@ -142,7 +145,7 @@ def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]
     known, found = parameters(cls), dict[str, Any]()
     for name, value in arguments.items():
         if name not in known:
-            raise MistakeError(f"{key}.{name}", unknown_key(cls.__name__, name, known))
+            raise MistakeError(f"{key}.{name}", unknown_key(cls.__name__, name, accepted(cls)))
         if known[name] is inspect.Parameter.empty and isinstance(value, Mapping):
             inner, _ = next(leaves(value, f"{key}.{name}"))
             raise MistakeError(
@@ -236,6 +239,18 @@ def parameters(cls: type) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in names}
 
 
+def accepted(cls: type) -> list[str]:
+    """Return the names of the arguments of a class without those of a loss that its own ``token_losses`` replaces."""
+    names = list(parameters(cls))
+    if not set(LOSS) <= set(names):
+        return names
+    from mrlm_pl.learner.policy_gradient import PolicyGradient
+
+    base: Any = PolicyGradient
+    replaced = issubclass(cls, base) and cls.token_losses is not base.token_losses and cls.uses_loss is base.uses_loss
+    return [name for name in names if not (replaced and name in LOSS)]
+
+
 def named_class(name: str, bases: Sequence[type], key: str) -> Any:
     """Return the class of a short name, a class name or a path; None for an unknown name.
 
@@ -294,7 +309,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
             raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
     if left:
         names = ", ".join(left)
-        tell(f"{cls.__name__} does not take {names}, left at {old.__name__}'s defaults")
+        tell(f"{cls.__name__} does not take {names}, at {old.__name__}'s defaults: ignored")
     if dropped and value[DROPPED]:
         tell(f"{cls.__name__} does not take {', '.join(dropped)}, set for {old.__name__}: dropped")
     others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}
@@ -329,12 +344,12 @@ def _lost(argument: str, given: Any, old: type, new: type, key: str) -> str:
     if argument in known:
         fault = f"{new.__name__} does not accept {shown}, which was set for {old.__name__}"
     else:
-        fault = f"{unknown_key(new.__name__, argument, known)}; it was set to {shown} for {old.__name__}"
+        fault = f"{unknown_key(new.__name__, argument, accepted(new))}; it was set to {shown} for {old.__name__}"
     path = class_path(new)
     named = new.__name__ if path.startswith(_OWN_PACKAGES) else path  # other classes are found by their path alone
     return (
         f"{fault}; remove it, or drop what {new.__name__} does not take of {old.__name__}'s settings with "
-        f"`--{key} '{{class_path: {named}, init_args: {{}}}}'`"
+        f"`init_args: {{}}` beside its class_path in a file, or `--{key} '{{class_path: {named}, init_args: {{}}}}'`"
     )
 
 

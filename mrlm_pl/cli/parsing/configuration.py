@@ -91,6 +91,8 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
         given = old.get(ARGUMENTS) or {}
         old = {**old, EARLIER: {**dict.fromkeys(given, old[CLASS]), **old.get(EARLIER, {})}}
         new = {**new, DROPPED: new.get(ARGUMENTS)}
+    elif DROPPED in old and CLASS in new and ARGUMENTS in new:
+        new = {**new, DROPPED: new[ARGUMENTS]}
     if EARLIER in old:
         kept = {key: cls for key, cls in old[EARLIER].items() if key not in (new.get(ARGUMENTS) or {})}
         old = {**old, EARLIER: kept}

@@ -14,7 +14,7 @@ from docstring_parser import parse
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader
 from yaml import YAMLError
 
-from mrlm_pl.cli.parsing.classes import checked, named_class, resolved, unfit
+from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, named_class, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import merged
 from mrlm_pl.cli.parsing.early_check import settings_options
@@ -129,8 +129,11 @@ class ShortErrors:
         """Return the help in plain words, without options that the command line does not take."""
         if shown := _CLASS_HELP.search(self.description or ""):  # type: ignore[attr-defined]
             self.prog = _PARSED.get()[3]
-            described = descriptions(imported(shown[2]))
+            described, names = descriptions(imported(shown[2])), accepted(imported(shown[2]))
             for action in self._actions:  # type: ignore[attr-defined]
+                argument = action.dest.removeprefix(f"{shown[1]}.").partition(".")[0]
+                if argument in LOSS and argument not in names:
+                    action.help = argparse.SUPPRESS
                 if action.help is None:
                     action.help = described.get(action.dest.removeprefix(f"{shown[1]}."))
         for action in self._actions:  # type: ignore[attr-defined]

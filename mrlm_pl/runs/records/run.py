@@ -165,10 +165,19 @@ class RecordedRun:
         by_name = [item for item in self.environments if item.name == named]
         return by_name or [item for item in self.environments if item.class_name == class_name]
 
-    def environment_to_name(self, folder: Path) -> str | None:
-        """Return the environment to name beside the run: one of several, or one that would run a program; else None."""
-        found = [item for item in self.environments if len(self.environments) > 1 or item.risk(folder)]
-        return found[0].name or str(found[0].config["class_path"]) if found else None
+    def to_name(self, folder: Path) -> list[str]:
+        """Return the options of ``mrlm eval`` that the run needs: its environment, a split of the data.
+
+        The environment is one of several, or one that would run a program; the split is one of data without ``test``.
+        """
+        options: list[str] = []
+        for first in self.environments[:1]:
+            if len(self.environments) > 1 or first.risk(folder):
+                options += ["--environment", first.name or str(first.config["class_path"])]
+            data = (first.config.get("init_args") or {}).get("data")
+            if isinstance(data, Mapping) and "test" not in data:
+                options += ["--split", "validation" if "validation" in data else "train"]
+        return options
 
     def turn_limit(self, environment: str) -> int | None:
         """Return the decisions after which the run truncated episodes of an environment, by its name in the run."""

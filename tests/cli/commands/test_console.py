@@ -66,7 +66,7 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
         assert float(row["rollout/reward"]) == pytest.approx(sum(own) / 2, abs=1e-6)
 
 
-def test_the_first_lines_name_the_size_of_the_training_split(mrlm) -> None:
+def test_the_first_lines_name_the_size_of_the_training_split(mrlm, caplog) -> None:
     rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(12)]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = {**TEAM["data"]["init_args"], "environment": {"class_path": "MathEnvironment"}, "iterations": 1}
@@ -79,6 +79,12 @@ def test_the_first_lines_name_the_size_of_the_training_split(mrlm) -> None:
     status, out, err = mrlm("fit", "--config", "sized.yaml")
     assert status == 0, err
     assert out.splitlines()[1] == "math: 10 tasks in the training split", "the others are held out"
+    assert "rows.jsonl: 10 rows in the training split, 2 held out for validation" in caplog.text
+    command = next(line.split() for line in out.splitlines() if line.startswith("  mrlm eval "))
+    status, _, err = mrlm(*command[1:], "-n", "2", "--max-tokens", "2")
+    assert status == 0, err
+    status, _, err = mrlm(*command[1:-2], "-n", "2")
+    assert (status, "has no split 'test'; it has train: play another, as with `--split train`" in err) == (2, True), err
 
 
 def test_a_line_has_the_components_of_the_reward(mrlm) -> None:
@@ -115,6 +121,22 @@ def test_a_complete_run_that_is_resumed_says_that_nothing_was_trained(mrlm) -> N
     assert (status, "nothing was trained" in out) == (0, True), err
     status, out, err = mrlm("train", "--output", "runs/toy", "--resume", "--trainer.max_epochs", "2")
     assert (status, "nothing was trained" in out) == (0, False), err
+
+
+@pytest.mark.parametrize(("config", "stopped"), [(TEAM, "1 of 2 iterations"), (TOY, "1 of 2 batches")])
+def test_a_run_that_a_callback_stops_says_where(mrlm, caplog, config: dict[str, object], stopped: str) -> None:
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    name = f"early_{stopped[-7:]}"  # a module of its own
+    Path(f"{name}.py").write_text(
+        "from lightning.pytorch import Callback\n\n\nclass Once(Callback):\n"
+        "    def on_train_batch_end(self, trainer, *_):\n        trainer.should_stop = True\n"
+    )
+    status, out, err = mrlm("fit", "--config", "config.yaml", "--trainer.callbacks", f"./{name}.py:Once")
+    assert status == 0, err
+    assert f"\nmrlm: stopped by a callback after {stopped}\n" in out
+    _, out, _ = mrlm("fit", "--config", "config.yaml")
+    assert "stopped" not in out, "a complete run"
+    assert "max_epochs" not in caplog.text
 
 
 def test_bars_and_summaries_can_be_switched_off(mrlm) -> None:

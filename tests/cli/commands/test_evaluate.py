@@ -372,6 +372,10 @@ def parrot(*difficulty):
     return {"class_path": "mrlm_toy.ParrotEnvironment", "init_args": {"difficulty": list(difficulty)}}
 
 
+def from_files(*splits):
+    return {"class_path": "mrlm_environments.MathEnvironment", "init_args": {"data": dict.fromkeys(splits, "a.jsonl")}}
+
+
 def question(rewards, **options):
     return {"class_path": "mrlm_environments.QuestionEnvironment", "init_args": {"rewards": rewards, **options}}
 
@@ -470,6 +474,9 @@ def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, rec
             {"environment": {"class_path": "mrlm_environments.HarnessEnvironment", "init_args": {"command": ["true"]}}},
             "mrlm eval --model run --environment mrlm_environments.HarnessEnvironment",
         ),
+        ({"environment": from_files("train")}, "mrlm eval --model run --split train"),
+        ({"environment": from_files("train", "validation")}, "mrlm eval --model run --split validation"),
+        ({"environment": from_files("train", "test")}, "mrlm eval --model run"),
         (
             {"environment": [parrot(1), parrot(2)], "names": ["short", "long"]},
             "mrlm eval --model run --environment short",

@@ -90,6 +90,7 @@ def test_it_installs_with_pip_passes_its_tests_and_trains(mrlm: Command, tmp_pat
     tested = run("-m", "pytest", "-q", folder=Path("my-lab"), path=site)
     assert "6 passed" in tested
     assert "Unknown config option" not in tested
+    run("-m", "mypy", folder=Path("my-lab"), path=site)
     small = ("--data.iterations", "2", "--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "0")
     run("-m", "mrlm_pl.cli.main", "fit", "--config", "my-lab/config.yaml", *small, folder=Path.cwd(), path=site)
     assert Path("runs/config/policies/main/config.json").is_file()

@@ -226,3 +226,19 @@ def test_another_choice_of_a_parameter_is_no_function(mrlm, install) -> None:
     status, _, err = mrlm(*command, "brief_repyl")
     assert "did you mean 'brief_reply'?" in err
     assert status == 2
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_help_and_errors_list_the_options_of_the_loss_where_it_is_used(mrlm, calls: bool) -> None:
+    name = f"own_loss_{calls}".lower()
+    Path(f"{name}.py").write_text(
+        "from mrlm_pl import GRPO\n\n\nclass OwnLoss(GRPO):\n"
+        f"{'    uses_loss = True' if calls else ''}\n\n"
+        "    def token_losses(self, logp, old_logp, rows):\n        return -rows.advantages * logp, {}\n"
+    )
+    status, out, err = mrlm("fit", "--model.help", f"./{name}.py:OwnLoss")
+    assert (status, "--model.kl.coefficient" in out) == (0, True), err
+    options = ("--model.loss ", "--model.loss_settings ", "--model.clip.low ")
+    assert [option in out for option in options] == [calls] * 3
+    _, _, err = mrlm("fit", "--model", f"./{name}.py:OwnLoss", "--model.absent_one", "1")
+    assert ("loss, loss_settings, clip, " in err, "reduction, " in err) == (calls, True), err
