@@ -281,7 +281,7 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=0, samples=0, episodes=path)
 
 
-def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_command(mrlm: Callable[..., tuple[int, str, str]], unread: Callable[..., None], tmp_path: Path) -> None:
     _, path = recorded(1, tmp_path)
     named = ("builtin:tiny", "--environment", "tests.runs.test_whatif.Pair", "--episodes", str(path))
     decision = ("--episode", "e0", "--agent", "a", "--turn", "0", "--samples", "4")
@@ -292,6 +292,8 @@ def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) 
     assert lines[1].startswith("recorded ")
     assert lines[-1].startswith("advantage of the decision of a at turn 0: ")
     assert len(json.loads((tmp_path / "report.json").read_text())["other"]["returns"]) == 4
+    unread("whatif", *named, *decision, "--output", "unread.json")
+    assert json.loads(Path("unread.json").read_text())["agent"] == "a"
     status, _, err = mrlm("whatif", *named, *decision[2:])
     assert status == 2
     assert "--episode is missing" in err

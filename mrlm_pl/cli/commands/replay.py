@@ -41,6 +41,8 @@ def replay_run(arguments: Sequence[str]) -> int:
     name = read.name_of(options.environment)
     with EpisodeProgress() as progress:
         report = replay(options.model, options.environment, name=name, progress=progress, **_chosen(options))
+    if options.output:
+        write_json(options.output, asdict(report))
     for id, places in list(report.changed.items())[:SHOWN]:
         more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
         print(f"{id} (recorded, replayed): {places[0]}{more}")
@@ -49,8 +51,6 @@ def replay_run(arguments: Sequence[str]) -> int:
     failed = f"; {report.failed} had failed and were left out" if report.failed else ""
     played = report.equal + len(report.changed)
     print(f"{report.equal} of {played} episodes are equal to their record{failed}")
-    if options.output:
-        write_json(options.output, asdict(report))
     return 1 if report.changed else 0
 
 
@@ -66,6 +66,8 @@ def rescore_run(arguments: Sequence[str]) -> int:
     name = read.name_of(options.environment)
     with EpisodeProgress() as progress:
         report = rescore(options.model, options.environment, name=name, progress=progress, **_chosen(options))
+    if options.output:
+        write_json(options.output, asdict(report))
     gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {report.episodes} episodes")
     for count, what in (
@@ -78,8 +80,6 @@ def rescore_run(arguments: Sequence[str]) -> int:
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
             print(f"{what}: {', '.join(ids[:SHOWN])}{more}")
-    if options.output:
-        write_json(options.output, asdict(report))
     return 0
 
 
@@ -115,6 +115,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
         name=read.name_of(options.environment),
         **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
     )
+    if options.output:
+        write_json(options.output, asdict(report))
     iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
     after = f", after {iterations} iterations" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
@@ -126,8 +128,6 @@ def whatif_run(arguments: Sequence[str]) -> int:
     print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
     if math.isinf(report.ci95[1]):
         print("all returns are equal, so there is no spread to estimate an interval from; take more --samples")
-    if options.output:
-        write_json(options.output, asdict(report))
     return 0
 
 
