@@ -323,6 +323,14 @@ def test_reports_are_written_before_they_are_printed(unread: Callable[..., None]
     assert json.loads(Path("report.json").read_text())["failed"] == 0
 
 
+def test_the_class_that_plays_is_named(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    _, path = dice(tmp_path)
+    Path("stricter.py").write_text("from tests.runs.test_replay import Dice\n\n\nclass Own(Dice):\n    pass\n")
+    own = ("builtin:tiny", "--environment", "./stricter.py:Own", "--episodes", str(path))
+    status, _, err = mrlm("rescore", *own)
+    assert (status, "mrlm: playing again in dice, stricter.Own (defaults)\n" in err) == (0, True), err
+
+
 def test_progress_counts_the_chosen_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.runs.records.replay.CHUNK", 2)
     episodes = recorded(Halves(), 3)

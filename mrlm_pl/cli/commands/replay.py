@@ -18,6 +18,7 @@ from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
 from mrlm_pl.runs.console import EpisodeProgress
+from mrlm_pl.runs.plugins import class_path
 from mrlm_pl.runs.records.replay import replay, rescore
 from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.records.whatif import Outcomes, whatif
@@ -127,7 +128,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
     print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
     if math.isinf(report.ci95[1]):
-        print("all returns are equal, so there is no spread to estimate an interval from; take more --samples")
+        print("all returns are equal: the decision makes no difference, or one too rare for these --samples")
     return 0
 
 
@@ -158,7 +159,8 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
     )
     read = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
     options = parser.instantiate(read.config)
-    tell(f"playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})")
+    kind = class_path(type(options.environment))
+    tell(f"playing again in {read.name_of(options.environment)}, {kind} ({shown_settings(read.played)})")
     return options, read
 
 
