@@ -172,3 +172,19 @@ def mrlm(outside_the_repository: None, capsys: pytest.CaptureFixture[str]) -> Ca
         return status, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def unread(mrlm: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a runner of commands that end with their first output, as where `head` closes the pipe."""
+
+    def end(*_: Any, file: Any = None, **__: Any) -> None:
+        if file is None:
+            raise SystemExit(99)
+
+    def run(*arguments: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.print", end)
+            assert mrlm(*arguments)[0] == 99
+
+    return run

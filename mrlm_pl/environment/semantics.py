@@ -192,7 +192,8 @@ class SemanticChecks:
         if not searched:
             return Finding(f"tasks have no secret field of {', '.join(self.environment.secrets)}{left}", applies=False)
         return Finding(
-            f"{', '.join(sorted(searched))} never shown to an agent{left}", measures={"fields": len(searched)}
+            f"a mark in place of {', '.join(sorted(searched))} is never shown to an agent{left}",
+            measures={"fields": len(searched)},
         )
 
     def leakage(self) -> Finding:

@@ -22,6 +22,7 @@ class Comparison:
         gain: mean over the tasks of the one's result less the other's.
         ci95: its paired 95 % interval, of accuracies within [-1, 1]; tasks that pose the same problem are one cluster.
         tasks: how many tasks both have.
+        problems: how many different problems these pose.
         own: the one's mean over these tasks.
         own_measure: ``accuracy``, or ``majority@N`` of an evaluation with N samples of each task; ``mean reward`` of
             both where a task of one of them has no accuracy.
@@ -34,6 +35,7 @@ class Comparison:
     gain: float
     ci95: tuple[float, float]
     tasks: int
+    problems: int
     own: float
     own_measure: str
     own_decisions: float
@@ -88,6 +90,7 @@ def _comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
         ci95=mean_interval(list(differences.values()), *bounds),
         tasks=len(common),
+        problems=len(differences),
         own=math.fsum(own[key] for key in common) / len(common),
         own_measure=measure,
         own_decisions=report["decisions_per_task"],

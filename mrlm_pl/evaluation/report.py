@@ -239,10 +239,17 @@ def summarize(
 
 
 def played_episodes(report: EvaluationReport) -> str:
-    """Return how many episodes a report is about, in words: of how many requested, and how many failed."""
+    """Return how many episodes a report is about, in words: of how many requested and problems, and how many failed."""
     missing = report.requested - report.episodes - report.failed
     counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
-    return f"{counts}, {report.requested} requested (no more tasks)" if missing > 0 else counts
+    counts += f", {report.requested} requested (no more tasks)" if missing > 0 else ""
+    problems = len({task["problem"] for task in report.tasks})  # intervals rest on these
+    return f"{counts}; {different_problems(problems)}" if problems < report.episodes else counts
+
+
+def different_problems(count: int) -> str:
+    """Return a number of problems in words."""
+    return f"{count} different problem{'' if count == 1 else 's'}"
 
 
 def judged_successes(episodes: Sequence[Episode]) -> list[bool]:

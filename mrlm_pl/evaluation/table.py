@@ -25,7 +25,7 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
         *([("settings", settings)] if settings is not None else []),
         ("model", report.model),
         ("sampling", sampling_text(sampling)),
-        ("episodes", played_episodes(report) + _problems(report)),
+        ("episodes", played_episodes(report)),
     ]
     if report.episodes:
         lines.append(("mean reward", f"{report.mean_reward:.4f}{interval_text(report.ci95)}"))
@@ -46,12 +46,6 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
     tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
     return "\n\n".join([text, *tables])
-
-
-def _problems(report: EvaluationReport) -> str:
-    """Return the number of different problems where it is far below that of the episodes: intervals rest on it."""
-    count = len({task["problem"] for task in report.tasks})
-    return f"; {count} different problem{'' if count == 1 else 's'}" if 2 * count < report.episodes else ""
 
 
 def sampling_text(sampling: Sampling) -> str:

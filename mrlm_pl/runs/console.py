@@ -29,7 +29,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
-from mrlm_pl.runs.records.run import read_run
+from mrlm_pl.runs.records.run import read_run, recorded_iterations
 from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.bounds import batches_in_all
 
@@ -52,6 +52,7 @@ _NOISE = (
     r"Checkpoint directory .* exists and is not empty",
     r"will override existing callbacks passed to Trainer: ExactResume",
     r"`Trainer.fit` stopped: `max_epochs=1` reached",  # a run is an epoch, also one that a callback stops
+    r"^(Restoring states|Restored all states) from the checkpoint",  # the run says from which, and where it continues
     r"Received SIGTERM",  # the end of the run says so in its own words
 )
 _BUSY = 1.5
@@ -148,6 +149,8 @@ class RunProgress(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the display at the position of a resumed run."""
         self._began, self._first = time.monotonic(), _done(trainer)
+        if self._enabled and trainer.ckpt_path is not None:
+            tell(_continued(trainer, self._first, _total(trainer)))
         console = Console()
         live = self.live if self.live is not None else console.is_terminal and not console.is_jupyter
         if not self._enabled or not live:
@@ -230,6 +233,16 @@ class EpisodeProgress:
         elif done < total and 20 * done // total > self._shown:
             self._shown = 20 * done // total
             tell(_line("episodes", done, total, {}, time.monotonic() - self._began, done))
+
+
+def _continued(trainer: Trainer, done: int, total: int | None) -> str:
+    """Return where a resumed run continues, and how many iterations of the earlier part it plays again."""
+    data = _rollout(trainer)
+    text = f"continuing at {'iteration' if data else 'batch'} {done}{f' of {total}' if total else ''}"
+    # The checkpoint has the episodes of an iteration that has begun.
+    begun = done + (data.stream.position > 0) if data else 0
+    lost = recorded_iterations(Path(trainer.default_root_dir)) - begun if data else 0
+    return f"{text}; {lost} iteration{' is' if lost == 1 else 's are'} played again" if lost > 0 else text
 
 
 def _bar(console: Console) -> Progress:

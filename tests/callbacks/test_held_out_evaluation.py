@@ -10,27 +10,36 @@ from mrlm_callbacks import HeldOutEvaluation
 from mrlm_pl.algorithms import GRPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.environment import DatasetTasks
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from tests.support.short_fits import fingerprint
 
 
 def test_it_reports_before_and_after_on_the_held_out_split(
-    model_folder: Path, echo: Any, quiet_trainer: Any, capsys: pytest.CaptureFixture[str]
+    model_folder: Path,
+    echo: Any,
+    quiet_trainer: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    rows = [{"n": max(n, 9)} for n in range(16)]
+    monkeypatch.setattr(echo, "tasks", lambda _, split: DatasetTasks("echo", split, rows))
     algorithm = GRPO({"main": Policy(str(model_folder), learning_rate=1e-2)})
     data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=2, sampling=Sampling(max_tokens=4))
-    trainer = quiet_trainer(callbacks=[HeldOutEvaluation(episodes=8)])
+    trainer = quiet_trainer(callbacks=[HeldOutEvaluation(episodes=16)])
     trainer.fit(algorithm, data)
     folder = Path(trainer.default_root_dir)
     before, after = (json.loads((folder / f"evaluation_{moment}.json").read_text()) for moment in ("before", "after"))
     for report in (before["echo"], after["echo"]):
         assert report["split"] == "test"
-        assert report["episodes"] == 8
+        assert report["episodes"] == 16
         assert all(row["task"].startswith("echo/test/") for row in report["transcripts"])
         assert report["ci95"][0] <= report["mean_reward"] <= report["ci95"][1]
     assert before["echo"]["transcripts"] != after["echo"]["transcripts"], "the weights changed in between"
-    assert "before training" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "before training" in told
+    assert told.count("16; 7 different problems") == 2
 
 
 @pytest.fixture

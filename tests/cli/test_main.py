@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,27 @@ def test_every_command_exists():
     for target, _ in COMMANDS.values():
         module, function = target.split(":")
         assert callable(getattr(__import__(module, fromlist=[function]), function))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval --model builtin:tiny",
+        "eval --model builtin:tiny --compare first.json",
+        "arena a=builtin:tiny b=builtin:tiny",
+    ],
+)
+def test_a_report_is_whole_where_the_reader_of_the_output_ends(mrlm, unread, command):
+    options = ("--environment", "parrot", "-n", "2", "--max-tokens", "2", "--output")
+    assert mrlm("eval", "--model", "builtin:tiny", *options, "first.json")[0] == 0
+    assert mrlm(*command.split(), *options, "read.json")[0] == 0
+    unread(*command.split(), *options, "unread.json")
+    assert Path("unread.json").read_bytes() == Path("read.json").read_bytes()
+
+
+def test_findings_are_written_before_they_are_printed(unread):
+    unread("check-env", "parrot", "--output", "report.json")
+    assert json.loads(Path("report.json").read_text())["passed"]
+    Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
+    unread("check-env", "math", "--data", "rows.jsonl", "--output", "kept.jsonl")
+    assert Path("kept.jsonl").read_text()

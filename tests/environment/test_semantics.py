@@ -296,6 +296,21 @@ def test_each_check_finds_its_hole(environment: Environment, failing: str, messa
     assert message in found[failing]
 
 
+@pytest.mark.parametrize(("shown", "passed"), [("", True), (" (hidden: {answer})", False)])
+def test_an_answer_of_one_letter_is_told_from_the_letters_of_a_question(shown: str, passed: bool) -> None:
+    class Choosing(Adding):
+        def tasks(self, split: str) -> TaskSource:
+            return DatasetTasks(self.name, split, [{"answer": "A"}])
+
+        def begin(self, task: Task) -> str:
+            self.task = task
+            return "Even? A: 2, B: 3" + shown.format(**task.data)
+
+    checks = {check.name: check for check in check_semantics(Choosing(), tasks=2, other_process=False).checks}
+    assert (checks["canary"].applies, checks["canary"].passed) == (True, passed)
+    assert not passed or checks["canary"].message == "a mark in place of answer is never shown to an agent"
+
+
 def test_another_process_replays_with_another_order_of_sets() -> None:
     found = {check.name: check.message for check in check_semantics(OrdersASet(), tasks=2).checks if not check.passed}
     assert list(found) == ["replay"], found

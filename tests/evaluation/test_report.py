@@ -83,9 +83,9 @@ def test_equal_rewards_have_no_interval_and_equal_successes_have_wilsons() -> No
     assert "\naccuracy       1.0000  95 % [0.8389, 1.0000]\n" in told  # 20 / (20 + 1.96^2)
 
 
-def test_the_number_of_problems_is_told_where_it_is_far_below_that_of_the_episodes() -> None:
-    few = report_table(summary([episode(task, 0.0, False) for task in (0, 1) for _ in range(5)]), Sampling())
-    assert "\nepisodes       10; 2 different problems\n" in few
+def test_the_number_of_problems_is_told_where_it_is_below_that_of_the_episodes() -> None:
+    few = report_table(summary([episode(task, 0.0, False) for task in (0, 0, 1, 2, 3)]), Sampling())
+    assert "\nepisodes       5; 4 different problems\n" in few
     assert "problem" not in report_table(summary([episode(task, 0.0, False) for task in range(10)]), Sampling())
 
 

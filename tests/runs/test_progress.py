@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
 from mrlm_pl.runs.console import RunProgress, _bar, _metric_texts
+from mrlm_pl.runs.records.run import recorded_iterations
 from tests.support.short_fits import make
 
 
@@ -109,6 +112,28 @@ def test_a_run_resumed_within_an_iteration_shows_its_reward_at_its_place(
     after = names(6, tmp_path / "last.ckpt")
     assert "rollout/reward" in before[0]
     assert before + after == [before[0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "recorded", "told"),
+    [(2, "1.0", "1 of 3"), (3, "2.0", "1 of 3"), (3, "3.0", "1 of 3; 1 iteration is played again")],
+)
+def test_a_resumed_run_tells_where_it_continues(
+    steps: int, recorded: str, told: str, model_folder: Path, echo: Any, tmp_path: Path, capsys: Any
+) -> None:
+    options = {"groups": 4, "group_size": 2, "minibatches": 2, "iterations": 3}  # two updates an iteration
+    for limit, resume in ((steps, False), (6, True)):
+        capsys.readouterr()
+        trainer = Trainer(output=str(tmp_path / "run"), resume=resume, accelerator="cpu", max_steps=limit)
+        trainer.fit(*make(model_folder, echo(), **options))
+        if not resume:
+            metrics = tmp_path / "run" / "metrics.csv"
+            assert recorded_iterations(metrics.parent) == math.ceil(steps / 2)
+            with metrics.open("a") as file:  # of an update that a kill has lost
+                csv.DictWriter(file, metrics.read_text().splitlines()[0].split(",")).writerow(
+                    {"step": steps, "progress/iteration": recorded}
+                )
+    assert f"mrlm: continuing at iteration {told}\n" in capsys.readouterr().err
 
 
 def test_the_time_left_is_known_for_long_iterations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,6 +315,22 @@ def test_the_commands_say_what_differs(
     assert "over 12 episodes" in out
 
 
+@pytest.mark.parametrize("command", ["replay", "rescore"])
+def test_reports_are_written_before_they_are_printed(unread: Callable[..., None], tmp_path: Path, command: str) -> None:
+    _, path = dice(tmp_path)
+    named = ("builtin:tiny", "--environment", "tests.runs.test_replay.Dice", "--episodes", str(path))
+    unread(command, *named, "--output", "report.json")
+    assert json.loads(Path("report.json").read_text())["failed"] == 0
+
+
+def test_the_class_that_plays_is_named(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    _, path = dice(tmp_path)
+    Path("stricter.py").write_text("from tests.runs.test_replay import Dice\n\n\nclass Own(Dice):\n    pass\n")
+    own = ("builtin:tiny", "--environment", "./stricter.py:Own", "--episodes", str(path))
+    status, _, err = mrlm("rescore", *own)
+    assert (status, "mrlm: playing again in dice, stricter.Own (defaults)\n" in err) == (0, True), err
+
+
 def test_progress_counts_the_chosen_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.runs.records.replay.CHUNK", 2)
     episodes = recorded(Halves(), 3)

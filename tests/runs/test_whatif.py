@@ -281,7 +281,7 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         whatif("builtin:tiny", Pair(), episode="e0", agent="a", turn=0, samples=0, episodes=path)
 
 
-def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_command(mrlm: Callable[..., tuple[int, str, str]], unread: Callable[..., None], tmp_path: Path) -> None:
     _, path = recorded(1, tmp_path)
     named = ("builtin:tiny", "--environment", "tests.runs.test_whatif.Pair", "--episodes", str(path))
     decision = ("--episode", "e0", "--agent", "a", "--turn", "0", "--samples", "4")
@@ -292,6 +292,8 @@ def test_the_command(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) 
     assert lines[1].startswith("recorded ")
     assert lines[-1].startswith("advantage of the decision of a at turn 0: ")
     assert len(json.loads((tmp_path / "report.json").read_text())["other"]["returns"]) == 4
+    unread("whatif", *named, *decision, "--output", "unread.json")
+    assert json.loads(Path("unread.json").read_text())["agent"] == "a"
     status, _, err = mrlm("whatif", *named, *decision[2:])
     assert status == 2
     assert "--episode is missing" in err
@@ -310,4 +312,6 @@ def test_equal_returns_give_no_interval(mrlm: Callable[..., tuple[int, str, str]
     assert [found[side]["ci95"] for side in ("recorded", "other")] == [[None, None]] * 2
     assert (found["advantage"], found["ci95"]) == (0.0, [None, None])
     assert "advantage of the decision of a at turn 0: +0.0000  no 95 % interval (equal values or one task)\n" in out
-    assert "all returns are equal" in out
+    assert out.endswith(
+        "all returns are equal: the decision makes no difference, or one too rare for these --samples\n"
+    )

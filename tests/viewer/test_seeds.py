@@ -209,7 +209,9 @@ def test_runs_of_different_tasks_are_named(tmp_path: Path) -> None:
     assert f"\n{warning} comparable.\n" in compared(tmp_path).markdown()
 
 
-def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Path, mrlm: Any) -> None:
+def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Path, mrlm: Any, unread: Any) -> None:
+    unread("report", str(folder), "--output", "unread.md")
+    assert Path("unread.md").read_text().startswith("| ")
     files = [str(tmp_path / "out" / name) for name in ("table.md", "curves.csv", "curves.png")]
     status, out, err = mrlm("report", str(folder), "--at", "tokens", "--output", *files)
     assert status == 0, err

@@ -56,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
+    if options.output is not None:
+        with replacing(options.output) as draft:
+            draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")
     for result in report.checks:
         mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
         print(f"{mark} {result.name}: {result.message}")
@@ -68,9 +71,6 @@ def run(arguments: Sequence[str]) -> int:
             f"warning: {environment.name} has few different problems ({', '.join(few)}, in up to {MOST_DRAWN} tasks "
             "of a split): a score over them says little about others"
         )
-    if options.output is not None:
-        with replacing(options.output) as draft:
-            draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")
     return 0 if report.passed else 1
 
 
@@ -82,9 +82,13 @@ def _sizes(environment: Environment) -> str:
 
 def _check_data(environment: Environment, data: str, output: str | None) -> int:
     report = check_data(environment, SPLIT)
+    rows = all_rows(data, SPLIT)
+    if output is not None:
+        kept = set(report.usable)
+        lines = [json.dumps(row) for number, row in rows if number in kept]
+        write_lines(output, lines)
     for number, reason in report.failed.items():
         print(f"FAIL {data}, row {number}: {' '.join(reason.split())[:500]}")
-    rows = all_rows(data, SPLIT)
     skipped = len(rows) - len(report.usable) - len(report.failed)
     earned = f", earning {min(report.rewards):g} to {max(report.rewards):g}" if report.rewards else ""
     print(
@@ -92,8 +96,5 @@ def _check_data(environment: Environment, data: str, output: str | None) -> int:
         f"{len(report.failed)} are not, {len(report.without)} have none, {skipped} cannot be used"
     )
     if output is not None:
-        kept = set(report.usable)
-        lines = [json.dumps(row) for number, row in rows if number in kept]
-        write_lines(output, lines)
         print(f"{output}: the {len(lines)} usable rows")
     return 1 if report.failed or skipped else 0

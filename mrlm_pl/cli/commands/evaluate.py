@@ -22,6 +22,7 @@ from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, compare, compare_rewards, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
+from mrlm_pl.evaluation.report import different_problems
 from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
 from mrlm_pl.runs.records.environment_code import code_of
@@ -60,23 +61,23 @@ def report_run(arguments: Sequence[str]) -> int:
     )
     settings = read.environment_settings()
     written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "code": code}
-    print(report_table(report, sampling, shown_settings(read.played)))
-    if output is not None:
-        write_json(output, written)
-    if other is not None and report.episodes:
-        comparison = compare(written, other)
-        comparisons = {"comparison": comparison}
-        if comparison.own_measure != "mean reward" and (rewards_differ(written) or rewards_differ(other)):
-            comparisons["reward_comparison"] = compare_rewards(written, other)
-        for found in comparisons.values():
-            print(_comparison(found, len(written["tasks"]), options.compare))
-        if 2 * comparison.tasks < len(written["tasks"]):
-            tell(
-                f"warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
-                "this evaluation; the comparison is of these alone"
-            )
-        if output is not None:
+    comparisons: dict[str, Comparison] = {}
+    try:
+        if other is not None and report.episodes:
+            comparisons["comparison"] = comparison = compare(written, other)
+            if comparison.own_measure != "mean reward" and (rewards_differ(written) or rewards_differ(other)):
+                comparisons["reward_comparison"] = compare_rewards(written, other)
+    finally:  # a report that cannot be compared is written and shown too
+        if output is not None:  # first: the reader of the output may end
             write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
+        print(report_table(report, sampling, shown_settings(read.played)))
+    for found in comparisons.values():
+        print(_comparison(found, len(written["tasks"]), options.compare))
+    if comparisons and 2 * comparison.tasks < len(written["tasks"]):
+        tell(
+            f"warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
+            "this evaluation; the comparison is of these alone"
+        )
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {output}`")
     return 0 if report.episodes else 1
@@ -115,9 +116,9 @@ def arena_run(arguments: Sequence[str]) -> int:
         max_seatings=options.max_seatings,
         **{key: options[key] for key in PLAYED if key != "seats"},
     )
-    print(arena_table(report))
     if output is not None:
         write_json(output, asdict(report))
+    print(arena_table(report))
     return 0 if any(seating.episodes for seating in report.seatings) else 1
 
 
@@ -257,11 +258,12 @@ def _equal_settings(own: Any, other: Any) -> bool:
 
 
 def _comparison(found: Comparison, tasks: int, path: str) -> str:
-    common = f"{found.tasks} of {tasks}" if found.tasks < tasks else f"{tasks}"
+    common = f"{found.tasks} of {tasks} tasks" if found.tasks < tasks else f"{tasks} tasks"
+    common += f" of {different_problems(found.problems)}" if found.problems < found.tasks else ""
     own, theirs = found.own_measure, found.other_measure
     measure = f"in {own}" if own == theirs else f"of {own} against {theirs}"
     return (
-        f"paired gain {measure} {found.gain:+.4f}{interval_text(found.ci95)} over {path}, in {common} tasks: "
+        f"paired gain {measure} {found.gain:+.4f}{interval_text(found.ci95)} over {path}, in {common}: "
         f"{found.own_measure} {found.own:.4f} ({_decisions(found.own_decisions)}) against "
         f"{found.other_measure} {found.other:.4f} ({_decisions(found.other_decisions)})"
     )

@@ -210,14 +210,15 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         weights = weights if held else _weights(cell.run)  # those that are in memory, or are read next
         scores.append(cell.score(held, weights))
         print(f"mrlm: {number} of {len(cells)}: {_told(scores[-1])}", flush=True)
+    written = _write(output, columns, scores) if output is not None else None
     console = Console()
     console = console if console.is_terminal else Console(width=NARROWEST)
     console.print(table(scores))
     print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
     for column in columns:
         print(f"{column.name}: {shown_settings(column.config)}")
-    if output is not None:
-        _write(output, columns, scores)
+    if written is not None:
+        print(written)
     failed = [score for score in scores if score.error is not None]
     for score in failed:
         tell(f"{score.model} on {score.environment} failed: {score.error}")
@@ -333,8 +334,8 @@ def _told(score: Score) -> str:
     return f"{score.model} on {score.environment}: {measure.replace('_', ' ')} {value:.4f}{interval_text(bounds)}"
 
 
-def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> None:
-    """Write the table and its picture, without which all else is kept."""
+def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> str:
+    """Write the table and its picture, without which all else is kept; return where they are."""
     options = columns[0].options
     write_json(
         output,
@@ -349,6 +350,6 @@ def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> 
     text = f"table in {output}, reports of the cells in {output.with_suffix('')}/"
     try:
         plot(scores, picture)
-        print(f"{text}, picture in {picture}")
+        return f"{text}, picture in {picture}"
     except ConfigurationError as error:
-        print(f"{text}; no picture: {error}")
+        return f"{text}; no picture: {error}"

@@ -18,6 +18,7 @@ from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
 from mrlm_pl.runs.console import EpisodeProgress
+from mrlm_pl.runs.plugins import class_path
 from mrlm_pl.runs.records.replay import replay, rescore
 from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.records.whatif import Outcomes, whatif
@@ -41,6 +42,8 @@ def replay_run(arguments: Sequence[str]) -> int:
     name = read.name_of(options.environment)
     with EpisodeProgress() as progress:
         report = replay(options.model, options.environment, name=name, progress=progress, **_chosen(options))
+    if options.output:
+        write_json(options.output, asdict(report))
     for id, places in list(report.changed.items())[:SHOWN]:
         more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
         print(f"{id} (recorded, replayed): {places[0]}{more}")
@@ -49,8 +52,6 @@ def replay_run(arguments: Sequence[str]) -> int:
     failed = f"; {report.failed} had failed and were left out" if report.failed else ""
     played = report.equal + len(report.changed)
     print(f"{report.equal} of {played} episodes are equal to their record{failed}")
-    if options.output:
-        write_json(options.output, asdict(report))
     return 1 if report.changed else 0
 
 
@@ -66,6 +67,8 @@ def rescore_run(arguments: Sequence[str]) -> int:
     name = read.name_of(options.environment)
     with EpisodeProgress() as progress:
         report = rescore(options.model, options.environment, name=name, progress=progress, **_chosen(options))
+    if options.output:
+        write_json(options.output, asdict(report))
     gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {report.episodes} episodes")
     for count, what in (
@@ -78,8 +81,6 @@ def rescore_run(arguments: Sequence[str]) -> int:
         if ids:
             more = f", and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
             print(f"{what}: {', '.join(ids[:SHOWN])}{more}")
-    if options.output:
-        write_json(options.output, asdict(report))
     return 0
 
 
@@ -115,6 +116,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
         name=read.name_of(options.environment),
         **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
     )
+    if options.output:
+        write_json(options.output, asdict(report))
     iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
     after = f", after {iterations} iterations" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
@@ -125,9 +128,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
     print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
     if math.isinf(report.ci95[1]):
-        print("all returns are equal, so there is no spread to estimate an interval from; take more --samples")
-    if options.output:
-        write_json(options.output, asdict(report))
+        print("all returns are equal: the decision makes no difference, or one too rare for these --samples")
     return 0
 
 
@@ -158,7 +159,8 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
     )
     read = read_with_run(parser, with_first_as("--model", arguments), weights=False, without=missing)
     options = parser.instantiate(read.config)
-    tell(f"playing again in {read.name_of(options.environment)} ({shown_settings(read.played)})")
+    kind = class_path(type(options.environment))
+    tell(f"playing again in {read.name_of(options.environment)}, {kind} ({shown_settings(read.played)})")
     return options, read
 
 

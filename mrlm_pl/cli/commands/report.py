@@ -29,8 +29,8 @@ def run(arguments: Sequence[str]) -> int:
         if file.suffix not in SUFFIXES:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
     found = compare_seeds(find_runs(options.runs), options.metric, options.at)
-    print(found.markdown(), end="")
     write(found, options.output)
+    print(found.markdown(), end="")
     return 0
 
 

@@ -352,8 +352,8 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
         if str(member.folder) not in finished
     ]
     found = replace(found, notes=[*found.notes, *notes])
-    print(found.markdown(), end="")
     write(found, [options.output / "report.md", options.output / "curves.csv"])
+    print(found.markdown(), end="")
 
 
 def _log(logs: Path, member: Member) -> Path:

@@ -279,6 +279,19 @@ def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folde
     assert json.loads(Path("team.json").read_text())["reward_comparison"]["other"] == 0.3
 
 
+def test_fewer_problems_than_tasks_are_told(evaluate):
+    for words, noun in (("[1]", "problem"), ("[1, 2]", "problems")):
+        options = ("--num-episodes", "9", "--environment.difficulty", words)
+        evaluate(*options, "--output", "r.json")
+        asked = {
+            item["messages"]["agent"][0]["content"] for item in json.loads(Path("r.json").read_text())["transcripts"]
+        }
+        told = f"{len(asked)} different {noun}"
+        out = evaluate(*options, "--compare", "r.json")
+        assert f"\nepisodes       9; {told}\n" in out
+        assert f"over r.json, in 9 tasks of {told}: accuracy" in out
+
+
 def test_other_settings_than_those_of_the_compared_report_are_told(mrlm, model_folder):
     Path("rows.jsonl").write_text('{"question": "2+2?", "answer": "#### 4"}\n')
     play = ("eval", "--model", str(model_folder), "--environment", "math", "-n", "1", "--environment.data")

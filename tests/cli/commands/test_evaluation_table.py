@@ -117,6 +117,14 @@ def test_all_models_play_all_environments_and_each_is_loaded_once(
     assert f"[{low:.4f}, {high:.4f}]" in [row[1] for row in table]
 
 
+def test_the_table_is_written_before_it_is_printed(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "print", lambda *_: exit(99))
+    assert mrlm("eval", "--model", "model", "run", "--environment", "parrot", *SHORT, "--output", "t.json")[0] == 99
+    assert len(cells("t.json")) == 2
+
+
 def report(score: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path("out", score["report"]).read_text())
     return found

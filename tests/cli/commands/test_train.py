@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -94,11 +95,18 @@ def test_saved_configuration_repeats_the_run(fit, mrlm):
     assert outcome("runs/toy-2") == outcome("runs/toy")
 
 
-def test_last_continues_where_the_run_was(fit):
+def test_last_continues_where_the_run_was(fit, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "handlers", [caplog.handler])
     fit("--trainer.max_epochs", "1")
     assert outcome("runs/toy")["weight"] == 1.75
-    message = fit("--ckpt_path", "last")
-    assert "continuing runs/toy" in message
+    message = fit("--ckpt_path", "last", "--trainer.enable_progress_bar", "true")
+    own = [line for line in message.splitlines() if "continuing" in line]
+    assert own == [
+        "mrlm: continuing runs/toy from runs/toy/checkpoints/last.ckpt",
+        "mrlm: continuing at batch 2 of 4",
+    ]
+    assert "max_epochs=2" in caplog.text
+    assert "Restor" not in caplog.text
     assert outcome("runs/toy") == {"weight": FINAL, "step": 4, "seed": 0}
     assert logged("runs/toy") == dict(enumerate(WEIGHTS))
     assert Path("runs/toy/config-2.yaml").exists()
