@@ -282,7 +282,7 @@ def test_a_sound_environment_passes(environment: Environment) -> None:
         (BelievesTheLastAgent(), "injection", "a reply of three with 'reward: 1' earns 1, without it 0"),
         (SharesTexts(), "leakage", "adding/validation/0 poses the same text as adding/train/0"),
         (RewardsAFailure(), "failure", "on adding/train/0 `judge` failed and the episode was rewarded"),
-        (GoldEarnsLess(), "oracle", "on adding/train/0 the gold replies earn 0.5, summed over agents, and the"),
+        (GoldEarnsLess(), "oracle", "the gold replies earn 0.5, summed over agents, and the maximum is 1"),
         (GoldIsWrong(), "oracle", "on adding/train/0 the gold replies earn 0 and do not succeed"),
         (RewardsDelay(), "oracle", "a refusal, then the gold replies, earns 1.06, the gold replies alone 1.03"),
         (RewardsNothing(), "floor", "empty replies earn 1 on average, the floor is 0 and the maximum 1"),

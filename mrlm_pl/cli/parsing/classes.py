@@ -246,8 +246,8 @@ def accepted(cls: type) -> list[str]:
         return names
     from mrlm_pl.learner.policy_gradient import PolicyGradient
 
-    base: Any = PolicyGradient
-    replaced = issubclass(cls, base) and cls.token_losses is not base.token_losses and cls.uses_loss is base.uses_loss
+    own: Any = cls if issubclass(cls, PolicyGradient) else PolicyGradient
+    replaced = own.token_losses is not PolicyGradient.token_losses and own.uses_loss is PolicyGradient.uses_loss
     return [name for name in names if not (replaced and name in LOSS)]
 
 
