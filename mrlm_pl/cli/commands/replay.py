@@ -70,9 +70,8 @@ def rescore_run(arguments: Sequence[str]) -> int:
     if options.output:
         write_json(options.output, asdict(report))
     gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
-    print(
-        f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {report.episodes} episode{'' if report.episodes == 1 else 's'}"
-    )
+    episodes = f"{report.episodes} episode{'' if report.episodes == 1 else 's'}"
+    print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {episodes}")
     for count, what in (
         (report.cut, "ended early: the environment asks for decisions that the record does not have"),
         (report.failed, "had failed and were left out"),
