@@ -99,7 +99,10 @@ class Curves(TensorBoardLogger):
             self.experiment.purge_step = step or 0  # of the file that the writer opens next
             self.experiment.close()
             self._resumes = False
-        super().log_metrics(metrics, step)
+        try:
+            super().log_metrics(metrics, step)
+        except ValueError as error:  # Lightning takes every failure for a wrong number
+            raise error.__cause__ or error from None
 
 
 def default_loggers(folder: str) -> list[Logger]:
