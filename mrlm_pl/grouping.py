@@ -1,8 +1,8 @@
-"""Values by key."""
+"""Values by key, and in parts of limited size."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -44,3 +44,28 @@ def summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
     for key, value in pairs:
         found[key] = found.get(key, 0.0) + value
     return found
+
+
+def in_parts(values: Iterable[V], size: Callable[[V], int], most: int, largest: int) -> Iterator[list[V]]:
+    """Yield the values in order, in parts of limited size; a larger value is a part of its own.
+
+    Args:
+        values: any number.
+        size: of a value.
+        most: number of values in a part.
+        largest: sum of the sizes in a part.
+
+    >>> list(in_parts(["a", "bb", "ccc", "dddd", "e"], len, most=2, largest=3))
+    [['a', 'bb'], ['ccc'], ['dddd'], ['e']]
+    """
+    part: list[V] = []
+    total = 0
+    for value in values:
+        own = size(value)
+        if part and (len(part) == most or total + own > largest):
+            yield part
+            part, total = [], 0
+        part.append(value)
+        total += own
+    if part:
+        yield part

@@ -36,6 +36,7 @@ from mrlm_pl.learner.credit.returns import (
 )
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
+from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.policies.distillation import Distillation, Distiller
 from mrlm_pl.learner.policies.old import OldPolicy, sampler_differs
@@ -44,7 +45,6 @@ from mrlm_pl.losses import (
     Clip,
     Correction,
     Entropy,
-    EntropyController,
     LossName,
     Reduction,
     masked_mean,
@@ -132,7 +132,7 @@ class PolicyGradient(Algorithm):
         whiten_advantages: whiten the advantages of trajectories over each policy's tokens.
         old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
-        entropy_controllers: the current weight of each policy's entropy bonus.
+        entropy: the bonus, with the current weight of each policy.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
@@ -207,9 +207,7 @@ class PolicyGradient(Algorithm):
         sync = as_settings(ReferenceSync, reference_sync, "reference_sync")
         self.reference = ReferencePolicy(kl.coefficient > 0, reference, sync)
         self.max_length = max_length
-        self.entropy = as_settings(Entropy, entropy, "entropy")
-        self.uses_entropy = self.entropy.coefficient > 0 or self.entropy.target is not None
-        self.entropy_controllers = {name: EntropyController(self.entropy) for name in self.policies}
+        self.entropy = EntropyBonus(as_settings(Entropy, entropy, "entropy"), list(self.policies))
         self.stop_at_kl, self.top_entropy = stop_at_kl, top_entropy
         self.zero_variance, self.overlong_buffer = zero_variance, overlong_buffer
         correction = as_settings(Correction, correction, "correction")
@@ -461,7 +459,7 @@ class PolicyGradient(Algorithm):
     def rows_with_gradient(self, rows: PolicyBatch) -> Tensor:
         counted = rows.action_mask.any(-1)
         whole = self._trains_values(rows) or rows.teacher_prompts is not None
-        whole = whole or self.reference.used or self.uses_entropy
+        whole = whole or self.reference.used or self.entropy.used
         if not whole:
             counted &= (rows.advantages != 0).any(-1)
         return counted.nonzero().flatten()
@@ -483,7 +481,7 @@ class PolicyGradient(Algorithm):
             losses = losses + self.critic.coefficient * value_losses
             metrics["value_loss"] = masked_mean(value_losses.detach(), mask)
         if entropy is not None:
-            losses = losses - self.entropy_controllers[name].weight * entropy
+            losses = losses + self.entropy.of_losses(name, entropy)
             metrics["entropy"] = masked_mean(entropy, mask)
         if taught is not None:
             assert self.distiller is not None
@@ -510,14 +508,14 @@ class PolicyGradient(Algorithm):
 
     def _outputs(self, name: str, rows: PolicyBatch, batch: Batch) -> TokenOutputs:
         """Return log-probabilities, entropies if they have a weight, values of a value head, and divergences."""
-        others = self.reference.used or self.uses_entropy or self._trains_values(rows)
+        others = self.reference.used or self.entropy.used or self._trains_values(rows)
         teaching = None
         if self.distiller is not None:
             alone = not others and not bool(rows.advantages.any())
             teaching = self.distiller.teaching(name, rows, self.reduction, batch.totals[name], self.max_length, alone)
-        if teaching is None and not self.uses_entropy and not self._trains_values(rows):
+        if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
-        wanted: dict[str, Any] = {"with_entropy": self.uses_entropy, "teaching": teaching}
+        wanted: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
         return self.policy(name).outputs(**rows.inputs(), **wanted)
 
     def note_without_gradient(self, name: str, rows: PolicyBatch, batch: Batch) -> None:
@@ -536,30 +534,22 @@ class PolicyGradient(Algorithm):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
-        for name, controller in self.entropy_controllers.items():
-            entropy = self.metrics.update.get(self.metrics.name("entropy", name))
-            if self.entropy.target is not None and entropy is not None:
-                self.metrics.log(self.trainer, {self.metrics.name("entropy_coefficient", name): controller.weight})
-                controller.update(entropy)
+        self.entropy.steer(self.trainer, self.metrics)
         if self.stop_at_kl is not None:
             moved = [self.metrics.update.get(self.metrics.name("approx_kl", name), 0.0) for name in self.policies]
             before, self.collection_over = self.collection_over, self.collection_over or max(moved) > self.stop_at_kl
             self.metrics.log(self.trainer, {"train/early_stop": float(self.collection_over and not before)})
 
     def progress(self) -> dict[str, Any]:
-        entropies = {name: (found.coefficient, found.weight) for name, found in self.entropy_controllers.items()}
         return {
             "kl_coefficients": dict(self.kl.coefficients),
-            "entropy_coefficients": entropies,
+            "entropy_coefficients": self.entropy.state(),
             "collection_over": self.collection_over,
             "old_policy_is_current": self.old_policy.is_current,
         }
 
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         self.kl.load(progress.get("kl_coefficients", {}))
-        for name, (coefficient, weight) in progress.get("entropy_coefficients", {}).items():
-            if name in self.entropy_controllers and self.entropy.target is not None:
-                controller = self.entropy_controllers[name]
-                controller.coefficient, controller.weight = coefficient, weight
+        self.entropy.load(progress.get("entropy_coefficients", {}))
         self.collection_over = progress.get("collection_over", False)
         self.old_policy.is_current = progress.get("old_policy_is_current", False)

@@ -82,7 +82,7 @@ class MetricsFile(Logger):
         return rows
 
 
-class Curves(TensorBoardLogger):
+class RunTensorBoard(TensorBoardLogger):
     """Write all numbers for TensorBoard to ``RUN/tensorboard``; steps that a resumed run repeats replace the earlier.
 
     Args:
@@ -107,4 +107,4 @@ class Curves(TensorBoardLogger):
 
 def default_loggers(folder: str) -> list[Logger]:
     """Return loggers for TensorBoard in ``RUN/tensorboard`` and for ``RUN/metrics.csv``."""
-    return [Curves(folder), MetricsFile(folder)]
+    return [RunTensorBoard(folder), MetricsFile(folder)]

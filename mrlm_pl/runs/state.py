@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import platform
@@ -113,7 +114,8 @@ def running() -> dict[str, Any]:
     }
 
 
-def installed_versions() -> dict[str, str]:
+@functools.cache  # a run signs often, and an installation meanwhile does not change its libraries
+def installed_versions() -> Mapping[str, str]:
     """Return the versions of Python and of the libraries that decide a run's results."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 

@@ -124,7 +124,7 @@ def test_the_entropy_bonus_is_the_mean_entropy_of_the_action_tokens(model_folder
     logp = algorithm.policy("main").model(batch.token_ids).logits[:, :-1].log_softmax(-1)
     entropy = -(logp.exp() * logp).sum(-1)
     settings = (Entropy(), Entropy(0.1), Entropy(target=1.0))
-    assert [loaded(model_folder, entropy=one).uses_entropy for one in settings] == [False, True, True]
+    assert [loaded(model_folder, entropy=one).entropy.used for one in settings] == [False, True, True]
     assert loss.item() == pytest.approx(-0.5 * float((entropy[0, 2:6].sum() + entropy[1, 2:4].sum()) / 6), rel=1e-4)
     assert algorithm.rows_with_gradient(batch).tolist() == [0, 1]
 

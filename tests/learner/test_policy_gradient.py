@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms import MAPPO, PPO, REINFORCEPlusPlus
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
 
@@ -39,7 +41,7 @@ class Method(PolicyGradient):
 
 class Baseline(PolicyGradient):
     def compared(self, returns: Any) -> Any:
-        return replace(returns, baseline=returns.reward)
+        return replace(returns, baseline=returns.reward / 2)
 
 
 ROLLOUTS = Rollouts({"agent": None}, ["echo"])
@@ -59,9 +61,15 @@ def test_a_class_whose_constructor_does_not_set_them_either_is_refused_before_th
         algorithm.meet_rollouts(ROLLOUTS)
 
 
-@pytest.mark.parametrize("cls", [Attribute, Method, Baseline])
-def test_each_way_to_have_advantages_is_accepted(cls: Any, model_folder: Path) -> None:
-    cls({"main": str(model_folder)}).meet_rollouts(ROLLOUTS)
+@pytest.mark.parametrize(("cls", "expected"), [(Attribute, [-1.0, 1.0]), (Method, [1.0, 3.0]), (Baseline, [0.5, 1.5])])
+def test_each_way_to_have_advantages_gives_them(cls: Any, expected: list[float], model_folder: Path) -> None:
+    algorithm = cls({"main": str(model_folder)})
+    algorithm.meet_rollouts(ROLLOUTS)
+    reward, number = torch.tensor([1.0, 3.0]).double(), torch.tensor([0, 0])
+    names = {"environment": ("echo",) * 2, "agent": ("agent",) * 2, "episode": ()}
+    group = {"comparison": number, "group": number, "turns": number + 1}
+    returns = Returns(reward=reward, bonus=0 * reward, greedy=reward * torch.nan, **names, **group)
+    assert algorithm.advantages(algorithm.compared(returns)).tolist() == expected
 
 
 @pytest.mark.parametrize("cls", [PPO, MAPPO, REINFORCEPlusPlus])

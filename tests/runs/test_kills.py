@@ -302,6 +302,7 @@ def killed_everywhere(case: Case, below: Path, every: int) -> tuple[int, int, di
         def look(later: str, moment: str = moment) -> None:
             states.look(case.folder, f"{moment}; then {later}", resumed=True)
 
+        states.begin()
         found = differences(whole, case.run(look if every == 1 else None))
         if found:
             wrong[moment] = found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mrlm_pl.runs.metrics_file import Curves, MetricsFile
+from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 
 
 def test_the_draft_that_a_kill_left_is_gone_at_the_end_of_the_resumed_run(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_the_draft_that_a_kill_left_is_gone_at_the_end_of_the_resumed_run(tmp_pa
 
 def test_curves_have_each_step_once_after_a_kill(tmp_path: Path) -> None:
     for first, loss in ((0, 0.5), (2, 0.25)):  # the second run starts from a checkpoint before the last steps
-        curves = Curves(tmp_path)
+        curves = RunTensorBoard(tmp_path)
         curves.save()  # as Lightning does before it reads the checkpoint
         for step in range(first, first + 4):
             curves.log_metrics({"train/loss": loss}, step)

@@ -99,10 +99,18 @@ class DiskStates:
         self.moments = 0
         self.found: list[tuple[Path, str]] = []
         self._keys: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last moment: another run starts."""
         self._seen: list[tuple[str, int, int, int]] = []
+        self._table_size: int | None = None
 
     def look(self, folder: Path, moment: str, resumed: bool = False) -> None:
-        """Copy the folder, also with half-written temporary files, if its state is new.
+        """Copy the folder, also with half-written temporary files and a torn row, if its state is new.
+
+        The last row of the metrics is torn where it was not there at the moment before: a kill leaves no earlier one
+        torn, such as that of an update whose checkpoint is there.
 
         Args:
             folder: folder of the run.
@@ -118,9 +126,10 @@ class DiskStates:
         drafts = [path for path in folder.rglob("*") if path.suffix in (".part", ".partial") and path.is_file()]
         for draft in drafts:
             self._keep(folder, f"{moment}, {draft.name} half written", {draft: draft.stat().st_size // 2}, resumed)
-        table = folder / "metrics.csv"
-        if table.is_file():
-            self._keep(folder, f"{moment}, the last row torn", {table: max(table.stat().st_size - 3, 0)}, resumed)
+        table, before = folder / "metrics.csv", self._table_size
+        self._table_size = table.stat().st_size if table.is_file() else 0
+        if before is not None and self._table_size > before:
+            self._keep(folder, f"{moment}, the last row torn", {table: self._table_size - 3}, resumed)
 
     def _keep(self, folder: Path, moment: str, sizes: dict[Path, int], resumed: bool) -> None:
         coarse, fine = _state(folder, sizes, inside_drafts=False), _state(folder, sizes, inside_drafts=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +11,7 @@ import grpc
 
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest
 from mrlm_pl.errors import EngineError, RemoteError
+from mrlm_pl.grouping import in_parts
 from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
@@ -51,7 +52,7 @@ class RemoteEngine(Engine):
             RemoteError: its answer is not of the protocol.
         """
         found: list[Sample] = []
-        for part in _parts(requests):
+        for part in in_parts(requests, _tokens, MAX_REQUESTS, MAX_TOKENS):
             batch = pb.SampleBatch(requests=[_to_request(item) for item in part])
             reply = await asyncio.wrap_future(submit(self._ask("Sample", batch)))
             found += [_from_sample(sample) for sample in reply.samples]
@@ -108,19 +109,8 @@ class RemoteEngine(Engine):
         return reply
 
 
-def _parts(requests: Sequence[SampleRequest]) -> Iterator[list[SampleRequest]]:
-    """Yield the requests of each call, in order."""
-    part: list[SampleRequest] = []
-    tokens = 0
-    for request in requests:
-        more = len(request.token_ids) + request.sampling.max_tokens
-        if part and (len(part) == MAX_REQUESTS or tokens + more > MAX_TOKENS):
-            yield part
-            part, tokens = [], 0
-        part.append(request)
-        tokens += more
-    if part:
-        yield part
+def _tokens(request: SampleRequest) -> int:
+    return len(request.token_ids) + request.sampling.max_tokens
 
 
 def _to_request(request: SampleRequest) -> pb.SampleRequest:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from mrlm_pl.concurrency.calls import together
 from mrlm_pl.errors import DataError, RemoteError
+from mrlm_pl.grouping import in_parts
 from mrlm_pl.reward_models.scorer import Conversation, TextScore
 from mrlm_pl.serving.transport.addresses import Servers
 from mrlm_pl.serving.transport.codec import to_json
@@ -68,28 +69,18 @@ async def asked(terms: Terms, conversations: Sequence[Conversation]) -> list[Tex
         async with allowed:
             return await _scores(terms, part)
 
-    parts = list(_parts(conversations, terms.batch_size))
+    for number, messages in enumerate(conversations):
+        if not messages or _characters(messages) > MAX_CHARACTERS:
+            raise DataError(
+                f"conversation {number} has {len(messages)} messages with {_characters(messages)} characters; a "
+                f"verifier takes one message or more, and up to {MAX_CHARACTERS} characters"
+            )
+    parts = in_parts(conversations, _characters, terms.batch_size, REQUEST_CHARACTERS)
     return [score for scores in await together(map(one, parts)) for score in scores]
 
 
-def _parts(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
-    """Yield the conversations in requests, in order."""
-    part: list[Conversation] = []
-    size = 0
-    for number, messages in enumerate(conversations):
-        characters = sum(len(message.content) for message in messages)
-        if not messages or characters > MAX_CHARACTERS:
-            raise DataError(
-                f"conversation {number} has {len(messages)} messages with {characters} characters; a verifier takes "
-                f"one message or more, and up to {MAX_CHARACTERS} characters"
-            )
-        if part and (len(part) == batch_size or size + characters > REQUEST_CHARACTERS):
-            yield part
-            part, size = [], 0
-        part.append(messages)
-        size += characters
-    if part:
-        yield part
+def _characters(messages: Conversation) -> int:
+    return sum(len(message.content) for message in messages)
 
 
 async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[TextScore]:

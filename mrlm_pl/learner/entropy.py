@@ -1,0 +1,53 @@
+"""The entropy bonus in the losses of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.losses import Entropy, EntropyController
+
+
+class EntropyBonus:
+    """The entropy bonus of each policy, with a weight of its own.
+
+    Args:
+        entropy: its settings.
+        policies: their names.
+
+    Attributes:
+        used: whether the bonus has a weight, now or later.
+        controllers: the current weight of each policy's.
+    """
+
+    def __init__(self, entropy: Entropy, policies: Sequence[str]) -> None:
+        self.settings = entropy
+        self.used = entropy.coefficient > 0 or entropy.target is not None
+        self.controllers = {name: EntropyController(entropy) for name in policies}
+
+    def of_losses(self, name: str, entropy: Tensor) -> Tensor:
+        """Return the bonus in a policy's losses [B, T], which is not positive, given its entropies [B, T] in nats."""
+        return -self.controllers[name].weight * entropy
+
+    def steer(self, trainer: Any, metrics: Metrics) -> None:
+        """With a target, log the weights of the update, and adapt them to its mean entropies over all ranks."""
+        if self.settings.target is None:
+            return
+        for name, controller in self.controllers.items():
+            entropy = metrics.update.get(metrics.name("entropy", name))
+            if entropy is not None:
+                metrics.log(trainer, {metrics.name("entropy_coefficient", name): controller.weight})
+                controller.update(entropy)
+
+    def state(self) -> dict[str, tuple[float, float]]:
+        """Return coefficient and weight of each policy, for a checkpoint."""
+        return {name: (found.coefficient, found.weight) for name, found in self.controllers.items()}
+
+    def load(self, state: Mapping[str, tuple[float, float]]) -> None:
+        """Restore what :meth:`state` returned; without a target the weight is the configured one, also if changed."""
+        if self.settings.target is not None:
+            for name in state.keys() & self.controllers.keys():
+                self.controllers[name].coefficient, self.controllers[name].weight = state[name]
