@@ -33,6 +33,16 @@ def test_an_episode_by_agent_and_turn(folder: Path, mrlm) -> None:
     assert "it is 4" in out[second:]
 
 
+@pytest.mark.parametrize(
+    ("advantage", "shown"),
+    [(-0.46875, "advantage -0.4688  2 tokens"), (-1.171875, "advantage -1.172 (x 2.5)  2 tokens")],
+)
+def test_the_factor_of_a_weighted_advantage_is_shown(folder: Path, mrlm, advantage: float, shown: str) -> None:
+    path = folder / "episodes" / "iteration-000000.jsonl.zst"
+    with_credit(path, return_=0.625, baseline=1.09375, advantage=advantage)  # a difference of -0.46875
+    assert f"return 0.625  baseline 1.094  {shown}" in mrlm("view", "--text", str(folder), "--episode", "0-0")[1]
+
+
 def test_an_unknown_id_is_answered_with_the_nearest(folder: Path, mrlm) -> None:
     status, _, error = mrlm("view", "--text", str(folder), "--episode", "0-0-1")
     assert status == 2
