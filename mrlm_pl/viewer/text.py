@@ -157,9 +157,9 @@ def _turn(turn: Mapping[str, Any]) -> str:
     credit = "".join(
         f"  {name} {_number(turn[name])}" for name in ("return", "baseline", "advantage") if turn.get(name) is not None
     )
-    if None not in (known := [turn.get(name) for name in ("return", "baseline", "advantage")]):
-        returned, baseline, advantage = known
-        factor = advantage / (returned - baseline) if returned != baseline else 1.0
+    if all(turn.get(name) is not None for name in ("return", "baseline", "advantage")):
+        difference = turn["return"] - turn["baseline"]
+        factor = turn["advantage"] / difference if difference else 1.0
         credit += "" if math.isclose(factor, 1.0, rel_tol=1e-3) else f" (x {_number(factor)})"
     tokens = turn["stop"] - turn["start"]
     parts = visible(", ".join(f"{name} {_number(value)}" for name, value in turn["components"].items())).plain

@@ -75,9 +75,10 @@ class States:
             length -= part.shape[3]
         return States(tuple(parts))
 
-    def joined(self) -> Tensor:
-        """Return a copy as one tensor, ``[layers, 2, KV heads, T, head size]``."""
-        return torch.cat(self.parts, 3)
+    def copy_to(self, target: Tensor) -> None:
+        """Copy them to a tensor ``[layers, 2, KV heads, length, head size]``."""
+        for part, place in zip(self.parts, target.split([part.shape[3] for part in self.parts], 3), strict=True):
+            place.copy_(part)
 
 
 @dataclass(frozen=True)

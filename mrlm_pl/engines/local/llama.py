@@ -161,7 +161,7 @@ class FusedDecoder(Decoder):
         states = torch.zeros(shape, dtype=self.attention_dtype, device=self.device)
         for u, context in enumerate(contexts):
             if context.states is not None:
-                states[:, :, u, :, : context.cached] = context.states.joined()
+                context.states.copy_to(states[:, :, u, :, : context.cached])
         cos, sin = self.rotation(capacity)
         if max(offsets) == 0:
             x = self.hidden(ids, cos[:width, None], sin[:width, None], self._attention(states, None))

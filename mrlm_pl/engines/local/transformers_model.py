@@ -192,7 +192,7 @@ class GenericModel(Backend):
         states = example.new_zeros(layers, 2, len(contexts), heads, width, size)
         for u, (context, known) in enumerate(zip(contexts, cached, strict=True)):
             if context.states is not None and known:
-                states[:, :, u, :, width - known :] = context.states.first(known).joined()
+                context.states.first(known).copy_to(states[:, :, u, :, width - known :])
         cache = DynamicCache(config=self.model.config)
         for i, (keys, values) in enumerate(states):
             cache.update(keys, values, i)

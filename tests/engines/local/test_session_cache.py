@@ -24,7 +24,7 @@ def test_the_common_beginning_is_returned_and_one_token_is_always_left() -> None
         found = cache.get("p", "a", context)
         assert found is not None
         assert found.length == length
-        assert found.joined()[0, 0, 0, :, 0].tolist() == list(range(length))
+        assert torch.cat(found.parts, 3)[0, 0, 0, :, 0].tolist() == list(range(length))
     assert cache.get("q", "a", (1, 2, 3, 4)) is None
     assert cache.get("p", "b", (1, 2, 3, 4)) is None
 
@@ -74,10 +74,10 @@ def test_rows_of_a_context_count_its_states_once() -> None:
     assert cache.size == 16 * (4 + 3)
     found = cache.get("p", "b", (1, 2, 3, 4, 5, 6))
     assert found is not None
-    assert found.joined()[1, 1, 0, :, 0].tolist() == [0, 1, 2, 3, 4]
+    assert torch.cat(found.parts, 3)[1, 1, 0, :, 0].tolist() == [0, 1, 2, 3, 4]
     beginning = cache.get("p", "b", (1, 2, 9))
     assert beginning is not None
-    assert beginning.joined()[1, 1, 0, :, 0].tolist() == [0, 1]
+    assert torch.cat(beginning.parts, 3)[1, 1, 0, :, 0].tolist() == [0, 1]
     cache.release("a")
     cache.release("b")
     assert cache.size == 16 * (4 + 1)
