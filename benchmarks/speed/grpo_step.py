@@ -168,11 +168,13 @@ def run_ours(
     clock: Clock | None = None,
     *,
     compiled: bool = False,
+    micro_batches: int = 1,
 ) -> dict[str, Any]:
     """Return step times and memory of this project; further callbacks, and another clock, may measure more.
 
     Args:
         compiled: whether the layers of the learner and of the engine's decode step are compiled.
+        micro_batches: of an update.
     """
     import lightning
     import torch
@@ -204,12 +206,14 @@ def run_ours(
         def on_train_epoch_start(self, *args: Any) -> None:
             meter.begin()
 
-        def on_train_batch_end(self, *args: Any) -> None:
-            meter.tick()
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (batch_idx + 1) % micro_batches == 0:
+                meter.tick()
 
     lightning.seed_everything(seed, verbose=False)
     trainer = quiet_trainer(
         max_steps=steps,
+        accumulate_grad_batches=micro_batches,
         precision=precision,
         gradient_clip_val=1.0,
         default_root_dir=tempfile.mkdtemp(),
@@ -367,6 +371,7 @@ def main() -> None:
     parser.add_argument("--peer-bf16", action="store_true")
     parser.add_argument("--compile", action="store_true", help="compile the layers of our learner and engine")
     parser.add_argument("--peer-compile", action="store_true", help="let the peer's trainer compile its model")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of our update: more take less memory")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -378,7 +383,12 @@ def main() -> None:
 
         torch.set_num_threads(options.threads)
         run = (
-            partial(run_ours, precision=options.precision, compiled=options.compile)
+            partial(
+                run_ours,
+                precision=options.precision,
+                compiled=options.compile,
+                micro_batches=options.micro_batches,
+            )
             if options.side == "ours"
             else partial(run_peer, bf16=options.peer_bf16, compiled=options.peer_compile)
         )
@@ -392,6 +402,7 @@ def main() -> None:
     peer = "bf16-mixed" if options.peer_bf16 else "32-true"
     work = {"size": options.size, "precision": options.precision, "peer_precision": peer}
     work |= {"compiled": options.compile, "peer_compiled": options.peer_compile}
+    work["micro_batches"] = options.micro_batches
     row = {**work, "threads": options.threads, "rounds": options.rounds}
     row |= compared(results["ours"], results["trl"], "trl")
     print(json.dumps(row, indent=2))

@@ -1,6 +1,6 @@
 """Compare rollout and update of a GRPO step with the machine's speed at the matrix products that they need.
 
-    python benchmarks/speed/limit.py [--sizes xs s m] [--precisions 32-true] [--steps 8] [--threads 1] \
+    python benchmarks/speed/limit.py [--sizes xs s m] [--precisions 32-true] [--compile] [--steps 10] [--threads 1] \
         [--json benchmarks/results/limit.json]
 
 The work is that of grpo_step.py. The rollout needs the products of every prompt once and of every new token, the update
@@ -11,24 +11,28 @@ most lie outside of the nearest cache. Times of a phase are the least of all ste
 processes only add to them.
 
 Attention is measured alone too, by the library's own functions, in float32: that of a layer of the update with its
-backward pass, and that of a decode step of mean length. Small models spend their time elsewhere: each operator of
-PyTorch takes about a microsecond before it computes anything. So the operators of each phase are counted in a further
-step, and multiplied with the least time of the smallest one, an addition of two numbers. What is left are element-wise
-operations, the optimizer and Python.
+backward pass, and that of a decode step of mean length. The last steps run under PyTorch's profiler, which gives the
+share of operators and compiled code in their time: products and attention as the step has them, element-wise
+operations, copies, sampling and the optimizer. What is left is Python: a step in which it took no time would take the
+seconds of the operators. With ``--compile`` the layers of the learner and of the decode step are measured compiled
+too.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -36,10 +40,11 @@ import torch
 from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, SIZES, WARMUP, make_model, run_ours
 from lightning import Callback
 from provenance import provenance
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM
 
 from mrlm_pl.data.rollout.collection import CollectionObserver
+from mrlm_pl.engines.local import compiled_layers, engine
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.policy.forward.attention import PackedLayout
@@ -47,6 +52,11 @@ from mrlm_pl.policy.forward.packing import Segments
 
 ROWS = PROMPTS * GROUP
 ROUNDS, MOST_SECONDS = 20, 1.0
+PROFILED = 3
+"""Steps under the profiler."""
+LAYER = "layer of the decode step"
+COMPUTED = ("aten::", "## Call CompiledFxGraph", LAYER)
+"""Beginnings of the names of operators and compiled code in a profile."""
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 
 
@@ -178,38 +188,53 @@ def bandwidth() -> float:
     return 2 * source.nbytes / best_seconds(lambda: target.copy_(source))
 
 
-class _Counter(TorchDispatchMode):
-    """Count the operators that run within the context."""
+@contextmanager
+def named_layers() -> Iterator[None]:
+    """Show the compiled layers of the decode step to the profiler, which does not know them, within the context."""
+    original = compiled_layers.compiled_layers
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    def named(decoder: Any) -> list[compiled_layers.Code]:
+        def shown(code: compiled_layers.Code, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+            with record_function(LAYER):
+                return code(arguments)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+        return [partial(shown, code) for code in original(decoder)]
+
+    with patch.object(engine, "compiled_layers", named):
+        yield
+
+
+def computed(profiler: profile) -> tuple[int, float]:
+    """Return the number of operators and pieces of compiled code in a profile, and the seconds inside them."""
+    found = [item for item in profiler.key_averages() if item.key.startswith(COMPUTED)]
+    return sum(item.count for item in found), sum(item.self_cpu_time_total for item in found) / 1e6
 
 
 class Phases(Callback, CollectionObserver):
-    """Seconds of each rollout and of each update, and the operators of those of the last step.
+    """Seconds of each rollout and of each update; of some the number of operators, and their share of the time.
 
     Args:
-        steps: number of steps; those of the last are counted, not measured.
+        steps: number of steps; the last ones run under the profiler and are not measured.
     """
 
     def __init__(self, steps: int) -> None:
         self.seconds: dict[str, list[float]] = {"rollout": [], "update": []}
-        self.operators: dict[str, int] = {}
-        self._steps, self._counter, self._last = steps, _Counter(), 0.0
+        self.operators: dict[str, list[tuple[int, float]]] = {"rollout": [], "update": []}
+        self._plain, self._last = steps - PROFILED, 0.0
+        self._profiler: profile | None = None
 
     def _tick(self, phase: str) -> None:
         now = time.perf_counter()
-        if len(self.seconds[phase]) < self._steps - 1:
+        if self._profiler is None:
             self.seconds[phase].append(now - self._last)
         else:
-            self.operators[phase] = self._counter.count
-            self._counter.count = 0
-        self._last = now
+            self._profiler.stop()
+            count, inside = computed(self._profiler)
+            self.operators[phase].append((count, inside / (now - self._last)))
+        if len(self.seconds["update"]) == self._plain and len(self.operators["update"]) < PROFILED:
+            self._profiler = profile(activities=[ProfilerActivity.CPU])
+            self._profiler.start()
+        self._last = time.perf_counter()
 
     def on_collection(self, *_: Any) -> None:
         """Note the end of a rollout."""
@@ -218,25 +243,19 @@ class Phases(Callback, CollectionObserver):
     def on_train_batch_end(self, *_: Any) -> None:
         """Note the end of an update."""
         self._tick("update")
-        if len(self.seconds["update"]) == self._steps - 1:
-            if self.operators:
-                self._counter.__exit__(None, None, None)
-            else:
-                self._counter.__enter__()
 
 
-def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[str, float]]]:
+def measured(size: str, precision: str, steps: int, compiled: bool) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield each phase of a step in a precision with its figures."""
     phases = Phases(steps)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, named_layers():
         make_model(Path(folder), size)
-        run_ours(folder, steps, precision, callbacks=[phases])
+        run_ours(folder, steps, precision, callbacks=[phases], compiled=compiled)
         attended = attention_seconds(folder, size)
-    one, other = torch.ones(()), torch.ones(())
-    operator_seconds = best_seconds(lambda: torch.add(one, other))
     for phase, needed in passes(size).items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)
+        count, share = min(phases.operators[phase], key=lambda found: found[1])
         least = sum(item.times * pass_seconds(item.products, DTYPES[precision]) for item in needed)
         yield (
             phase,
@@ -248,8 +267,8 @@ def measured(size: str, precision: str, steps: int) -> Iterator[tuple[str, dict[
                 "products_gflop_per_second": operations / 1e9 / least,
                 "share_of_products": least / seconds,
                 "attention_seconds": attended[phase],
-                "operators": phases.operators[phase],
-                "operators_seconds": phases.operators[phase] * operator_seconds,
+                "operators": count,
+                "operators_seconds": share * seconds,
             },
         )
 
@@ -259,20 +278,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["xs", "s", "m"])
     parser.add_argument("--precisions", nargs="+", choices=list(DTYPES), default=["32-true"])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--compile", action="store_true", help="measure compiled layers too")
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.steps < WARMUP + 2:
-        parser.error(
-            f"--steps is {options.steps}; at least {WARMUP + 2} are needed: a warm-up, a measured and a counted step"
-        )
+    if options.steps < (least := WARMUP + 1 + PROFILED):
+        parser.error(f"--steps is {options.steps}; at least {least} are needed: warm-up, a measured and profiled steps")
     torch.set_num_threads(options.threads)
-    sizes: dict[str, dict[str, Any]] = {}
-    found = {**provenance(), "threads": options.threads, "copy_bytes_per_second": bandwidth(), "sizes": sizes}
-    for size in options.sizes:
-        for precision in options.precisions:
-            sizes.setdefault(size, {})[precision] = dict(measured(size, precision, options.steps))
+    rows: list[dict[str, Any]] = []
+    found = {**provenance(), "threads": options.threads, "copy_bytes_per_second": bandwidth(), "rows": rows}
+    for size, precision in itertools.product(options.sizes, options.precisions):
+        for compiled in [False, True] if options.compile else [False]:
+            phases = dict(measured(size, precision, options.steps, compiled))
+            rows.append({"size": size, "precision": precision, "compiled": compiled, "phases": phases})
             if options.json:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

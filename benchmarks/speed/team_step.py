@@ -9,7 +9,8 @@ task: its whole tree, rewards, gradients and optimizer steps, one per agent here
 ``ippo`` (their IAC, a critic per agent) and ``mappo`` (their MAAC, one critic, whose vocabulary has the end of a turn,
 as ours reads it between turns) have no trees: a step is one task with 4 decisions of each agent at 1 turn, and 4 tasks
 with one decision each at more turns. With ``--compile`` ours is measured with compiled layers too, of the engine and of
-the policies; CoMLRL has no such option. Each side runs in its own process, in turns; the first two steps are warm-up.
+the policies; CoMLRL has no such option. A tree's update is divided into micro-batches of ``--states`` states: more of
+them take less time and more memory. Each side runs in its own process, in turns; the first two steps are warm-up.
 Printed are medians and ratios of wall seconds and of processor seconds, which other processes of the machine hardly
 change, and the peak memory of the processes and of one that only imports torch, transformers and Lightning.
 """
@@ -17,6 +18,7 @@ change, and the peak memory of the processes and of one that only imports torch,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import subprocess
@@ -39,8 +41,6 @@ TREES = ("magrpo", "marloo")
 """Algorithms whose turns branch."""
 FORWARD_TOKENS = 540
 """Maximal tokens of a forward pass without trees; CoMLRL makes a pass per sequence."""
-STATES = 3
-"""States in a micro-batch of a tree, about 440 tokens of each agent."""
 IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 
@@ -57,6 +57,8 @@ class Work:
     learning_rate: float
     seed: int
     agents: int = 2
+    batch_states: int = 3
+    """States in a micro-batch of a tree, of about 150 tokens of each agent."""
 
     @property
     def tasks_in_step(self) -> int:
@@ -66,7 +68,7 @@ class Work:
     @property
     def micro_batches(self) -> int:
         """Return the number of micro-batches of our update."""
-        return math.ceil(self.states / STATES) if self.algorithm in TREES else 1
+        return math.ceil(self.states / self.batch_states) if self.algorithm in TREES else 1
 
     @property
     def states(self) -> int:
@@ -237,13 +239,16 @@ def run_peer(folder: str, work: Work, clock: Clock | None = None) -> dict[str, A
 
 def compare(folder: str, turns: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return medians and ratios at one number of turns, a row for each way of ours."""
-    ways = {False: "ours", True: "compiled"} if options.compile else {False: "ours"}
+    kinds = [False, True] if options.compile else [False]
+    states = options.states if options.algorithm in TREES and turns > 1 else options.states[:1]
+    ways = {way: f"{'compiled' if way[0] else 'ours'}-{way[1]}" for way in itertools.product(kinds, states)}
     sides = {**dict.fromkeys(ways.values(), sys.executable), "comlrl": options.peer_python}
     more = ("--turns", str(turns), "--critic", options.critic)
     reports = in_turns(sides, folder, options.rounds, options.threads, *more, WANDB_MODE="disabled")
     return [
-        {"turns": turns, "compiled": compiled, **compared(reports[side], reports["comlrl"], "comlrl")}
-        for compiled, side in ways.items()
+        {"turns": turns, "compiled": compiled, "batch_states": count}
+        | compared(reports[side], reports["comlrl"], "comlrl")
+        for (compiled, count), side in ways.items()
     ]
 
 
@@ -262,10 +267,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="measure ours with compiled layers too")
+    parser.add_argument("--states", type=int, nargs="+", default=[3], help="in a micro-batch of our update of a tree")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--side", choices=["ours", "compiled", "comlrl"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--critic", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -273,10 +279,11 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(options.threads)
-        run = run_peer if options.side == "comlrl" else partial(run_ours, compiled=options.side == "compiled")
+        kind, _, states = options.side.partition("-")
+        run = run_peer if kind == "comlrl" else partial(run_ours, compiled=kind == "compiled")
         (turns,) = options.turns
         settings = (options.group, options.new_tokens, options.critic, options.learning_rate, options.seed)
-        work = Work(turns, options.steps, options.algorithm, *settings)
+        work = Work(turns, options.steps, options.algorithm, *settings, batch_states=int(states or 1))
         print(json.dumps(run(options.folder, work)))
         return
     folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
