@@ -192,9 +192,11 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "limit": Section(
             "Limit of the machine",
-            "Seconds of a GRPO step on one thread / of its matrix products alone / of its attention alone / of its "
-            "operators if each were the smallest one. The rest are element-wise operations, the optimizer and Python. "
-            "The last column is for a step of these three parts alone.",
+            "Seconds of a GRPO step on one thread / of its operators and compiled code, without the Python between "
+            "them / of its matrix products alone, in the fastest layout / of its attention alone. The last columns are "
+            "ratios to TRL's step: of the whole step, of its operators, and of products and attention. A step without "
+            "any Python reaches the second; one that also has no element-wise operations, copies, sampling and "
+            "optimizer the third.",
         ),
         "start_up": Section(
             "Start-up",

@@ -288,10 +288,9 @@ def steps(rows: Iterable[Mapping[str, Any]], peer: str, titles: str = "") -> str
 
 def grpo_step(found: Any) -> str:
     """Return the costs of a GRPO step by size and precision."""
-    rows = ({**row, "compiled": "both" if row.get("compiled") else "neither"} for row in found["rows"])
-    return steps(
-        rows, "trl", "size: {size} | mrlm in: {precision} | TRL in: {peer_precision} | compiled: {compiled} | "
-    )
+    rows = ({**row, "compiled": "both" if row["compiled"] else "neither"} for row in found["rows"])
+    titles = "size: {size} | mrlm in: {precision} | TRL in: {peer_precision} | compiled: {compiled} | "
+    return steps(rows, "trl", titles + "micro-batches of mrlm: {micro_batches} | ")
 
 
 grpo_step_amx = grpo_step
@@ -305,7 +304,9 @@ def distillation_step(found: Any) -> str:
 def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
     rows = ({**row, "layers": "compiled" if row["compiled"] else "plain"} for row in found["rows"])
-    return steps(rows, "comlrl", "turns: {turns} | layers of mrlm: {layers} | ")
+    return steps(
+        rows, "comlrl", "turns: {turns} | layers of mrlm: {layers} | states in a micro-batch: {batch_states} | "
+    )
 
 
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
@@ -428,19 +429,28 @@ def rounds(found: Any) -> str:
 
 def limit(found: Any) -> str:
     """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
-    units = ("seconds", "products_seconds", "attention_seconds", "operators_seconds")
-    plain = [row for row in read("grpo_step_amx")["rows"] if not row["compiled"]]
-    trl = {(row["size"], row["precision"], row["peer_precision"]): row for row in plain}
+    units = ("seconds", "operators_seconds", "products_seconds", "attention_seconds")
+    key = ("size", "precision", "compiled")
+    ratios = {tuple(row[name] for name in key): row["cpu_ratio"] for row in read("grpo_step_amx")["rows"] if same(row)}
     cells = []
-    for size, precisions in found["sizes"].items():
-        for precision, phases in precisions.items():
-            name, both = f"{size}, {precision}", [sum(row[unit] for row in phases.values()) for unit in units]
-            for phase, row in {**phases, "both": dict(zip(units, both, strict=True))}.items():
-                cells.append((name, phase, " / ".join(f"{row[unit]:.3f}" for unit in units)))
-            if peer := trl.get((size, precision, precision)):
-                ratios = {"step": peer["cpu_ratio"], "parts": peer["cpu_ratio"] * sum(both[1:]) / both[0]}
-                cells += [(name, f"{part} / TRL's step", f"{ratios[part]:.2f}") for part in ratios]
-    return pivot("size, precision", cells)
+    for row in found["rows"]:
+        title = f"{row['size']}, {row['precision']}, {'compiled' if row['compiled'] else 'plain'}"
+        both = {unit: sum(phase[unit] for phase in row["phases"].values()) for unit in units}
+        for phase, seconds in {**row["phases"], "both": both}.items():
+            cells.append((title, phase, " / ".join(f"{seconds[unit]:.3f}" for unit in units)))
+        if ratio := ratios.get(tuple(row[name] for name in key)):
+            parts = both["products_seconds"] + both["attention_seconds"]
+            shares = {"step": both["seconds"], "operators": both["operators_seconds"], "products and attention": parts}
+            cells += [
+                (title, f"{name} / TRL's step", f"{ratio * seconds / both['seconds']:.2f}")
+                for name, seconds in shares.items()
+            ]
+    return pivot("size, precision, layers", cells)
+
+
+def same(row: Any) -> bool:
+    """Return whether a GRPO step has the precision of the peer's, and one micro-batch."""
+    return row["precision"] == row["peer_precision"] and row["micro_batches"] == 1
 
 
 def records(found: Any) -> str:

@@ -109,13 +109,14 @@ def passes(size: str) -> dict[str, list[Passes]]:
     def decoder(rows: int) -> list[Product]:
         return [Product(rows, one, other, layers) for one, other in layer]
 
-    prompts, new = PROMPTS * PROMPT_TOKENS, ROWS * NEW_TOKENS
+    prompts = PROMPTS * PROMPT_TOKENS
+    fed = prompts + ROWS * (NEW_TOKENS - 1)  # the last token of a row predicts none
     return {
         "rollout": [
             Passes([*decoder(prompts), Product(PROMPTS, width, vocabulary)], 1),
             Passes([*decoder(ROWS), Product(ROWS, width, vocabulary)], NEW_TOKENS - 1),
         ],
-        "update": [Passes(decoder(prompts + new), 3), Passes([Product(new, width, vocabulary)], 4)],
+        "update": [Passes(decoder(fed), 3), Passes([Product(ROWS * NEW_TOKENS, width, vocabulary)], 4)],
     }
 
 

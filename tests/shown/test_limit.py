@@ -15,14 +15,16 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_phases_take_longer_than_their_products(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    command = ("benchmarks/speed/limit.py", "--sizes", "xs", "--steps", "4", "--json", str(file))
+    command = ("benchmarks/speed/limit.py", "--sizes", "xs", "--steps", "6", "--json", str(file))
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
-    phases = json.loads(file.read_text())["sizes"]["xs"]["32-true"]
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["size"], row["precision"], row["compiled"]) == ("xs", "32-true", False)
+    phases = row["phases"]
     # each of two layers: 64 x 128 (queries, keys, values), 64 x 64, 64 x 344 (gate and up), 172 x 64; head: 64 x 512
     layer = 64 * 128 + 64 * 64 + 64 * 344 + 172 * 64
     decoded, prompts = 32 * 63, 4 * 64
     assert phases["rollout"]["gflop"] * 1e9 == 2 * (2 * layer * (prompts + decoded) + 64 * 512 * (4 + decoded))
-    assert phases["update"]["gflop"] * 1e9 == 2 * (2 * layer * (prompts + 32 * 64) * 3 + 64 * 512 * 32 * 64 * 4)
+    assert phases["update"]["gflop"] * 1e9 == 2 * (2 * layer * (prompts + 32 * 63) * 3 + 64 * 512 * 32 * 64 * 4)
     for figures in phases.values():
         assert 0 < figures["products_seconds"] < figures["seconds"]
         assert 0 < figures["operators_seconds"] < figures["seconds"]
