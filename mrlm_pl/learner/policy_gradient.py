@@ -136,7 +136,8 @@ class PolicyGradient(Algorithm):
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
-            without advantages; a class with a constructor of its own may lack them until :meth:`meet_rollouts`.
+            without advantages, or whose rule takes other arguments; that of a class with a constructor of its own is
+            checked by :meth:`meet_rollouts`.
     """
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
