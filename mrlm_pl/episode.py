@@ -26,6 +26,9 @@ SCHEMA = 3
 3: ``Turn.return_``, and the baselines of algorithms without a critic.
 """
 
+TurnKey = tuple[str, str, str, int]
+"""(group, state, agent, number) of a decision in a turn tree, whose paths share it; else (episode, "", agent, step)."""
+
 CREDIT = ("return_", "baseline", "advantage")
 """Fields of a turn that the learner sets."""
 
@@ -313,6 +316,12 @@ class Episode:
     def turns(self) -> Sequence[Turn]:
         """Return all decisions, agent by agent."""
         return [turn for row in self.rows() for turn in row.turns]
+
+    def key_of(self, turn: Turn) -> TurnKey:
+        """Return the key of one of its turns."""
+        if turn.node:
+            return self.group, turn.node, turn.agent, turn.sample
+        return self.id, "", turn.agent, turn.index
 
     def with_rows(self, change: Callable[[Trajectory], Trajectory]) -> Episode:
         """Return the episode with other trajectories, each of which ``change`` makes from the present one."""

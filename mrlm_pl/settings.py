@@ -144,3 +144,22 @@ def check_address(target: str, owner: str = "") -> None:
         raise ConfigurationError(
             f"{owner}the address {target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
         )
+
+
+def check_server(place: str, owner: str) -> None:
+    """Validate the server of a policy, ``served_by``.
+
+    Args:
+        place: ``HOST:PORT`` or ``[DIALECT+]http[s]://HOST:PORT``.
+        owner: begins the message.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if "://" not in place:
+        check_address(place, f"{owner}served_by: ")
+    elif not place.removeprefix("sglang+").removeprefix("transformers+").startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"{owner}served_by {place!r} is neither HOST:PORT, nor http://HOST:PORT (vLLM), sglang+http://HOST:PORT or "
+            "transformers+http://HOST:PORT"
+        )

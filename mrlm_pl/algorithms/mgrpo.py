@@ -66,8 +66,8 @@ class MGRPO(PolicyGradient):
         self.planner, self.calls_per_group = planner, calls_per_group
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        returns = self.compared(returns_of(episodes, self.turn_bonus(sampling)))
-        advantages, chosen = self._checked_advantages(returns), self.chosen(returns)
+        returns, advantages = self._with_advantages(returns_of(episodes, self.turn_bonus(sampling)))
+        chosen = self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))
 
     def compared(self, returns: Returns) -> Returns:

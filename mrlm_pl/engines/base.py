@@ -98,11 +98,6 @@ class Sampling:
                 hint = meant(name, known, f"the policies are {sorted(known)}")
                 raise ConfigurationError(f"{owner}.policies: there is no policy {name!r}; {hint}")
 
-    @property
-    def truncated(self) -> bool:
-        """True if the distribution is not the softmax at this temperature."""
-        return self.temperature == 0 or self.top_p < 1 or self.top_k > 0
-
 
 def _check_ranges(settings: Sampling | PolicySampling, owner: str) -> None:
     at_least(0, owner, temperature=settings.temperature, top_k=settings.top_k)

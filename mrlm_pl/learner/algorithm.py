@@ -259,7 +259,8 @@ class Algorithm(LightningModule, ABC):
         bases: dict[Any, Any] = {}
         for name in self.policies:
             policy = self.policy(name)
-            self.reference.check(name, policy)
+            if policy.int8 == "reference":
+                self.reference.check_int8(name)
             held = self.reference.here and policy.trained
             policy.load(reference=held, moving=held and self.reference.moves, name=name, bases=bases)
         if self.critic is not None:

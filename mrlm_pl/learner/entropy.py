@@ -42,12 +42,8 @@ class EntropyBonus:
                 metrics.log(trainer, {metrics.name("entropy_coefficient", name): controller.weight})
                 controller.update(entropy)
 
-    def state(self) -> dict[str, tuple[float, float]]:
-        """Return coefficient and weight of each policy, for a checkpoint."""
-        return {name: (found.coefficient, found.weight) for name, found in self.controllers.items()}
-
     def load(self, state: Mapping[str, tuple[float, float]]) -> None:
-        """Restore what :meth:`state` returned; without a target the weight is the configured one, also if changed."""
+        """Restore each policy's coefficient and weight; without a target these are the configured ones."""
         if self.settings.target is not None:
             for name in state.keys() & self.controllers.keys():
                 self.controllers[name].coefficient, self.controllers[name].weight = state[name]

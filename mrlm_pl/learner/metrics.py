@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor
 
 from mrlm_pl.advantages import Moments
+from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import summed, summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import each_share, merged
@@ -263,6 +264,45 @@ class UpdateRows(Callback):
         for logger in trainer.loggers:
             logger.log_metrics({"epoch": trainer.current_epoch, **row}, step=trainer.global_step - 1)
             logger.save()
+
+
+_LOGGED = {"loss", "approx_kl", "ratio_deviation", "kl", "entropy", "value_loss", "grad_norm", "correction_weight"}
+"""Metrics that every algorithm of policy gradients may log, beside ``mismatch_*``."""
+
+
+def checked_token_losses(
+    found: Any, shape: Sequence[int], rule: Callable[..., Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the token losses and metrics that a rule returned, the metrics as tensors.
+
+    Raises:
+        ConfigurationError: they are not a loss for each token, of this shape, and a mapping of single numbers, or a
+            number has the name of another metric of the update, with which it would be averaged.
+    """
+    losses, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(losses, Tensor) or losses.shape != torch.Size(shape) or not isinstance(metrics, dict):
+        raise ConfigurationError(
+            f"{rule.__qualname__} must return a loss for each token, a tensor of shape {list(shape)}, and a dict of "
+            f"metrics, which may be empty ({place(rule)})"
+        )
+    faults = {name: _metric_fault(name, value) for name, value in metrics.items()}
+    for name in filter(faults.get, faults):
+        raise ConfigurationError(
+            f"{rule.__qualname__}: the metric {name!r} {faults[name]}; give each metric a name of its own and one "
+            f"number, the mean over the action tokens, as by mrlm_pl.losses.masked_mean ({place(rule)})"
+        )
+    return losses, {name: torch.as_tensor(value, device=losses.device) for name, value in metrics.items()}
+
+
+def _metric_fault(name: str, value: Any) -> str:
+    """Return the fault of a rule's metric, or an empty text."""
+    if name in _LOGGED or name.startswith("mismatch_"):
+        return "has the name of one that is logged already"
+    try:
+        shape = list(torch.as_tensor(value).shape)
+    except (TypeError, ValueError, RuntimeError):
+        return f"is {value!r:.60}"
+    return f"has shape {shape}" if shape else ""
 
 
 def _tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:

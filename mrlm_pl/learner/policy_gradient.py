@@ -30,13 +30,13 @@ from mrlm_pl.learner.credit.returns import (
     BASELINES,
     check_takes,
     checked_advantages,
-    checked_token_losses,
     equal_returns,
     returns_of,
 )
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.entropy import EntropyBonus
+from mrlm_pl.learner.metrics import checked_token_losses
 from mrlm_pl.learner.optimization import Optimization
 from mrlm_pl.learner.policies.distillation import Distillation, Distiller
 from mrlm_pl.learner.policies.old import OldPolicy, sampler_differs
@@ -136,7 +136,8 @@ class PolicyGradient(Algorithm):
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
-            without advantages; a class with a constructor of its own may lack them until :meth:`meet_rollouts`.
+            without advantages, or whose rule takes other arguments; that of a class with a constructor of its own is
+            checked by :meth:`meet_rollouts`.
     """
 
     kl_placements: ClassVar[tuple[Placement, ...]] = ("loss",)
@@ -237,7 +238,7 @@ class PolicyGradient(Algorithm):
         return cls.token_losses is base.token_losses and cls.policy_loss is base.policy_loss
 
     def _check_credit(self) -> None:
-        """Raise :class:`ConfigurationError` if nothing says how returns become advantages, or nothing compares them."""
+        """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or the rule cannot be called so."""
         methods = ("advantages", "compared", "credit", "trained_rows", "prepare")
         own = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
         if not (own or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
@@ -246,6 +247,8 @@ class PolicyGradient(Algorithm):
                 "`advantage = staticmethod(RULE)`, such as mrlm_pl.advantages.group_normalized_advantages "
                 "(docs/tutorials/own_algorithm.md)"
             )
+        rule, arguments = self._rule
+        check_takes(rule, *arguments)
         if self.zero_variance == "exclude" and (self.gae is not None or self.critic is not None):
             raise ConfigurationError(
                 f"zero_variance is exclude, but {type(self).__name__} does not compare the episodes of a task with "
@@ -260,16 +263,16 @@ class PolicyGradient(Algorithm):
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
         if self.tree is not None:
-            decided = self.compared(self.tree.returns(episodes, bonus, greedy))
-            return self.tree.rows(self.trainer, self.metrics, decided, self._checked_advantages(decided), temperatures)
+            decided, advantages = self._with_advantages(self.tree.returns(episodes, bonus, greedy))
+            return self.tree.rows(self.trainer, self.metrics, decided, advantages, temperatures)
         if self.turns is not None:
             turns = self.turns.compared(turn_returns_of(episodes, bonus))
             return turns.rows(self.turns.advantages(turns), temperatures)
         returns = returns_of(episodes, bonus, greedy)
         if isinstance(self.further, Coalitions):
             returns = self.further.returns(episodes, bonus)
-        returns = self.compared(returns)
-        return returns.rows(self._checked_advantages(returns), temperatures)
+        returns, advantages = self._with_advantages(returns)
+        return returns.rows(advantages, temperatures)
 
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
@@ -299,16 +302,22 @@ class PolicyGradient(Algorithm):
             return returns.reward - returns.baseline
         return self.advantage(returns.reward, returns.comparison)
 
-    def _checked_advantages(self, returns: Any) -> Tensor:
-        """Return :meth:`advantages`.
+    @property
+    def _rule(self) -> tuple[Callable[..., Any], tuple[str, ...]]:
+        """The rule of the advantages, and its arguments: :attr:`advantage`, or the class's own :meth:`advantages`."""
+        if self.advantage is None or type(self).advantages is not PolicyGradient.advantages:
+            return self.advantages, ("returns",)
+        return self.advantage, ("rewards", "groups")
+
+    def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
+        """Return :meth:`compared`, and the advantages [N].
 
         Raises:
-            ConfigurationError: they are not one number for each return, or their rule takes other arguments.
+            ConfigurationError: they are not one finite number for each return.
         """
-        own = type(self).advantages is PolicyGradient.advantages
-        rule: Any = (own and self.advantage) or self.advantages
-        check_takes(rule, *(("rewards", "groups") if own and self.advantage else ("returns",)))
-        return checked_advantages(self.advantages(returns), len(returns.reward), rule)
+        returns, (rule, arguments) = self.compared(returns), self._rule
+        found = rule(returns) if len(arguments) == 1 else rule(returns.reward, returns.comparison)
+        return returns, checked_advantages(found, len(returns.reward), rule)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
@@ -530,7 +539,7 @@ class PolicyGradient(Algorithm):
             self.metrics.add_divergences(name, logp, rows)
 
     def evaluates_others(self, batch: Batch) -> bool:
-        return self.old_policy.is_current or super().evaluates_others(batch)
+        return self.old_policy.is_current or not batch.on_policy
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
@@ -543,7 +552,9 @@ class PolicyGradient(Algorithm):
     def progress(self) -> dict[str, Any]:
         return {
             "kl_coefficients": dict(self.kl.coefficients),
-            "entropy_coefficients": self.entropy.state(),
+            "entropy_coefficients": {
+                name: (bonus.coefficient, bonus.weight) for name, bonus in self.entropy.controllers.items()
+            },
             "collection_over": self.collection_over,
             "old_policy_is_current": self.old_policy.is_current,
         }

@@ -9,10 +9,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, TurnKey
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.records import TurnKey, turn_keys
+from mrlm_pl.learner.credit.records import turn_keys
 
 DECIMALS = 3
 """Of the measures in a file."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -148,7 +148,7 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
     ) -> str:
         """Return the text of a conversation, with ``generation_prompt`` including the assistant's header."""
-        return self._applied([self._shown(message) for message in messages], tools, generation_prompt)
+        return self._applied(messages, tools, generation_prompt, self._shown)
 
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""
@@ -169,7 +169,7 @@ class ChatFormat:
             return
         self._loss_warned = True
         try:
-            text = self._applied([Message("user", "x").to_chat()], [PROBE_TOOL], True)
+            text = self._applied([Message("user", "x")], [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
             return
         if PROBE_TOOL["function"]["name"] in text:
@@ -198,7 +198,7 @@ class ChatFormat:
         """The template's form of tool calls; None if it has none, or one that cannot be parsed."""
 
         def render(messages: list[Message], generation_prompt: bool) -> str:
-            return self._applied([message.to_chat() for message in messages], [PROBE_TOOL], generation_prompt)
+            return self._applied(messages, [PROBE_TOOL], generation_prompt)
 
         return find_call_form(render)
 
@@ -208,7 +208,7 @@ class ChatFormat:
         answer = Message("tool", _SENTINEL, tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
         messages = [Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer]
         try:
-            text = self._applied([message.to_chat() for message in messages], [PROBE_TOOL], True)
+            text = self._applied(messages, [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
             return False
         return text.count(_SENTINEL) == 2
@@ -222,13 +222,20 @@ class ChatFormat:
             return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
         return shown
 
-    def _applied(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool) -> str:
+    def _applied(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        generation_prompt: bool,
+        shown: Callable[[Message], dict[str, Any]] = Message.to_chat,
+    ) -> str:
         if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
+        chat = [shown(message) for message in messages]
         try:
             with deadline(self.tokenizer.name_or_path):
                 return self.tokenizer.apply_chat_template(
-                    messages,
+                    chat,
                     tools=list(tools) or None,
                     chat_template=self.template,
                     add_generation_prompt=generation_prompt,

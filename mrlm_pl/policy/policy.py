@@ -32,7 +32,7 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least, between, check_address, one_of
+from mrlm_pl.settings import as_settings, at_least, between, check_server, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,7 +126,7 @@ class Policy(nn.Module):
                 "random_init_seed"
             )
         if served_by is not None:
-            _check_server(served_by, owner)
+            check_server(served_by, owner)
         _check_int8(int8, owner, trained, lora, served_by)
         self.served_by, self.int8 = served_by, int8
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
@@ -445,17 +445,6 @@ def _resolve(model: str) -> str:
     if len(model) > LONGEST_NAME:
         raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
     return policy_folder(model, "policy model")
-
-
-def _check_server(place: str, owner: str) -> None:
-    """Validate that ``served_by`` is ``HOST:PORT`` or ``[DIALECT+]http[s]://HOST:PORT``."""
-    if "://" not in place:
-        check_address(place, f"{owner}served_by: ")
-    elif not place.removeprefix("sglang+").removeprefix("transformers+").startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"{owner}served_by {place!r} is neither HOST:PORT, nor http://HOST:PORT (vLLM), sglang+http://HOST:PORT or "
-            "transformers+http://HOST:PORT"
-        )
 
 
 def read_config(model: str, source: str) -> Any:

@@ -116,9 +116,8 @@ class EpisodePlayer:
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Return one finished record per spec, in order; failures are records with ``error`` set."""
         plays = await self.begin([self.start(spec, attempt=1) for spec in specs])
-        while waiting := self.still_playing(plays):
-            await self._decide(waiting)
-            await self.step(waiting)
+        while decided := await self._decide(plays):
+            await self.step(decided)
             plays = await self.begin(plays)
             await self.close_unwanted()
         for play in plays:
@@ -260,25 +259,26 @@ class EpisodePlayer:
                 self.seats[agent].context_window,
             )
 
-    async def _decide(self, plays: Sequence[Play]) -> None:
-        """Sample every decision that is due, in one engine call."""
-        owners = []
-        for play in plays:
+    async def _decide(self, plays: Sequence[Play]) -> list[Play]:
+        """Return the plays that continue, with every decision that was due: sampled ones in one engine call."""
+        waiting, owners = self.still_playing(plays), []
+        for play in waiting:
             for agent in play.due:
                 if (given := play.spec.given(agent, play.steps)) is not None:
                     play.record(agent, given)
                 else:
                     owners.append((play, agent))
         if not owners:
-            return
+            return waiting
         requests = [play.request(agent, self.seats[agent], session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
-        self.now_waiting(plays, "the engine")
+        self.now_waiting(waiting, "the engine")
         samples = await self.engine.sample(requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
             play.generate_seconds += share
             play.record(agent, self.seats[agent].decision(request, sample))
+        return waiting
 
     async def step(self, plays: Sequence[Play]) -> None:
         """Step the environments of plays whose agents have decided; what fails has its ``error`` set."""

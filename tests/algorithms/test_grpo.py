@@ -15,6 +15,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
+from mrlm_pl.learner.contract import Rollouts
 from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.losses import Entropy, batch_totals, token_weights
 from mrlm_pl.policy import Policy
@@ -287,15 +288,12 @@ def test_a_rule_of_ones_own_takes_rewards_and_groups(rule: Any, fault: str, mode
     GRPO({"main": Policy(str(model_folder))}, advantage=lambda rewards, groups, scale=2.0: rewards * scale)
 
 
-def test_a_subclass_of_ones_own_takes_returns(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
-    from mrlm_pl.data import RolloutDataModule
-
+def test_a_subclass_of_ones_own_takes_returns_and_is_refused_before_the_first_rollout(model_folder: Path) -> None:
     class Two(GRPO):
         def advantages(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             return rewards
 
-    data = RolloutDataModule(echo(), groups=2, group_size=4, iterations=1, sampling=Sampling(max_tokens=3))
     with pytest.raises(
         ConfigurationError, match=r"missing .*'groups'; let it take these arguments \(.*test_grpo\.py:\d+\)"
     ):
-        quiet_trainer().fit(Two({"main": Policy(str(model_folder))}), data)
+        Two({"main": Policy(str(model_folder))}).meet_rollouts(Rollouts({"agent": None}, ["echo"]))

@@ -99,6 +99,7 @@ class Collection:
     trainer: Trainer
     learner: RolloutLearner
     _signal: SignalCheck
+    _writes: bool
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class Collection:
         self.plan.further = learner.further
         self.plan.silent = lambda group: learner.without_signal(self.tasks.worth(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
+        self._writes = self.saved is not None and writes_share(self.trainer)
         self._signal = SignalCheck(self.sampling, compares, learner.silence)
         self.totals.start()
 
@@ -170,7 +172,7 @@ class Collection:
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
                 rows = self._prepared(iteration, training, collected)
         finally:
-            if self.saved is not None and writes_share(trainer):  # also what cannot be trained on
+            if self._writes:  # also what cannot be trained on
                 everything, folder = collected.played, Path(trainer.default_root_dir)
                 self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
         metrics = self._logged(iteration, collected, groups, seconds)
@@ -183,10 +185,9 @@ class Collection:
         """Write the measures of tokens that the learner has made, if any."""
         if (measures := self.learner.metrics.tokens) is not None:
             self.learner.metrics.tokens = None
-            if not writes_share(self.trainer):
-                return
-            folder, rank = Path(self.trainer.default_root_dir), data_parallel_rank(self.trainer)
-            self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
+            if self._writes:
+                folder, rank = Path(self.trainer.default_root_dir), data_parallel_rank(self.trainer)
+                self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
 
     def _async_collector(self) -> AsyncCollector:
         """Return the collector of this fit, with the groups that an earlier one has played ahead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,9 +51,10 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
+    paths = [episode for episode in episodes if branches(episode)]
     plain = [episode for episode in episodes if not branches(episode)]
     found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
-    for tree in turn_trees([episode for episode in episodes if branches(episode)]).values():
+    for tree in turn_trees(paths).values() if paths else ():
         found += tree.decisions.values()
     return found
 
@@ -66,7 +67,7 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
     """
     expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and branches(episode)]
     weights: dict[tuple[str, str], float] = {}
-    for tree in turn_trees(expanded).values():
+    for tree in turn_trees(expanded).values() if expanded else ():
         children = tree.children()
         for path in tree.paths:
             states = [next(iter(made.values()))[0].node for made in decided(path).values()]
@@ -129,28 +130,27 @@ class CollectionSums:
             earlier_tokens: that were sampled in these seconds for other collections.
         """
         played = [episode for episode in episodes if not episode.failed]
-        turns, groups, judging = distinct_turns(played), by_group(played), judging_environments(played)
+        turns, weights = distinct_turns(played), path_weights(played)
+        tokens, unused_tokens = _tokens(turns), token_count(unused)
+        measured = _measured(played, weights, by_task)
+        by_environment = grouped(
+            (episode.task.environment, (episode.components(), weight))
+            for episode, weight in zip(played, weights, strict=True)
+        )
+        groups = by_group(played)
         for branch in branches:
             if branch.group in groups:
                 groups[branch.group].append(branch)
-        flat = [(float(silent(group)), 1.0) for group in groups.values()]
-        weights, tokens = path_weights(played), _tokens(turns)
-        values: dict[str, list[tuple[float, float]]] = {
+        values = {
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
-            "rollout/zero_variance_groups": flat,
+            "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],
+            **measured,
         }
-        for episode, weight in zip(played, weights, strict=True):
-            for name, value in _measured(episode, judging, by_task).items():
-                values.setdefault(f"rollout/{name}", []).append((value, weight))
         means = {
             name: (math.fsum(value * weight for value, weight in found), math.fsum(weight for _, weight in found))
             for name, found in values.items()
             if found
         }
-        weighed = zip(played, weights, strict=True)
-        by_environment = grouped(
-            (episode.task.environment, (episode.components(), weight)) for episode, weight in weighed
-        )
         components = {f"rollout/{name}/": Components.of(found) for name, found in by_environment.items()}
         means |= {f"rollout/{name}": found for name, found in means_by_agent(played, weights, turns).items()}
         by_agent = components_by_agent(played, weights)
@@ -171,7 +171,7 @@ class CollectionSums:
             "generated_tokens": _tokens(sampled),
         }
         sums = {
-            "rollout/tokens_per_second": (tokens + token_count(unused) + earlier_tokens) / seconds,
+            "rollout/tokens_per_second": (tokens + unused_tokens + earlier_tokens) / seconds,
             "rollout/failed_episodes": counts["failed_episodes"],
             "rollout/retries": float(sum(episode.attempts - 1 for episode in everything)),
             "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),
@@ -200,18 +200,24 @@ class CollectionSums:
         return without_sole_owners(found, "rollout/") | self.sums
 
 
-def _measured(episode: Episode, judging: Collection[str], by_task: bool) -> dict[str, float]:
-    """Return the numbers of an episode whose means are logged, by name."""
-    environment = episode.task.environment
-    found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
-    found["reward"] = episode.reward
-    if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
-        found["success"] = float(bool(episode.success))
-        if VERIFIER_SCORE in episode.metrics:
-            found[f"{environment}/accuracy"] = found["success"]
-    if by_task:
-        found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
-    return found
+def _measured(
+    episodes: Sequence[Episode], weights: Sequence[float], by_task: bool
+) -> dict[str, list[tuple[float, float]]]:
+    """Return (value, weight) of each episode's numbers whose means are logged, by name."""
+    judging, values = judging_environments(episodes), dict[str, list[tuple[float, float]]]()
+    for episode, weight in zip(episodes, weights, strict=True):
+        environment = episode.task.environment
+        found = {f"{environment}/{name}": value for name, value in episode.metrics.items()}
+        found["reward"] = episode.reward
+        if environment in judging and episode.stop_reason not in (THRESHOLD_STOP, UNEXPANDED_STOP):
+            found["success"] = float(bool(episode.success))
+            if VERIFIER_SCORE in episode.metrics:
+                found[f"{environment}/accuracy"] = found["success"]
+        if by_task:
+            found |= {f"{environment}/{name}": found[name] for name in _OF_TASKS if name in found}
+        for name, value in found.items():
+            values.setdefault(f"rollout/{name}", []).append((value, weight))
+    return values
 
 
 _COUNTED = ("episodes", "failed_episodes", "decisions", "generated_tokens")

@@ -164,14 +164,9 @@ class RolloutDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         trainer, learner = self._attached()
         self.players.learner = learner
-        for option, settings in {"sampling": self.sampling, "validation_sampling": self.validation_sampling}.items():
-            settings.check_policies([*learner.policies], f"data.{option}")
-        if self.players.given is not None:
-            check_servers(self.players.given, [name for name in learner.policies if learner.policy(name).trained])
-        if stage == "fit":
-            self.check(learner, trainer)
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         updates = self._updates(trainer)
+        self.check(learner, trainer, stage)
         learner.meet_rollouts(Rollouts(dict.fromkeys(agents), list(self.environments), self.players.given, updates))
         if stage == "fit":
             if self.players.stale is not None:
@@ -185,15 +180,22 @@ class RolloutDataModule(LightningDataModule):
         batches = min(limit, length) if isinstance(limit, int) else int(limit * length)
         return None if batches % accumulation else updates
 
-    def check(self, learner: Algorithm, trainer: Trainer) -> None:
+    def check(self, learner: Algorithm, trainer: Trainer, stage: str = "fit") -> None:
         """Validate the options against an algorithm and a trainer.
 
         Raises:
-            ConfigurationError: the algorithm cannot train on these rollouts; the message names the option.
+            ConfigurationError: the algorithm cannot play, or in a ``fit`` train on, these rollouts; the message names
+                the option.
         """
+        for option, settings in {"sampling": self.sampling, "validation_sampling": self.validation_sampling}.items():
+            settings.check_policies([*learner.policies], f"data.{option}")
+        plan, stream, engine = self.collection.plan, self.stream, self.players.given
+        if engine is not None:
+            check_servers(engine, [name for name in learner.policies if learner.policy(name).trained])
+        if stage != "fit":
+            return
         ranks, accumulation = data_parallel_rank(trainer)[1], int(trainer.accumulate_grad_batches)
         checks.check_learns(learner)
-        plan, stream, engine = self.collection.plan, self.stream, self.players.given
         checks.check_groups(learner, plan, self.tasks.settings)
         checks.check_updates(learner, stream.passes, stream.minibatches, plan.groups, ranks, accumulation)
         checks.check_lag(learner, self.mode, self.max_lag, self.async_options, self.sampling)

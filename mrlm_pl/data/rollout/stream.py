@@ -38,10 +38,6 @@ class Part:
     share: int = 0
     shares: int = 1
 
-    def rows(self, groups: Tensor) -> Tensor:
-        """Return the indices [b] of its rows among those with these group numbers [B], in their order."""
-        return torch.isin(groups, self.groups).nonzero().flatten().tensor_split(self.shares)[self.share]
-
 
 def prefix_order(token_ids: Tensor) -> Tensor:
     """Return the lexicographic order [B] of rows of tokens [B, T]: rows with a common prefix stand together.
@@ -258,7 +254,7 @@ def micro_batches(
             order = order[prefix_order(own.token_ids[order])]
         groups = own.groups[order]
         for number, part in enumerate(parts):
-            here = order[part.rows(groups)]
+            here = order[torch.isin(groups, part.groups)].tensor_split(part.shares)[part.share]
             if trained[here].any():
                 policies[number][name] = own.select(here[trained[here]])
             if (other := ~trained[here] & acting[here]).any():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.episode import Episode, Trajectory, TurnKey
 from mrlm_pl.learner.batch import PolicyBatch
-
-TurnKey = tuple[str, str, str, int]
-"""(group, state, agent, number) of a decision in a turn tree, whose paths share it; else (episode, "", agent, step)."""
 
 
 def credited(
@@ -27,32 +24,24 @@ def credited(
         prepared: the same episodes, as the algorithm read them.
         tables: the rows that the algorithm made of them, by policy.
     """
+    tables = {name: rows for name, rows in tables.items() if rows.trajectories}  # pairs of answers have none
+    means = {name: turn_means(rows.advantages, rows.trajectories) for name, rows in tables.items()}
     found: dict[TurnKey, dict[str, Any]] = {}
     for name, keys in turn_keys(prepared, tables).items():
-        rows = tables[name]
-        means = turn_means(rows.advantages, rows.trajectories)
-        compared = rows.compared or [[(None, None)] * len(row) for row in keys]
-        for row in zip(keys, compared, means, strict=True):
+        compared = tables[name].compared or [[(None, None)] * len(row) for row in keys]
+        for row in zip(keys, compared, means[name], strict=True):
             for key, (return_, baseline), advantage in zip(*row, strict=True):
                 if key is not None and advantage is not None:
                     found[key] = {"return_": return_, "baseline": baseline, "advantage": advantage}
-
-    def with_credit(episode: Episode) -> Episode:
-        return episode.with_turns(lambda turn: replace(turn, **found.get(key_of(episode, turn), {})))
-
-    return [with_credit(episode) for episode in episodes]
+    return [
+        episode.with_turns(lambda turn: replace(turn, **found.get(episode.key_of(turn), {})))  # noqa: B023 (called here)
+        for episode in episodes
+    ]
 
 
 def uncredited(episode: Episode) -> Episode:
     """Return the episode without the learner's credit."""
     return episode.with_turns(lambda turn: replace(turn, return_=None, baseline=None, advantage=None))
-
-
-def key_of(episode: Episode, turn: Turn) -> TurnKey:
-    """Return the key of a turn of an episode."""
-    if turn.node:
-        return episode.group, turn.node, turn.agent, turn.sample
-    return episode.id, "", turn.agent, turn.index
 
 
 def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) -> dict[str, list[list[TurnKey | None]]]:
@@ -70,7 +59,7 @@ def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) ->
     for episode in prepared:
         for row in episode.rows():
             for turn in row.turns:
-                of_turns[id(turn)] = of_spans[id(row.token_ids), turn.start] = key_of(episode, turn)
+                of_turns[id(turn)] = of_spans[id(row.token_ids), turn.start] = episode.key_of(turn)
     return {
         name: [
             [of_turns.get(id(turn)) or of_spans.get((id(row.token_ids), turn.start)) for turn in row.turns]
@@ -81,14 +70,16 @@ def turn_keys(prepared: Sequence[Episode], tables: Mapping[str, PolicyBatch]) ->
     }
 
 
-def turn_means(table: Tensor, rows: Sequence[Trajectory]) -> Iterator[list[float | None]]:
-    """Yield for each row the means of a table [B, T] over the tokens of its turns; None for turns without actions."""
+def turn_means(table: Tensor, rows: Sequence[Trajectory]) -> list[list[float | None]]:
+    """Return for each row the means of a table [B, T] over the tokens of its turns; None for turns without actions."""
     sums = table.detach().double().cumsum(1).cpu()
-    for of_row, row in zip(sums, rows, strict=True):
-        yield [
+    return [
+        [
             (float(of_row[turn.stop - 1]) - (float(of_row[turn.start - 1]) if turn.start else 0.0))
             / (turn.stop - turn.start)
             if any(row.action_mask[turn.start : turn.stop])
             else None
             for turn in row.turns
         ]
+        for of_row, row in zip(sums, rows, strict=True)
+    ]

@@ -70,6 +70,7 @@ def sampler_differs(samplings: Mapping[str, Sampling], precision: str | int, eng
         engine: that sampled; None is in process, with the learner's precision.
     """
     learner = {"32": "float32", "32-true": "float32", "64-true": "float64"}.get(str(precision))
-    if learner is None or any(sampling.truncated for sampling in samplings.values()):
+    truncated = any(own.temperature == 0 or own.top_p < 1 or own.top_k > 0 for own in samplings.values())
+    if learner is None or truncated:
         return True
     return engine is not None and any(engine.precision(name) not in (None, learner) for name in samplings)

@@ -219,13 +219,13 @@ class ReferencePolicy:
         self.used, self.remote = used, remote
         self.here = used and remote is None
 
-    def check(self, name: str, policy: Policy) -> None:
+    def check_int8(self, name: str) -> None:
         """Validate that a policy whose reference is to be held in int8 has one that does not move.
 
         Raises:
             ConfigurationError: it has none, or it moves.
         """
-        if policy.int8 == "reference" and (self.moves or not self.used):
+        if self.moves or not self.used:
             why = f"it moves every {self.sync.every} steps, by less than" if self.moves else "nothing needs"
             what = "the steps of int8" if self.moves else "a reference policy, as without a kl.coefficient"
             raise ConfigurationError(f"policy {name!r}: int8 is 'reference', but {why} {what}; leave `int8` out")

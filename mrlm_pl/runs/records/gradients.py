@@ -12,7 +12,6 @@ from mrlm_pl.episode import Episode, Trajectory, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import collate_rows
-from mrlm_pl.learner.credit.records import key_of
 from mrlm_pl.learner.credit.returns import labels
 from mrlm_pl.policy import Policy
 
@@ -48,8 +47,8 @@ class Gradients:
         rows: list[tuple[tuple[str, str], Credited]] = []
         for old, now in zip(recorded, new, strict=True):
             for row, other in zip(old.rows(), now.rows(), strict=True):
-                counts = [key_of(old, turn) not in seen for turn in row.turns]
-                seen.update(key_of(old, turn) for turn in row.turns)
+                counts = [old.key_of(turn) not in seen for turn in row.turns]
+                seen.update(old.key_of(turn) for turn in row.turns)
                 before, after = (
                     [(turn.advantage or 0.0) * count for turn, count in zip(side.turns, counts, strict=True)]
                     for side in (row, other)

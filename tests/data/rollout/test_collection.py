@@ -54,7 +54,9 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names
     parts: Any = SimpleNamespace(plan_until=lambda *_: None, stale=None, groups=1, environments=environments)
     collection = Collection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
-    collection.trainer, collection.learner = trainer, SimpleNamespace(metrics=SimpleNamespace(tokens=measures))  # type: ignore[assignment]
+    learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))
+    learner.smallest_group, learner.tree, learner.further, learner.silence = 2, None, None, ""
+    collection.begin(learner)
     task = Task("echo", "train", 0, 0, {})
     failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")
     collection.collector = SimpleNamespace(collect=lambda *_: Collected([failed]))  # type: ignore[assignment]

@@ -285,6 +285,7 @@ class PlaysSpecs(Protocol):
         """Return an episode for each spec, or the paths of its turn tree."""
 
 
+@dataclass(eq=False)
 class Collector:
     """Plays the episodes that are due in groups, in lockstep: all decisions of a wave in one engine call.
 
@@ -301,14 +302,14 @@ class Collector:
         trees: plays turn trees, where the algorithm trains on them.
     """
 
-    playing: Sequence[EpisodePlayer] = ()
-    training: EpisodePlayer
-    due: PlaysSpecs
-    greedy: PlaysSpecs | None
-    trees: TreePlayer | None
-
-    def __init__(self, players: Players, plan: GroupPlan, sampling: Sampling) -> None:
-        self.players, self.plan, self.sampling = players, plan, sampling
+    players: Players
+    plan: GroupPlan
+    sampling: Sampling
+    playing: Sequence[EpisodePlayer] = field(default=(), init=False)
+    training: EpisodePlayer = field(init=False)
+    due: PlaysSpecs = field(init=False)
+    greedy: PlaysSpecs | None = field(init=False)
+    trees: TreePlayer | None = field(init=False)
 
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
@@ -343,6 +344,7 @@ class Collector:
         """Stop all episodes; may be called twice."""
 
 
+@dataclass(eq=False)
 class SyncCollector(Collector):
     """Plays all groups of an iteration side by side, with the current weights.
 
@@ -351,12 +353,8 @@ class SyncCollector(Collector):
         rounds: see :class:`~mrlm_pl.rollout.rounds.RoundOptions`; None plays in lockstep.
     """
 
-    def __init__(
-        self, players: Players, plan: GroupPlan, sampling: Sampling, rounds: RoundOptions | None = None
-    ) -> None:
-        super().__init__(players, plan, sampling)
-        self.rounds = rounds
-        self._in_rounds = False
+    rounds: RoundOptions | None = None
+    _in_rounds: bool = field(default=False, init=False)
 
     def collect(self, iteration: int, last: int, groups: Sequence[int]) -> Collected:
         """Return the episodes of these groups of an iteration; every rank calls it, with its own groups.

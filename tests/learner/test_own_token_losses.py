@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.credit.returns import checked_token_losses
+from mrlm_pl.learner.metrics import checked_token_losses
 
 LOSSES = torch.ones(2, 3)
 
@@ -40,4 +40,4 @@ def test_what_else_is_returned_is_refused(found: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as error:
         checked_token_losses(found, (2, 3), rule)
     assert "rule" in str(error.value)
-    assert "test_token_losses.py" in str(error.value), "where the rule stands"
+    assert "test_own_token_losses.py" in str(error.value), "where the rule stands"
