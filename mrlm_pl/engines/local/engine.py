@@ -164,6 +164,11 @@ class InProcessEngine(Engine):
     def _backend(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> Backend:
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
+            if self._compile and model.device.type != "cpu":
+                raise EngineError(
+                    f"policy {policy!r} is on {model.device}, and compile is for CPUs; leave it out: on a GPU the "
+                    "decode steps run as CUDA graphs"
+                )
             others = {name: loaded for name, loaded in self._loaded.items() if name != policy and loaded.dtype == dtype}
             base = self._shared_base(model, dtype, others) if others else None
             return FusedDecoder(model, dtype, self._own_weights, base)
@@ -186,11 +191,6 @@ class InProcessEngine(Engine):
                 return DecoderRows
             self._static = self._static or StaticDecode(CudaGraphs())
             return self._static
-        if decoder.device.type != "cpu":
-            raise EngineError(
-                f"policy {policy!r} is on {decoder.device}, and compile is for CPUs; leave it out: on a GPU the decode "
-                "steps run as CUDA graphs"
-            )
         before = compilation_seconds()
         codes = compiled_layers(decoder)
         seconds = compilation_seconds() - before
