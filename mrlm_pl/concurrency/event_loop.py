@@ -184,7 +184,7 @@ class ComputeQueue:
         name: of the queue's own thread.
 
     Attributes:
-        running: is held while a function runs; who holds it computes between two functions.
+        running: the lock that is held while a function runs; a thread that takes it computes between two functions.
     """
 
     def __init__(self, name: str) -> None:

@@ -99,7 +99,7 @@ class FusedDecoder(Decoder):
         self._cos = self._sin = torch.empty(0)
 
     def refresh(self) -> None:
-        """Read the current weights of the module, which are on the same device."""
+        """Read the current weights of the module, which are on the same device as before."""
         self.weights.read()
         if not torch.equal(self._frequency, self.weights.inverse_frequency):
             self._frequency = self.weights.inverse_frequency.clone()
