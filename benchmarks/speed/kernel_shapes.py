@@ -4,7 +4,7 @@
 
 oneDNN makes a kernel for every new shape. GRPO trains ``builtin:tiny`` on the problems of the quick start, 8 groups of
 8 replies, in ``bf16-mixed``; the CPU is taken for one without and for one with instructions for bf16, which switches
-the buckets of :mod:`mrlm_pl.policy.forward.kernel_shapes`. Counted are distinct products (operation and shapes) of each
+the buckets of :mod:`mrlm_pl.policy.forward.devices`. Counted are distinct products (operation and shapes) of each
 step, and those that no earlier step had. No time is measured.
 """
 

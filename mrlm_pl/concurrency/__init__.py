@@ -13,7 +13,7 @@
 ``environment-worker`` (:class:`~.calls.Workers`)
     Calls environments that block, each within a deadline; a thread whose call is late is abandoned and replaced. A
     player has ``data.workers`` of them, ``mrlm serve`` its ``--threads``.
-compute queue (:class:`~.compute_queue.ComputeQueue`)
+compute queue (:class:`~.event_loop.ComputeQueue`)
     One computation at a time on the engine: in the waiting thread, or in the queue's own thread without one, as in
     asynchronous mode while the learner updates.
 ``mrlm-episodes`` (:class:`~mrlm_pl.episode_files.EpisodeWriter`)

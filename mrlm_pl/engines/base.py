@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from mrlm_pl.concurrency.compute_queue import result_of
+from mrlm_pl.concurrency.event_loop import result_of
 from mrlm_pl.episode import TokenSpan
 from mrlm_pl.errors import ConfigurationError, EngineError, meant
 from mrlm_pl.settings import as_settings, at_least, between, positive

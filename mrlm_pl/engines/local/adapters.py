@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.local.llama_weights import Affine, DecoderWeights, LayerWeights
+from mrlm_pl.engines.local.decoder import Affine, DecoderWeights, LayerWeights
 from mrlm_pl.policy.lora import adapter_factors, is_adapter
 
 
@@ -128,6 +128,7 @@ class AdaptedWeights:
         decoder: Any = self.model.model
         self.embedding, self.device, self.norm = base.embedding, base.device, base.norm
         self.inverse_frequency, self.rotary_scale = base.inverse_frequency, base.rotary_scale
+        self.architecture = base.architecture
         self.head = self._adapted("head", base.head, self.model.lm_head)
         self.layers = [
             LayerWeights(
@@ -149,11 +150,6 @@ class AdaptedWeights:
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
         return self.base.embed(ids)
-
-    @property
-    def architecture(self) -> tuple[Hashable, ...]:
-        """Sizes, precision and rotation that policies must share for a step together."""
-        return self.base.architecture
 
     def _adapted(self, name: str, base: Affine, *modules: Any) -> Affine | Adapted:
         """Return the base's layer with the adapters of its modules, which are stacked along the output."""

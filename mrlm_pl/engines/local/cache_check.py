@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mrlm_pl.engines.local.decoder import read_affine
 from mrlm_pl.engines.local.generation import Context, Rows
-from mrlm_pl.engines.local.llama_weights import read_affine
 from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mrlm_pl.engines.local.decoder import Decoder, through_layer
+from mrlm_pl.engines.local.decoder import Decoder, LayerWeights, through_layer
 from mrlm_pl.engines.local.llama_rows import DecoderRows
-from mrlm_pl.engines.local.llama_weights import LayerWeights
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.compilation import counted
 from mrlm_pl.policy.forward.devices import on_device

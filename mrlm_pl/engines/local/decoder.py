@@ -1,22 +1,273 @@
-"""The arithmetic of a Llama-like decoder in generation."""
+"""A Llama-like decoder in generation: its weights, read from a policy, and its arithmetic."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend
-from mrlm_pl.engines.local.llama_weights import LayerWeights, Sizes, StepWeights
-from mrlm_pl.policy.forward.half_precision import attention_dtype
-from mrlm_pl.policy.forward.kernel_shapes import bucket, kernels_by_shape
+from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
+from mrlm_pl.policy.forward.devices import attention_dtype, bucket, kernels_by_shape
+from mrlm_pl.policy.lora import adapted_weight
+from mrlm_pl.policy.sharding import whole
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Linear(Protocol):
+    """A linear layer."""
+
+    def of(self, h: Tensor) -> Tensor:
+        """Return ``h`` ``[N, in]`` through the layer, ``[N, out]``."""
+
+    def added(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + of(h)``."""
+
+
+LinearT = TypeVar("LinearT", bound=Linear)
+
+
+class Affine(NamedTuple):
+    """A linear layer: weight ``[out, in]`` and bias ``[out]``."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def of(self, h: Tensor) -> Tensor:
+        """Return ``h @ weight.T + bias``, ``[N, out]``; in bf16 on a CPU the transpose of a contiguous result.
+
+        With few rows and many features such a product splits its work over the first dimension of the result, and takes
+        .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
+        """
+        if not self._feature_major:
+            return F.linear(h, self.weight, self.bias)
+        if self.bias is None:
+            return torch.mm(self.weight, h.t()).t()
+        return torch.addmm(self.bias[:, None], self.weight, h.t()).t()
+
+    def added(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
+        if self.bias is not None or x.dtype != h.dtype:
+            return x + self.of(h)
+        if not self._feature_major:
+            return torch.addmm(x, h, self.weight.t())
+        return torch.addmm(x.t(), self.weight, h.t()).t()
+
+    @property
+    def _feature_major(self) -> bool:
+        return self.weight.device.type == "cpu" and self.weight.dtype != torch.float32
+
+
+def input_major(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether products with few rows are fastest with the weight's memory as ``[in, out]``.
+
+    In float32 on a CPU with AVX-512, products with 2 to 8 rows then take half the time, and those with 32 rows .95
+    (widths of 256 to 1376; with AVX2 .9 to 1.1). In bf16 they would take 1.3 times as long.
+    """
+    return device.type == "cpu" and dtype == torch.float32
+
+
+def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
+    """Return the current weight and bias of a linear, norm or embedding module, detached and not copied.
+
+    Those of a tensor-parallel module are gathered from all ranks, and a low-rank adapter is added; these are copies.
+    Without ``adapters`` the weight is that below the adapter.
+
+    Raises:
+        TypeError: the module holds no plain dense weight.
+    """
+    layer = getattr(module, "base_layer", module)
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{type(module).__name__} holds no dense weight")
+    adapted = adapted_weight(module) if adapters and layer is not module else None
+    return Affine(
+        whole(weight.detach()) if adapted is None else adapted, None if bias is None else whole(bias.detach())
+    )
+
+
+def _in_place(module: nn.Module, adapters: bool) -> bool:
+    """Return whether `read_affine` gives the module's own memory, and no sum or gathered copy."""
+    return not (adapters and hasattr(module, "base_layer")) and not isinstance(module.weight, DTensor)
+
+
+@dataclass
+class LayerWeights(Generic[LinearT]):
+    """Weights of one decoder layer: projections in the compute dtype, norms in the module's."""
+
+    attention_norm: Tensor
+    qkv: LinearT
+    qk_norm: Tensor | None
+    out: LinearT
+    mlp_norm: Tensor
+    gate_up: LinearT
+    down: LinearT
+
+
+class Sizes(Protocol):
+    """Sizes and settings of a layer, beside its weights."""
+
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    eps: float
+
+
+class StepWeights(Sizes, Protocol):
+    """Weights that a step of a decoder reads."""
+
+    norm: Tensor
+
+    @property
+    def layers(self) -> Sequence[LayerWeights[Any]]:
+        """The decoder's layers."""
+
+    @property
+    def head(self) -> Linear:
+        """The output head."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
+
+
+class DecoderWeights:
+    """The weights of a Llama-like decoder, laid out for generation: Q, K, V in one matrix, gate and up in another.
+
+    Fused matrices are copies in the compute dtype, those with an adapter are sums, and in float32 on a CPU all matrices
+    of the layers are copies with their inputs first (:func:`input_major`); all these keep their memory from one
+    :meth:`read` to the next. All other weights refer to the module's own memory when their dtype is the compute dtype;
+    norms and the token embedding always do. With ``own`` nothing refers to the module's memory, so that the module may
+    change between two reads.
+
+    Args:
+        model: a model for which :func:`~mrlm_pl.engines.local.llama.unsupported_reason` is None.
+        dtype: compute dtype of the projections and of the head.
+        own: copy all weights.
+        adapters: add low-rank adapters; False reads the weights below them.
+
+    Attributes:
+        architecture: sizes, precision and rotation that policies must share for a step together.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False, adapters: bool = True) -> None:
+        config = model.config
+        attention = model.model.layers[0].self_attn
+        self.model = model
+        self.dtype, self.own, self._adapters = dtype, own, adapters
+        self.head_dim: int = attention.head_dim
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.scale: float = attention.scaling
+        self.eps: float = config.rms_norm_eps
+        self._buffers: dict[str, Tensor] = {}
+        self.read()
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Read the module's current weights."""
+        decoder = self.model.model
+        self.embedding = self._keep("embedding", decoder.embed_tokens)
+        self.device = self.embedding.device
+        self.norm = self._keep("norm", decoder.norm)
+        tied = self.model.lm_head.weight is decoder.embed_tokens.weight and self.embedding.dtype == self.dtype
+        if self.own and tied and self.model.lm_head.bias is None:
+            self.head = Affine(self.embedding, None)
+        else:
+            self.head = self._fuse("head", False, self.model.lm_head)
+        self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
+        rotary = decoder.rotary_emb
+        self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
+        self.rotary_scale: float = rotary.attention_scaling
+        first = self.layers[0]
+        affine = (first.qkv, first.out, first.gate_up, first.down, self.head)
+        sizes = tuple((tuple(a.weight.shape), a.weight.dtype, a.bias is None) for a in affine)
+        rotation = (self.rotary_scale, tuple(self.inverse_frequency.tolist()))
+        heads = (self.heads, self.kv_heads, self.scale, self.eps, first.qk_norm is None)
+        embedding = (self.embedding.dtype, self.device)
+        self.architecture: Hashable = (len(self.layers), heads, sizes, rotation, embedding)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all weights, in one order."""
+        found = [self.embedding, self.norm, *self.head]
+        for layer in self.layers:
+            found += [layer.attention_norm, layer.qk_norm, layer.mlp_norm]
+            found += [tensor for affine in (layer.qkv, layer.out, layer.gate_up, layer.down) for tensor in affine]
+        return [tensor for tensor in found if tensor is not None]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
+        return F.embedding(ids, self.embedding)
+
+    def _read_layer(self, name: str, layer: Any) -> LayerWeights[Affine]:
+        attention, mlp = layer.self_attn, layer.mlp
+        turned = input_major(self.device, self.dtype)
+        qk_norm = None
+        if hasattr(attention, "q_norm"):
+            q_norm, k_norm = read_affine(attention.q_norm)[0], read_affine(attention.k_norm)[0]
+            rows = [q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)]
+            qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype, lasting=False)
+        return LayerWeights(
+            attention_norm=self._keep(f"{name} attention_norm", layer.input_layernorm),
+            qkv=self._fuse(f"{name} qkv", turned, attention.q_proj, attention.k_proj, attention.v_proj),
+            qk_norm=qk_norm,
+            out=self._fuse(f"{name} out", turned, attention.o_proj),
+            mlp_norm=self._keep(f"{name} mlp_norm", layer.post_attention_layernorm),
+            gate_up=self._fuse(f"{name} gate_up", turned, mlp.gate_proj, mlp.up_proj),
+            down=self._fuse(f"{name} down", turned, mlp.down_proj),
+        )
+
+    def _keep(self, name: str, module: nn.Module) -> Tensor:
+        """Return the weight of a module in its own dtype."""
+        weight, _ = read_affine(module)
+        return self._hold(name, [weight], weight.dtype, _in_place(module, self._adapters))
+
+    def _fuse(self, name: str, turned: bool, *modules: nn.Module) -> Affine:
+        """Return weight and bias of the modules stacked along the output, in the compute dtype.
+
+        Args:
+            name: of their memory here.
+            turned: whether the memory of the weight is ``[in, out]``; see :func:`input_major`.
+            modules: linear ones.
+        """
+        pairs = [read_affine(module, self._adapters) for module in modules]
+        lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
+        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype, lasting, turned)
+        biases = [bias for _, bias in pairs if bias is not None]
+        return Affine(weight, self._hold(f"{name} bias", biases, self.dtype, lasting) if biases else None)
+
+    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype, lasting: bool, turned: bool = False) -> Tensor:
+        """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype.
+
+        Args:
+            name: of the memory.
+            parts: the tensors to stack.
+            dtype: of the result.
+            lasting: whether the first part stays where it is until the next :meth:`read`.
+            turned: whether the memory is that of the transpose; then it is always this object's.
+        """
+        if lasting and parts[0].dtype == dtype and not self.own and not turned:
+            return parts[0]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != shape or buffer.device != parts[0].device:
+            empty = torch.empty(shape[::-1] if turned else shape, dtype=dtype, device=parts[0].device)
+            buffer = self._buffers[name] = empty.t() if turned else empty
+        row = 0
+        for part in parts:
+            buffer[row : row + part.shape[0]].copy_(part)
+            row += part.shape[0]
+        return buffer
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,23 +314,72 @@ def through_layer(
     return layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
 
 
+def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> Attend:
+    """Return causal attention of new tokens over them and earlier ones, for :meth:`Decoder.hidden`.
+
+    Args:
+        states: keys and values, ``[layers, 2, u, KV heads, T, head size]``; receives those of the new tokens.
+        scale: of the scores.
+        positions: of the new tokens, ``[u, new]``. None: they are whole contexts, with padding on the right, which is
+            never attended to.
+    """
+    if positions is None:
+
+        def attend_whole(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = states[i]
+            keys.copy_(k.transpose(1, 2))
+            values.copy_(v.transpose(1, 2))
+            out = F.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
+            )
+            return out.transpose(1, 2)
+
+        return attend_whole
+
+    columns = torch.arange(states.shape[4], device=states.device)
+    rows = torch.arange(len(positions), device=states.device)[:, None]
+    # a mask of all new tokens grows with their number times that of all tokens
+    parts = positions.split(max(1, MASK_ELEMENTS // (len(positions) * len(columns))), 1)
+    masks = [columns <= parts[0][:, None, :, None]] if len(parts) == 1 else None
+
+    def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = states[i]
+        keys[rows, :, positions] = k
+        values[rows, :, positions] = v
+        out = [
+            F.scaled_dot_product_attention(
+                part_q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+            )
+            for part_q, mask in zip(
+                q.split(parts[0].shape[1], 1),
+                masks or (columns <= part[:, None, :, None] for part in parts),
+                strict=True,
+            )
+        ]
+        return torch.cat(out, 2).transpose(1, 2)
+
+    return attend
+
+
 class Decoder(Backend):
     """The arithmetic of a Llama-like decoder.
 
+    Args:
+        device: of the tensors.
+        dtype: of the projections.
+
     Attributes:
         weights: of the present rows.
+        attention_dtype: of keys, values and element-wise results between two projections.
+        rounded: returns a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape.
     """
 
     weights: StepWeights
 
-    def rounded(self, count: int) -> int:
-        """Return a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape."""
-        return bucket(count) if kernels_by_shape(self.device, self.weights.dtype) else count
-
-    @property
-    def attention_dtype(self) -> torch.dtype:
-        """The dtype of keys, values and element-wise results between two projections."""
-        return attention_dtype(self.weights.dtype, self.device)
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.asynchronous = device, device.type != "cpu"
+        self.attention_dtype = attention_dtype(dtype, device)
+        self.rounded: Callable[[int], int] = bucket if kernels_by_shape(device, dtype) else int  # int changes nothing
 
     @abstractmethod
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,16 +15,15 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from mrlm_pl.concurrency.compute_queue import ComputeQueue
+from mrlm_pl.concurrency.event_loop import ComputeQueue
 from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.local.adapters import AdaptedWeights, base_of
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
 from mrlm_pl.engines.local.compiled_layers import CompiledRows, compiled_layers
-from mrlm_pl.engines.local.decoder import Decoder
+from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
 from mrlm_pl.engines.local.llama import FusedDecoder, MakeRows, unsupported_reason
 from mrlm_pl.engines.local.llama_rows import DecoderRows
-from mrlm_pl.engines.local.llama_weights import DecoderWeights
 from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
@@ -107,10 +106,10 @@ class InProcessEngine(Engine):
             raise ConfigurationError("compile: true compiles the fused decode step; set fused: true, or leave it out")
         self._given_dtype = self._dtype = dtype
         self._max_batch_tokens = max_batch_tokens
-        self._fused, self._own_weights, self._compile = fused, own_weights, compile
+        self._fused, self._own_weights, self._cuda_graphs, self._compile = fused, own_weights, cuda_graphs, compile
         self._loaded: dict[str, _Loaded] = {}
         self._sessions = SessionCache(cache_bytes)
-        self._static = StaticDecode(CudaGraphs()) if cuda_graphs else None
+        self._static: StaticDecode | None = None  # made where a GPU decodes
         self._stats = EngineStats()
         self._work = ComputeQueue("mrlm-engine")
         self._closed = False
@@ -140,14 +139,13 @@ class InProcessEngine(Engine):
                 f"policy {policy!r}: the in-process engine loads a transformers PreTrainedModel, not a "
                 f"{type(weights).__name__}"
             )
-        self._open_work().run(self._load, policy, weights, version)
+        with self._open_work().running:
+            self._load(policy, weights, version)
 
     def _load(self, policy: str, model: PreTrainedModel, version: int) -> None:
         loaded, dtype = self._loaded.get(policy), self._dtype or model.dtype
-        if loaded is not None and loaded.model is model and loaded.dtype == dtype:
+        if loaded and loaded.model is model and (loaded.dtype, loaded.backend.device) == (dtype, model.device):
             loaded.backend.refresh()
-            if isinstance(loaded.backend, FusedDecoder):
-                loaded.backend.rows = self._rows(policy, loaded.backend)
             loaded.version = version
         else:
             window = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -155,18 +153,25 @@ class InProcessEngine(Engine):
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
             backend = self._backend(policy, model, dtype)
-            loaded = self._loaded[policy] = _Loaded(model, dtype, backend, window, vocabulary, version, policy)
+            loaded = _Loaded(model, dtype, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):
+            loaded.backend.rows = self._rows(policy, loaded.backend)
             together = self._compile or loaded.backend.rows is DecoderRows
             loaded.kind = loaded.backend.weights.architecture if together else policy
+        self._loaded[policy] = loaded
         self._sessions.drop_policy(policy)
 
     def _backend(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> Backend:
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
-            decoder = FusedDecoder(model, dtype, self._own_weights, self._shared_base(policy, model, dtype))
-            decoder.rows = self._rows(policy, decoder)
-            return decoder
+            if self._compile and model.device.type != "cpu":
+                raise EngineError(
+                    f"policy {policy!r} is on {model.device}, and compile is for CPUs; leave it out: on a GPU the "
+                    "decode steps run as CUDA graphs"
+                )
+            others = {name: loaded for name, loaded in self._loaded.items() if name != policy and loaded.dtype == dtype}
+            base = self._shared_base(model, dtype, others) if others else None
+            return FusedDecoder(model, dtype, self._own_weights, base)
         if self._compile:
             raise EngineError(
                 f"policy {policy!r} generates through its own forward ({reason}), which is not compiled; "
@@ -182,12 +187,10 @@ class InProcessEngine(Engine):
     def _rows(self, policy: str, decoder: FusedDecoder) -> MakeRows:
         """Return what makes the rows of a policy's batches; compile its layers if that is asked for."""
         if not self._compile:
-            return self._static or DecoderRows if decoder.device.type == "cuda" else DecoderRows
-        if decoder.device.type != "cpu":
-            raise EngineError(
-                f"policy {policy!r} is on {decoder.device}, and compile is for CPUs; leave it out: on a GPU the decode "
-                "steps run as CUDA graphs"
-            )
+            if decoder.device.type != "cuda" or not self._cuda_graphs:
+                return DecoderRows
+            self._static = self._static or StaticDecode(CudaGraphs())
+            return self._static
         before = compilation_seconds()
         codes = compiled_layers(decoder)
         seconds = compilation_seconds() - before
@@ -195,25 +198,24 @@ class InProcessEngine(Engine):
             logger.info("policy %r: layers of the decode step compiled in %.1f s", policy, seconds)
         return partial(CompiledRows, codes)
 
-    def _shared_base(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> DecoderWeights | None:
+    def _shared_base(
+        self, model: PreTrainedModel, dtype: torch.dtype, others: Mapping[str, _Loaded]
+    ) -> DecoderWeights | None:
         """Return the weights below the model's adapters if another policy has adapters on them, else None.
 
         A single policy adds its adapters to the weights: its steps then have fewer products.
         """
         base = base_of(model)
-        others = [
-            (name, loaded)
-            for name, loaded in self._loaded.items()
-            if name != policy
-            and loaded.dtype == dtype
-            and isinstance(loaded.backend, FusedDecoder)
-            and _same_objects(base, base_of(loaded.model))
-        ]
-        for _, loaded in others:
+        sharing = {
+            name: loaded
+            for name, loaded in others.items()
+            if isinstance(loaded.backend, FusedDecoder) and _same_objects(base, base_of(loaded.model))
+        }
+        for loaded in sharing.values():
             if isinstance(loaded.backend, FusedDecoder) and isinstance(loaded.backend.weights, AdaptedWeights):
                 return loaded.backend.weights.base
-        shared = DecoderWeights(model, dtype, self._own_weights, adapters=False) if others else None
-        for name, loaded in others:
+        shared = DecoderWeights(model, dtype, self._own_weights, adapters=False) if sharing else None
+        for name, loaded in sharing.items():
             decoder = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
             decoder.rows = self._rows(name, decoder)
             loaded.backend = decoder
@@ -269,7 +271,11 @@ class InProcessEngine(Engine):
         samples: dict[int, Sample] = {}
         for limits in self._batches(requests):
             own = [requests[r] for r in limits]
-            backend = self._backend_of({request.policy for request in own})
+            policies = {request.policy for request in own}
+            backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
+            backend = next(iter(backends.values()))
+            if len(backends) > 1:  # of one kind
+                backend = TeamDecoder({n: each for n, each in backends.items() if isinstance(each, FusedDecoder)})
             with torch.inference_mode(isinstance(backend, Decoder)):
                 generated = generate(backend, own, list(limits.values()), self._sessions, self._stats, given_up)
             for r, out in zip(limits, generated, strict=True):
@@ -282,13 +288,6 @@ class InProcessEngine(Engine):
                     )
                 samples[r] = Sample(tuple(out.token_ids), tuple(out.logprobs), out.finish_reason, version, self.name)
         return [samples[r] for r in range(len(requests))]
-
-    def _backend_of(self, policies: set[str]) -> Backend:
-        """Return the model of one policy, or of several of one kind."""
-        backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
-        if len(backends) == 1:
-            return next(iter(backends.values()))
-        return TeamDecoder({name: each for name, each in backends.items() if isinstance(each, FusedDecoder)})
 
     def _limit(self, request: SampleRequest) -> int:
         """Return how many tokens may be sampled for a request."""

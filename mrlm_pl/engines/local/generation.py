@@ -259,12 +259,12 @@ def generate(
     stats.cached_tokens += sum(context.cached for context in contexts)
     stats.shared_tokens += sum(len(context.token_ids) * (context.rows - 1) for context in contexts)
     most, batch = max(limits), _Batch([requests[r] for r in order], [limits[r] for r in order], sessions)
+    draws = _Draws(backend.asynchronous)
     logits, rows = backend.prefill(contexts, reserve=most)
     logits = logits[on_device([u for u, context in enumerate(contexts) for _ in range(context.rows)], logits.device)]
     seeds, offsets = [q.seed for q in batch.requests], [q.offset for q in batch.requests]
     samplings = [q.sampling for q in batch.requests]
     sampler = Sampler(seeds, samplings, most, backend.device, offsets, backend.asynchronous)
-    draws = _Draws(backend.asynchronous)
     for n in range(most):
         if given_up.is_set():
             raise CancelledError

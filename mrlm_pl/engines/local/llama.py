@@ -14,15 +14,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.adapters import AdaptedWeights
-from mrlm_pl.engines.local.decoder import Attend, Decoder
+from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights, causal_attention
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows
-from mrlm_pl.engines.local.llama_weights import DecoderWeights
-from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -78,7 +75,7 @@ class MakeRows(Protocol):
 
 
 class FusedDecoder(Decoder):
-    """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.llama_weights.DecoderWeights`.
+    """Llama, Qwen2, Qwen3 and Mistral models, from :class:`~mrlm_pl.engines.local.decoder.DecoderWeights`.
 
     Args:
         model: a model for which :func:`unsupported_reason` is None.
@@ -96,22 +93,17 @@ class FusedDecoder(Decoder):
         self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False, base: DecoderWeights | None = None
     ) -> None:
         self.weights = DecoderWeights(model, dtype, own) if base is None else AdaptedWeights(model, base)
+        super().__init__(self.weights.device, dtype)
         self.rows: MakeRows = DecoderRows
-        self._forget_rotation()
-
-    def refresh(self) -> None:
-        """Read the current weights of the module."""
-        before = self._frequency
-        self.weights.read()
-        now = self.weights.inverse_frequency
-        if before.device != now.device or not torch.equal(before, now):
-            self._forget_rotation()
-
-    def _forget_rotation(self) -> None:
-        self.device = self.weights.device
-        self.asynchronous = self.device.type != "cpu"
         self._frequency = self.weights.inverse_frequency.clone()
         self._cos = self._sin = torch.empty(0)
+
+    def refresh(self) -> None:
+        """Read the current weights of the module, which are on the same device as before."""
+        self.weights.read()
+        if not torch.equal(self._frequency, self.weights.inverse_frequency):
+            self._frequency = self.weights.inverse_frequency.clone()
+            self._cos = self._sin = torch.empty(0)
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
@@ -164,56 +156,13 @@ class FusedDecoder(Decoder):
                 context.states.copy_to(states[:, :, u, :, : context.cached])
         cos, sin = self.rotation(capacity)
         if max(offsets) == 0:
-            x = self.hidden(ids, cos[:width, None], sin[:width, None], self._attention(states, None))
+            x = self.hidden(ids, cos[:width, None], sin[:width, None], causal_attention(states, w.scale, None))
         else:
             positions = torch.tensor(offsets, device=self.device)[:, None] + torch.arange(width, device=self.device)
-            attend = self._attention(states, positions)
+            attend = causal_attention(states, w.scale, positions)
             x = self.hidden(ids, cos[positions][:, :, None], sin[positions][:, :, None], attend)
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.device)
         return self.logits(x[torch.arange(len(new), device=self.device), last]), states
-
-    def _attention(self, states: Tensor, positions: Tensor | None) -> Attend:
-        """Return causal attention of new tokens at ``positions`` ``[u, T]`` over them and earlier ``states``.
-
-        Without positions the tokens are whole contexts; their padding on the right is never attended to.
-        """
-        scale = self.weights.scale
-        if positions is None:
-
-            def attend_whole(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                keys, values = states[i]
-                keys.copy_(k.transpose(1, 2))
-                values.copy_(v.transpose(1, 2))
-                out = F.scaled_dot_product_attention(
-                    q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
-                )
-                return out.transpose(1, 2)
-
-            return attend_whole
-
-        columns = torch.arange(states.shape[4], device=self.device)
-        rows = torch.arange(len(positions), device=self.device)[:, None]
-        # a mask of all new tokens grows with their number times that of all tokens
-        parts = positions.split(max(1, MASK_ELEMENTS // (len(positions) * len(columns))), 1)
-        masks = [columns <= parts[0][:, None, :, None]] if len(parts) == 1 else None
-
-        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = states[i]
-            keys[rows, :, positions] = k
-            values[rows, :, positions] = v
-            out = [
-                F.scaled_dot_product_attention(
-                    part_q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-                )
-                for part_q, mask in zip(
-                    q.split(parts[0].shape[1], 1),
-                    masks or (columns <= part[:, None, :, None] for part in parts),
-                    strict=True,
-                )
-            ]
-            return torch.cat(out, 2).transpose(1, 2)
-
-        return attend
 
 
 def _chunks(contexts: Sequence[Context], device: torch.device) -> Iterator[list[int]]:

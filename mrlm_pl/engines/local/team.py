@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.engines.local.adapters import Adapted, joined
-from mrlm_pl.engines.local.decoder import Decoder
+from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear
 from mrlm_pl.engines.local.generation import Context, Rows, States
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
-from mrlm_pl.engines.local.llama_weights import Affine, LayerWeights, Linear
 from mrlm_pl.grouping import grouped
 
 
@@ -110,7 +109,7 @@ class TeamDecoder(Decoder):
 
     def __init__(self, members: Mapping[str, FusedDecoder]) -> None:
         self._members = members
-        self.device, self.asynchronous = self._first.device, self._first.asynchronous
+        super().__init__(self._first.device, self._first.weights.dtype)
 
     @property
     def _first(self) -> FusedDecoder:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from mrlm_pl.policy.forward.devices import on_device
-from mrlm_pl.policy.forward.half_precision import attention_dtype
+from mrlm_pl.policy.forward.devices import attention_dtype, on_device
 from mrlm_pl.policy.forward.packing import Segments
 from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mrlm_pl.policy.forward.devices import on_device
-from mrlm_pl.policy.forward.kernel_shapes import TOKENS, bucket
+from mrlm_pl.policy.forward.devices import TOKENS, bucket, on_device
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
 
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from mrlm_pl.engines import InProcessEngine, Sample
 from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.local import llama
+from mrlm_pl.engines.local.decoder import DecoderWeights
 from mrlm_pl.engines.local.generation import Context
-from mrlm_pl.engines.local.llama_weights import DecoderWeights
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from tests.engines.conftest import FUSED, GENERIC, VOCABULARY, build, request, run
 from tests.support.largest_tensor import LargestTensor
@@ -202,7 +202,7 @@ def test_a_session_whose_context_was_rewritten_reuses_the_common_beginning(make_
 @torch.no_grad()
 def test_no_tensor_of_a_long_turn_has_the_square_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     T, model = 512, build("llama", max_position_embeddings=1024)
-    monkeypatch.setattr(llama, "MASK_ELEMENTS", 2**13)
+    monkeypatch.setattr("mrlm_pl.engines.local.decoder.MASK_ELEMENTS", 2**13)
     decoder = llama.FusedDecoder(model, torch.float32)
     whole, other = contexts(T, T)
     with LargestTensor() as sizes:

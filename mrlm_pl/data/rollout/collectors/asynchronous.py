@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from mrlm_pl.concurrency.compute_queue import result_of
-from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.concurrency.event_loop import EventLoopThread, result_of
 from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaysSpecs
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import token_count
