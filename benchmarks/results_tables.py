@@ -449,8 +449,9 @@ def limit(found: Any) -> str:
 
 
 def same(row: Any) -> bool:
-    """Return whether a GRPO step has the precision of the peer's, and one micro-batch."""
-    return row["precision"] == row["peer_precision"] and row["micro_batches"] == 1
+    """Return whether a GRPO step has the precision of the peer's, is compiled like it, and has one micro-batch."""
+    alike = all(row[name] == row[f"peer_{name}"] for name in ("precision", "compiled"))
+    return alike and row["micro_batches"] == 1
 
 
 def records(found: Any) -> str:

@@ -146,7 +146,7 @@ def check_address(target: str, owner: str = "") -> None:
         )
 
 
-def check_server(place: str, owner: str) -> None:
+def check_served_by(place: str, owner: str) -> None:
     """Validate the server of a policy, ``served_by``.
 
     Args:

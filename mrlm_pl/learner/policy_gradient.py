@@ -315,9 +315,8 @@ class PolicyGradient(Algorithm):
         Raises:
             ConfigurationError: they are not one finite number for each return.
         """
-        returns, (rule, arguments) = self.compared(returns), self._rule
-        found = rule(returns) if len(arguments) == 1 else rule(returns.reward, returns.comparison)
-        return returns, checked_advantages(found, len(returns.reward), rule)
+        returns = self.compared(returns)
+        return returns, checked_advantages(self.advantages(returns), len(returns.reward), self._rule[0])
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.

@@ -32,7 +32,7 @@ from mrlm_pl.policy.sharding import whole
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
-from mrlm_pl.settings import as_settings, at_least, between, check_server, one_of
+from mrlm_pl.settings import as_settings, at_least, between, check_served_by, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,7 +126,7 @@ class Policy(nn.Module):
                 "random_init_seed"
             )
         if served_by is not None:
-            check_server(served_by, owner)
+            check_served_by(served_by, owner)
         _check_int8(int8, owner, trained, lora, served_by)
         self.served_by, self.int8 = served_by, int8
         self.max_forward_tokens, self.lora = max_forward_tokens, lora

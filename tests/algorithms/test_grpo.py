@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,3 +298,10 @@ def test_a_subclass_of_ones_own_takes_returns_and_is_refused_before_the_first_ro
         ConfigurationError, match=r"missing .*'groups'; let it take these arguments \(.*test_grpo\.py:\d+\)"
     ):
         Two({"main": Policy(str(model_folder))}).meet_rollouts(Rollouts({"agent": None}, ["echo"]))
+
+
+def test_advantages_that_are_set_on_an_object_are_those_that_train(model_folder: Path) -> None:
+    algorithm = GRPO({"main": Policy(str(model_folder))}, advantage=lambda rewards, groups: rewards)
+    algorithm.advantages = lambda returns: 2 * returns.reward  # type: ignore[method-assign]
+    returns = SimpleNamespace(reward=torch.tensor([1.0, 3.0]), comparison=torch.tensor([0, 0]))
+    assert algorithm._with_advantages(returns)[1].tolist() == [2.0, 6.0]

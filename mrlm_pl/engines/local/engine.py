@@ -152,6 +152,8 @@ class InProcessEngine(Engine):
             window = window if window and window > 0 else None  # XLNet's -1 is no bound
             embedding: Any = model.get_input_embeddings()
             vocabulary = embedding.weight.shape[0]
+            if self._static is not None:
+                self._static.clear()  # its steps keep decoders that are replaced here
             backend = self._backend(policy, model, dtype)
             loaded = _Loaded(model, dtype, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):

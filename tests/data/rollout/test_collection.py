@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
-from mrlm_pl.data.rollout.collectors.groups import Collected
+from mrlm_pl.data.rollout.collectors.groups import Collected, SyncCollector
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task
 from mrlm_pl.episode_files import EpisodeRetention
@@ -64,3 +64,8 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names
         collection.collect(1, 1)
     collection._writer.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_a_collector_can_be_shown_before_it_has_players() -> None:
+    parts: Any = SimpleNamespace()
+    assert "SyncCollector" in repr(SyncCollector(parts, parts, Sampling()))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import weakref
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from mrlm_pl.engines import SampleRequest, Sampling
+from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
+from mrlm_pl.engines.base import LearnerPlace
 from mrlm_pl.engines.local import static_decode
 from mrlm_pl.engines.local.generation import Context, Generated, SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.sampling import Sampler
 from mrlm_pl.engines.local.static_decode import Capture, CudaGraphs, StaticDecode, Step, bucket
 from mrlm_pl.policy.lora import LoRA, add_adapter
-from tests.engines.conftest import FUSED, VOCABULARY, build, generated, request
+from tests.engines.conftest import FUSED, VOCABULARY, build, generated, request, run
 from tests.support.device_waits import DeviceWaits
 
 
@@ -135,6 +138,22 @@ def test_decoders_take_turns_in_one_memory() -> None:
     for rows in (some_requests(5, 20), some_requests(20, 30), some_requests(9, 10)):
         for backend, plain in ((first, decoder("qwen2")), (second, decoder("llama"))):
             assert_same(generated(backend, rows), generated(plain, rows))
+
+
+def test_steps_do_not_keep_a_decoder_that_its_engine_has_replaced(make_engine: Callable[..., InProcessEngine]) -> None:
+    model = build("qwen2")
+    engine = make_engine(model)
+    engine._static = StaticDecode(Captures())
+    replaced = engine._loaded["p"].backend
+    assert isinstance(replaced, FusedDecoder)
+    replaced.rows = engine._static
+    run(engine, request(prompt(9, 0), max_tokens=4))
+    engine.meet_learner(LearnerPlace(precision="bf16-mixed"))
+    freed = weakref.ref(replaced)
+    del replaced
+    engine.load("p", model, 2)
+    gc.collect()
+    assert freed() is None
 
 
 def test_sessions_continue_in_static_memory() -> None:

@@ -285,7 +285,7 @@ class PlaysSpecs(Protocol):
         """Return an episode for each spec, or the paths of its turn tree."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # some fields come later
 class Collector:
     """Plays the episodes that are due in groups, in lockstep: all decisions of a wave in one engine call.
 
@@ -344,7 +344,7 @@ class Collector:
         """Stop all episodes; may be called twice."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SyncCollector(Collector):
     """Plays all groups of an iteration side by side, with the current weights.
 
