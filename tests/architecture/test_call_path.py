@@ -1,4 +1,4 @@
-"""The path of a GRPO step through the files: what a reader follows from `fit` to the optimizer step."""
+"""The path of a GRPO step through the files, from `fit` to the optimizer step."""
 
 from __future__ import annotations
 
