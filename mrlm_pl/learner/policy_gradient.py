@@ -247,8 +247,9 @@ class PolicyGradient(Algorithm):
                 "`advantage = staticmethod(RULE)`, such as mrlm_pl.advantages.group_normalized_advantages "
                 "(docs/tutorials/own_algorithm.md)"
             )
-        rule, arguments = self._rule
-        check_takes(rule, *arguments)
+        if type(self).credit is PolicyGradient.credit:  # another one may call it otherwise
+            rule, arguments = self._rule
+            check_takes(rule, *arguments)
         if self.zero_variance == "exclude" and (self.gae is not None or self.critic is not None):
             raise ConfigurationError(
                 f"zero_variance is exclude, but {type(self).__name__} does not compare the episodes of a task with "

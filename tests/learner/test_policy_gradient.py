@@ -44,7 +44,23 @@ class Baseline(PolicyGradient):
         return replace(returns, baseline=returns.reward / 2)
 
 
+class OtherArguments(PolicyGradient):
+    def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class OwnCredit(OtherArguments):
+    def credit(self, episodes: Any, sampling: Any, greedy: Any) -> Any:
+        raise NotImplementedError
+
+
 ROLLOUTS = Rollouts({"agent": None}, ["echo"])
+
+
+def test_advantages_of_other_arguments_are_refused_unless_the_class_calls_them_itself(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"OtherArguments.advantages\(rewards: .* is called with \(returns\)"):
+        OtherArguments({"main": str(model_folder)})
+    OwnCredit({"main": str(model_folder)})
 
 
 @pytest.mark.parametrize("cls", [Bare, PolicyGradient])
