@@ -55,7 +55,7 @@ ROUNDS, MOST_SECONDS = 20, 1.0
 PROFILED = 3
 """Steps under the profiler."""
 LAYER = "layer of the decode step"
-COMPUTED = ("aten::", "## Call CompiledFxGraph", LAYER)
+COMPUTED = ("aten::", "mkldnn::", "## Call CompiledFxGraph", LAYER)
 """Beginnings of the names of operators and compiled code in a profile."""
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 
