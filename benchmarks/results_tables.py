@@ -304,9 +304,8 @@ def distillation_step(found: Any) -> str:
 def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
     rows = ({**row, "layers": "compiled" if row["compiled"] else "plain"} for row in found["rows"])
-    return steps(
-        rows, "comlrl", "turns: {turns} | layers of mrlm: {layers} | states in a micro-batch: {batch_states} | "
-    )
+    titles = "turns: {turns} | layers of mrlm: {layers} | states in a micro-batch: {batch_states} | "
+    return steps(rows, "comlrl", titles)
 
 
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
@@ -430,28 +429,23 @@ def rounds(found: Any) -> str:
 def limit(found: Any) -> str:
     """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
     units = ("seconds", "operators_seconds", "products_seconds", "attention_seconds")
-    key = ("size", "precision", "compiled")
-    ratios = {tuple(row[name] for name in key): row["cpu_ratio"] for row in read("grpo_step_amx")["rows"] if same(row)}
+    ratios = {
+        (row["size"], row["precision"], row["compiled"]): row["cpu_ratio"]
+        for row in read("grpo_step_amx")["rows"]
+        if (row["precision"], row["compiled"], 1) == (row["peer_precision"], row["peer_compiled"], row["micro_batches"])
+    }
     cells = []
     for row in found["rows"]:
         title = f"{row['size']}, {row['precision']}, {'compiled' if row['compiled'] else 'plain'}"
         both = {unit: sum(phase[unit] for phase in row["phases"].values()) for unit in units}
         for phase, seconds in {**row["phases"], "both": both}.items():
             cells.append((title, phase, " / ".join(f"{seconds[unit]:.3f}" for unit in units)))
-        if ratio := ratios.get(tuple(row[name] for name in key)):
+        if ratio := ratios.get((row["size"], row["precision"], row["compiled"])):
             parts = both["products_seconds"] + both["attention_seconds"]
             shares = {"step": both["seconds"], "operators": both["operators_seconds"], "products and attention": parts}
-            cells += [
-                (title, f"{name} / TRL's step", f"{ratio * seconds / both['seconds']:.2f}")
-                for name, seconds in shares.items()
-            ]
+            for name, seconds in shares.items():
+                cells.append((title, f"{name} / TRL's step", f"{ratio * seconds / both['seconds']:.2f}"))
     return pivot("size, precision, layers", cells)
-
-
-def same(row: Any) -> bool:
-    """Return whether a GRPO step has the precision of the peer's, is compiled like it, and has one micro-batch."""
-    alike = all(row[name] == row[f"peer_{name}"] for name in ("precision", "compiled"))
-    return alike and row["micro_batches"] == 1
 
 
 def records(found: Any) -> str:

@@ -51,10 +51,9 @@ def reward_sums(episodes: Sequence[Episode]) -> tuple[float, float]:
 
 def distinct_turns(episodes: Sequence[Episode]) -> list[tuple[Turn, Trajectory]]:
     """Return every sampled decision once, with a row that has it; paths of a turn tree share some."""
-    paths = [episode for episode in episodes if branches(episode)]
     plain = [episode for episode in episodes if not branches(episode)]
     found = [(turn, row) for episode in plain for row in episode.rows() for turn in row.turns if not turn.scripted]
-    for tree in turn_trees(paths).values() if paths else ():
+    for tree in turn_trees([episode for episode in episodes if branches(episode)]).values():
         found += tree.decisions.values()
     return found
 
@@ -67,7 +66,7 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
     """
     expanded = [episode for episode in episodes if episode.stop_reason != UNEXPANDED_STOP and branches(episode)]
     weights: dict[tuple[str, str], float] = {}
-    for tree in turn_trees(expanded).values() if expanded else ():
+    for tree in turn_trees(expanded).values():
         children = tree.children()
         for path in tree.paths:
             states = [next(iter(made.values()))[0].node for made in decided(path).values()]

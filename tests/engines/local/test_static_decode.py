@@ -244,5 +244,8 @@ class TestOnAGPU:
                     for n in range(8):
                         tokens, _ = sampler.draw(logits, n)
                         logits = states.step(tokens)
+                    if checked:  # the mode sees a wait
+                        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+                            tokens[0].item()
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
