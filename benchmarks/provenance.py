@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 
-def provenance(peer: str = "", peer_python: str = "", kept: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def provenance(
+    peer: str = "", peer_python: str = "", kept: Mapping[str, Any] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Return what reproduces the present script's results.
 
     Args:
         peer: the package that it compares with.
         peer_python: the Python in which that is installed.
         kept: the file of results that the present script adds to; its commands come first.
+        device: on which it computed.
     """
     packages = ("torch", "lightning", "transformers")
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
@@ -32,10 +35,15 @@ def provenance(peer: str = "", peer_python: str = "", kept: Mapping[str, Any] | 
     program = ["-m", module.name] if module else sys.argv[:1]
     command = shlex.join(["python", *program, *sys.argv[1:]])
     earlier = kept["command"].split(" && ") if kept else []
+    machine = {"cores": os.cpu_count(), "processor": processor()}
+    if device.startswith("cuda"):
+        import torch
+
+        machine["gpu"] = torch.cuda.get_device_name()
     return {
         "command": " && ".join(dict.fromkeys([*earlier, command])),
         "date": datetime.date.today().isoformat(),
-        "machine": {"cores": os.cpu_count(), "processor": processor()},
+        "machine": machine,
         "versions": versions,
     }
 

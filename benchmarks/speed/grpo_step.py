@@ -8,6 +8,15 @@ neither side time). Each side runs in its own process, in turns, on ``--threads`
 are warm-up and not counted. Printed are the medians and the ratios; times are wall seconds of whole steps (generation,
 reward, loss, backward, optimizer), and ``cpu`` the seconds of the processors in them, which other processes of the
 machine hardly change. ``--json`` keeps the rows of other sizes and precisions that its file has.
+
+On a GPU, Llama models with the shapes of Qwen2.5, and more and longer samples:
+
+    python benchmarks/speed/grpo_step.py --device cuda --peer-python PYTHON --size 0.5b --prompts 16 \\
+        --prompt-tokens 256 --new-tokens 512 --micro-batches 8 --peer-micro-batches 8 --precision bf16-mixed \\
+        --peer-bf16 --peer-dtype bfloat16 --json benchmarks/results/gpu-grpo_step.json
+
+There the memory is that of the device's tensors, and ``mfu`` the share of its peak that a step's training takes: six
+operations per parameter and token, those of a prompt counted for every sample, generation not counted.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import resource
 import statistics
@@ -48,10 +58,30 @@ SIZES = {
         "num_attention_heads": 8,
         "vocab": 32000,
     },
+    "0.5b": {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "intermediate_size": 4864,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab": 151_936,
+    },
+    "1.5b": {
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab": 151_936,
+    },
 }
 PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 64, 64
 WARMUP = 2
 UNITS = ("steps", "cpu")
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+"""Operations per second in bf16 of the device whose name holds the key, from its data sheet."""
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -102,8 +132,17 @@ class Clock:
         return {
             **{unit: _between(ends[::ticks])[self.warmup :] for unit, ends in both.items()},
             "rewards": self.rewards,
-            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mib": _peak_mib(),
         }
+
+
+def _peak_mib() -> float:
+    """Return the largest memory of the tensors on the GPU, or of the process where there is none."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _between(ends: list[float]) -> list[float]:
@@ -121,14 +160,14 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    options: dict[str, Any] = {"max_position_embeddings": 512} | SIZES[size] | changes
+    chosen = SIZES[size] | changes
+    defaults = {"num_key_value_heads": chosen["num_attention_heads"] // 2, "tie_word_embeddings": False}
+    options: dict[str, Any] = {"max_position_embeddings": 512} | defaults | chosen
     vocabulary = options.pop("vocab")
     torch.manual_seed(seed)
     config = LlamaConfig(
         **options,
-        num_key_value_heads=options["num_attention_heads"] // 2,
         vocab_size=vocabulary + knows_eos,
-        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
@@ -144,6 +183,14 @@ def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 
 def vocabulary_of(folder: str) -> int:
     """Return the number of tokens of a folder's model."""
     return int(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+
+
+def parameters_of(folder: str) -> int:
+    """Return the number of parameters in a folder's model."""
+    from safetensors import safe_open
+
+    with safe_open(Path(folder) / "model.safetensors", framework="pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
 
 def prompt(index: int, vocabulary: int, tokens: int = PROMPT_TOKENS) -> str:
@@ -169,12 +216,14 @@ def run_ours(
     *,
     compiled: bool = False,
     micro_batches: int = 1,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return step times and memory of this project; further callbacks, and another clock, may measure more.
 
     Args:
-        compiled: whether the layers of the learner and of the engine's decode step are compiled.
+        compiled: whether the layers of the learner are compiled, and on a CPU those of the engine's decode step.
         micro_batches: of an update.
+        device: ``cpu`` or ``cuda``.
     """
     import lightning
     import torch
@@ -212,6 +261,8 @@ def run_ours(
 
     lightning.seed_everything(seed, verbose=False)
     trainer = quiet_trainer(
+        accelerator=device,
+        devices=1,
         max_steps=steps,
         accumulate_grad_batches=micro_batches,
         precision=precision,
@@ -220,7 +271,7 @@ def run_ours(
         callbacks=[Ticks(), *callbacks],
     )
     engine = None
-    if compiled:
+    if compiled and device == "cpu":
         engine = InProcessEngine(dtype=torch.bfloat16 if precision == "bf16-mixed" else None, compile=True)
     data = RolloutDataModule(
         Words(),
@@ -246,12 +297,20 @@ def run_peer(
     *,
     bf16: bool = False,
     compiled: bool = False,
+    micro_batches: int = 1,
+    dtype: str = "float32",
+    continuous: bool = False,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return step times and memory of TRL with its default generation; another clock may measure more.
 
     Args:
         bf16: whether its trainer computes in bf16 by autocast.
         compiled: whether its trainer compiles the model.
+        micro_batches: of an update.
+        dtype: of the weights.
+        continuous: whether it generates by the continuous batching of transformers.
+        device: ``cpu`` or ``cuda``.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -269,7 +328,8 @@ def run_peer(
     vocabulary = vocabulary_of(folder)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=shape.prompts * shape.group,
+        per_device_train_batch_size=shape.prompts * shape.group // micro_batches,
+        gradient_accumulation_steps=micro_batches,
         num_generations=shape.group,
         max_completion_length=shape.new_tokens,
         max_steps=steps,
@@ -277,15 +337,16 @@ def run_peer(
         seed=seed,
         lr_scheduler_type="constant",
         beta=0.0,
-        use_cpu=True,
+        use_cpu=device == "cpu",
         bf16=bf16,
         torch_compile=compiled,
+        use_transformers_continuous_batching=continuous,
         gradient_checkpointing=False,
         report_to="none",
         logging_steps=1,
         save_strategy="no",
         disable_tqdm=True,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": dtype},
     )
     trainer = GRPOTrainer(
         model=folder,
@@ -299,6 +360,20 @@ def run_peer(
     return meter.report() | {
         "mean_length": statistics.mean(log[key] for log in trainer.state.log_history if key in log)
     }
+
+
+def model_flops(parameters: int, shape: Shape) -> float:
+    """Return the operations of a step's training by the usual estimate."""
+    rows = shape.prompts * shape.group
+    return 6.0 * parameters * rows * (shape.prompt_tokens + shape.new_tokens)
+
+
+def peak_flops() -> float:
+    """Return the peak of the GPU in bf16; NaN for one without an entry."""
+    import torch
+
+    name = torch.cuda.get_device_name()
+    return next((peak for key, peak in PEAK_FLOPS.items() if key in name), math.nan)
 
 
 def in_turns(
@@ -372,12 +447,21 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the layers of our learner and engine")
     parser.add_argument("--peer-compile", action="store_true", help="let the peer's trainer compile its model")
     parser.add_argument("--micro-batches", type=int, default=1, help="of our update: more take less memory")
+    parser.add_argument("--peer-micro-batches", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--peer-dtype", default="float32", help="of the peer's weights")
+    parser.add_argument("--peer-continuous", action="store_true", help="the peer generates by continuous batching")
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--group", type=int, default=GROUP, help="samples of a prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS)
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    shape = Shape(options.prompts, options.group, options.prompt_tokens, options.new_tokens)
     if options.side:
         import torch
 
@@ -390,26 +474,40 @@ def main() -> None:
                 micro_batches=options.micro_batches,
             )
             if options.side == "ours"
-            else partial(run_peer, bf16=options.peer_bf16, compiled=options.peer_compile)
+            else partial(
+                run_peer,
+                bf16=options.peer_bf16,
+                compiled=options.peer_compile,
+                micro_batches=options.peer_micro_batches,
+                dtype=options.peer_dtype,
+                continuous=options.peer_continuous,
+            )
         )
         settings = {"learning_rate": options.learning_rate, "seed": options.seed}
+        settings |= {"device": options.device, "shape": shape}
         print(json.dumps(run(options.folder, options.steps, **settings)))
         return
     folder = tempfile.mkdtemp()
-    make_model(Path(folder), options.size)
+    make_model(Path(folder), options.size, max_position_embeddings=max(512, shape.prompt_tokens + shape.new_tokens))
     sides = {"ours": sys.executable, "trl": options.peer_python}
     results = in_turns(sides, folder, options.rounds, options.threads)
     peer = "bf16-mixed" if options.peer_bf16 else "32-true"
     work = {"size": options.size, "precision": options.precision, "peer_precision": peer}
     work |= {"compiled": options.compile, "peer_compiled": options.peer_compile}
     work["micro_batches"] = options.micro_batches
+    if options.device != "cpu":
+        names = ("peer_micro_batches", "peer_dtype", "peer_continuous")
+        work |= {**{name: getattr(options, name) for name in names}, **vars(shape)}
     row = {**work, "threads": options.threads, "rounds": options.rounds}
     row |= compared(results["ours"], results["trl"], "trl")
+    if options.device != "cpu":
+        for side in sides:
+            row[side]["mfu"] = model_flops(parameters_of(folder), shape) / row[side]["steps_s"] / peak_flops()
     print(json.dumps(row, indent=2))
     if options.json:
         before = json.loads(options.json.read_text()) if options.json.exists() else None
         rows = [other for other in (before["rows"] if before else []) if not work.items() <= other.items()]
-        found = {**provenance("trl", options.peer_python, kept=before), "rows": [*rows, row]}
+        found = {**provenance("trl", options.peer_python, kept=before, device=options.device), "rows": [*rows, row]}
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 

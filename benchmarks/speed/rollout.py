@@ -210,8 +210,7 @@ def main() -> None:
             rows.append(measure(family, size, dtype, arguments))
             print(json.dumps(rows[-1]), flush=True)
             if arguments.json:
-                gpu = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else None
-                found = {**provenance(), "gpu": gpu, "threads": arguments.threads, "rows": rows}
+                found = {**provenance(device=arguments.device), "threads": arguments.threads, "rows": rows}
                 Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -81,11 +81,23 @@ def joint_reward(texts: list[str]) -> float:
     return reward(" ".join(texts))
 
 
-def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: bool = False) -> dict[str, Any]:
+def run_ours(
+    folder: str,
+    work: Work,
+    clock: Clock | None = None,
+    *,
+    compiled: bool = False,
+    rank: int | None = None,
+    device: str = "cpu",
+    precision: str = "32-true",
+) -> dict[str, Any]:
     """Return step times and memory of this project; another clock may measure more.
 
     Args:
         compiled: whether the layers of the policies and of the engine's decode step are compiled.
+        rank: of the agents' adapters on one model; None: each agent trains a model of its own.
+        device: ``cpu`` or ``cuda``.
+        precision: of the trainer.
     """
     import lightning
     from quiet_trainer import quiet_trainer
@@ -95,7 +107,7 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: b
     from mrlm_pl.engines import InProcessEngine, Sampling
     from mrlm_pl.environment import DatasetTasks, Environment, Step
     from mrlm_pl.episode import Message
-    from mrlm_pl.policy import Policy
+    from mrlm_pl.policy import LoRA, Policy
 
     class Words(Environment):
         name = "words"
@@ -130,6 +142,9 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: b
 
     lightning.seed_everything(work.seed, verbose=False)
     trainer = quiet_trainer(
+        accelerator=device,
+        devices=1,
+        precision=precision,
         max_steps=work.steps,
         accumulate_grad_batches=work.micro_batches,
         default_root_dir=tempfile.mkdtemp(),
@@ -148,6 +163,8 @@ def run_ours(folder: str, work: Work, clock: Clock | None = None, *, compiled: b
 
     def model(source: str = folder) -> Policy:
         settings: dict[str, Any] = {"chat_template": TEMPLATE, "weight_decay": 0.01, "compile": compiled}
+        if rank is not None:
+            settings["lora"] = LoRA(rank)
         if work.algorithm not in TREES:
             settings["max_forward_tokens"] = FORWARD_TOKENS
         return Policy(source, learning_rate=work.learning_rate, **settings)
