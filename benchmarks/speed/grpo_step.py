@@ -221,7 +221,7 @@ def run_ours(
     """Return step times and memory of this project; further callbacks, and another clock, may measure more.
 
     Args:
-        compiled: whether the layers of the learner are compiled, and on a CPU those of the engine's decode step.
+        compiled: whether the layers of the learner and of the engine's decode step are compiled.
         micro_batches: of an update.
         device: ``cpu`` or ``cuda``.
     """
@@ -271,7 +271,7 @@ def run_ours(
         callbacks=[Ticks(), *callbacks],
     )
     engine = None
-    if compiled and device == "cpu":
+    if compiled:
         engine = InProcessEngine(dtype=torch.bfloat16 if precision == "bf16-mixed" else None, compile=True)
     data = RolloutDataModule(
         Words(),

@@ -22,6 +22,8 @@ from mrlm_pl.policy.forward.packing import Segments
 
 _LEAST_HEAD_SIZE = 16
 _BLOCK = 128
+# PyTorch's other kernel, which it takes for less than 128 queries, cannot be compiled for any number of them.
+_KERNEL: Any = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 def has_kernel(config: PretrainedConfig, device: torch.device, dropout: bool) -> bool:
@@ -121,5 +123,11 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, s
     """Return the attention [N, heads, dim] of queries [N, heads, dim] to keys and values [N, kv heads, dim]."""
     attend = compiled_flex_attention() if query.device.type == "cuda" else flex_attention
     heads_first = (states.transpose(0, 1)[None] for states in (query, key, value))
-    found: Tensor = attend(*heads_first, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+    found: Tensor = attend(
+        *heads_first,
+        block_mask=mask,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options=_KERNEL,
+    )
     return found[0].transpose(0, 1)
