@@ -174,7 +174,7 @@ class DynamicLayer(Layer):
             weights: those of the layer.
         """
         w = self._sizes
-        kv_heads, group, length = w.kv_heads, w.heads // w.kv_heads, mask.shape[2]
+        kv_heads, group = w.kv_heads, w.heads // w.kv_heads
 
         def by_context(x: Tensor) -> Tensor:
             return x[:, table].flatten(2, 3).flatten(0, 1)
@@ -190,9 +190,9 @@ class DynamicLayer(Layer):
             of_context = (of_context.unflatten(0, (kv_heads, -1)) + mask).flatten(0, 1)
             of_own = torch.bmm(grouped.flatten(0, 1), keys.transpose(1, 2))
             shares = torch.cat((by_row(of_context), of_own), -1).softmax(-1)
-            mixed = torch.bmm(shares[..., length:], values)
-            shares = shares.unflatten(0, (kv_heads, -1))[..., :length]
-            mixed = mixed + by_row(torch.bmm(by_context(shares), context_values))
+            of_context, of_own = shares.split([mask.shape[2], keys.shape[1]], -1)
+            mixed = torch.bmm(of_own, values)
+            mixed = mixed + by_row(torch.bmm(by_context(of_context.unflatten(0, (kv_heads, -1))), context_values))
             return mixed.unflatten(0, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
         return self.through(weights, x, cos, sin, attend)
@@ -253,7 +253,7 @@ class StaticLayer(Layer):
             weights: those of the layer.
         """
         w = self._sizes
-        kv_heads, group, length = w.kv_heads, w.heads // w.kv_heads, mask.shape[2]
+        kv_heads, group = w.kv_heads, w.heads // w.kv_heads
 
         def by_context(x: Tensor) -> Tensor:
             return x.unflatten(0, (-1, kv_heads))[table].transpose(1, 2).flatten(2, 3).flatten(0, 1)
@@ -271,8 +271,8 @@ class StaticLayer(Layer):
             of_own = torch.bmm(grouped, keys.transpose(1, 2)) + own_mask
             scores = torch.cat((by_row(of_context), of_own), -1)
             shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
-            mixed = torch.bmm(shares[..., length:], values)
-            mixed = mixed + by_row(torch.bmm(by_context(shares[..., :length]), context_values))
+            of_context, of_own = shares.split([mask.shape[2], own_mask.shape[1]], -1)
+            mixed = torch.bmm(of_own, values) + by_row(torch.bmm(by_context(of_context), context_values))
             return mixed.unflatten(0, (-1, kv_heads)).flatten(1, 2)
 
         return self.through(weights, x, cos, sin, attend)

@@ -77,6 +77,9 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, asynchronous: bool
     >>> tokens.item(), round(logprobs.exp().item(), 4)    # 0.3 of the 0.9 that is kept
     (2, 0.3333)
     """
+    plain = sampling.temperature == 1 and not sampling.top_k and sampling.top_p == 1
+    if plain and logits.device.type != "cpu":
+        return draw_shares(logits, uniform[:, None])
     logits = logits.float()
     if sampling.temperature == 0:
         tokens = logits.argmax(-1)
@@ -115,18 +118,32 @@ def _draw_full(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from the whole softmax in two levels: a block of the vocabulary, then a token in it.
+    """Draw from the whole softmax in two levels; see :func:`_in_blocks`."""
+    peak = logits.amax(-1, keepdim=True)
+    index, total = _in_blocks((logits - peak).exp_(), uniform)
+    return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
+
+
+def draw_shares(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from the whole softmax, which a GPU computes in one kernel from logits of any dtype; see :func:`draw`.
+
+    ``uniform`` is ``[B, 1]``.
+    """
+    shares = logits.softmax(-1, dtype=torch.float32)
+    index, total = _in_blocks(shares, uniform)
+    return index[:, 0], (shares.gather(-1, index).log() - total.log().float())[:, 0]
+
+
+def _in_blocks(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the drawn index and the total ``[B, 1]`` of rows ``[B, V]``: a block is drawn, then a token in it.
 
     Cumulative sums then run over V / 256 + 256 numbers instead of V.
     """
-    peak = logits.amax(-1, keepdim=True)
-    mass = (logits - peak).exp_()
     padding = -mass.shape[-1] % _BLOCK
     blocks = (F.pad(mass, (0, padding)) if padding else mass).unflatten(-1, (-1, _BLOCK))
     block, total, rest = _invert(blocks.sum(-1), uniform)
     inside, _, _ = _invert(blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0], rest)
-    index = (block * _BLOCK + inside).clamp_(max=logits.shape[-1] - 1)
-    return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
+    return (block * _BLOCK + inside).clamp_(max=mass.shape[-1] - 1), total
 
 
 def _draw_truncated(logits: Tensor, uniform: Tensor, sampling: Sampling, asynchronous: bool) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from mrlm_pl.policy.forward.packing import Segments
 
 _LEAST_HEAD_SIZE = 16
 _BLOCK = 128
+_MOST_KERNELS = 64
 # PyTorch's other kernel, which it takes for less than 128 queries, cannot be compiled for any number of them.
 _KERNEL: Any = {"FORCE_USE_FLEX_ATTENTION": True}
 
@@ -115,8 +116,14 @@ def _ordered(blocks: np.ndarray) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def compiled_flex_attention() -> Any:
-    """Return the kernel for rows of any length, compiled at its first use."""
-    return torch.compile(flex_attention, dynamic=True)
+    """Return the kernel for rows of any length, compiled at its first use with a dtype, a number of heads and so on.
+
+    For more kernels than its limit PyTorch would compute a table of tokens by tokens; here it raises an error.
+    """
+    from torch._dynamo import config  # takes two seconds to import
+
+    attend = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    return config.patch(recompile_limit=_MOST_KERNELS)(attend)
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float | None) -> Tensor:

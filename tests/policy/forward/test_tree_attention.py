@@ -136,6 +136,10 @@ def test_the_compiled_kernel_is_the_attention_segment_by_segment(dtype: torch.dt
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_long_row_needs_no_table_of_tokens_by_tokens() -> None:
     device = torch.device("cuda")
+    short = TREES["a short tree"]
+    for heads in range(1, 12):  # more kernels than PyTorch's own limit
+        query = torch.randn(sum(map(sum, short.lengths)), heads, 16, device=device)
+        PackedLayout(short, device, in_one=True).attend(query, query[:, :1], query[:, :1], 0.3)
     segments = packed(rows_of_a_tree((1, 64), (2000, 500)), torch.zeros(64))
     tokens = sum(map(sum, segments.lengths))
     inputs = states(tokens, device, torch.bfloat16)
