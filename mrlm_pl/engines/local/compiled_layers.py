@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from mrlm_pl.engines.local.decoder import Decoder, LayerWeights, through_layer
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.errors import EngineError
-from mrlm_pl.policy.compilation import counted
+from mrlm_pl.policy.compilation import count_compilations, counted
 from mrlm_pl.policy.forward.devices import on_device
 
 Code = Callable[[list[Tensor]], list[Tensor]]
@@ -35,6 +35,7 @@ Code = Callable[[list[Tensor]], list[Tensor]]
 # tokens of a context, own tokens, room for them. All but the last are free in the code.
 _ROWS, _CONTEXTS, _WIDTH, _LENGTH, _END, _CAPACITY = 32, 5, 8, 48, 20, 64
 _FREE: Any = torch.export.Dim.DYNAMIC
+_MOST_CODES = 64
 
 # Least numbers of a thread, as in PyTorch's element-wise operations: to wake a thread takes longer than a small loop.
 _CONFIGURATION = {"cpp.min_chunk_size": 32768}
@@ -70,8 +71,7 @@ def compiled_layers(decoder: Decoder, kind: type[Layer]) -> list[Code]:
         key = kind, _key(decoder, layer)
         with _lock:
             if key not in _codes:
-                with counted():
-                    _codes[key] = _compiled(decoder, kind(decoder, layer), weights_of(layer))
+                _codes[key] = kind(decoder, layer).compiled(decoder, weights_of(layer))
         found.append(_codes[key])
     return found
 
@@ -112,10 +112,9 @@ class Layer(nn.Module, ABC):
         leaves, self._structure = _flat(layer)
         self._present = [leaf is not None for leaf in leaves]
 
-    @classmethod
     @abstractmethod
-    def examples(cls, decoder: Decoder) -> list[tuple[Tensor, Any]]:
-        """Return an example of each argument but the weights, and which of its sizes are free."""
+    def compiled(self, decoder: Decoder, weights: Sequence[Tensor]) -> Code:
+        """Return the code of layers like this one, with weights like these."""
 
     def through(
         self, weights: Sequence[Tensor], x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[..., Tensor]
@@ -131,11 +130,10 @@ class Layer(nn.Module, ABC):
 class DynamicLayer(Layer):
     """A layer of a step over tensors of exact size, in memory with KV heads first."""
 
-    @classmethod
-    def examples(cls, decoder: Decoder) -> list[tuple[Tensor, Any]]:
-        """See :meth:`Layer.examples`."""
+    def compiled(self, decoder: Decoder, weights: Sequence[Tensor]) -> Code:
+        """See :meth:`Layer.compiled`."""
         zeros, kv_heads, size = _zeros_of(decoder), decoder.weights.kv_heads, decoder.weights.head_dim
-        return [
+        examples = [
             *_stream(decoder),
             (zeros(_CONTEXTS, _WIDTH, dtype=torch.long), {0: _FREE, 1: _FREE}),
             (zeros(_ROWS, dtype=torch.long), {0: _FREE}),
@@ -143,6 +141,7 @@ class DynamicLayer(Layer):
             *((zeros(kv_heads * _ROWS, _CAPACITY, size)[:, :_END], {0: _FREE, 1: _FREE}) for _ in range(2)),
             *((zeros(kv_heads * _CONTEXTS, _LENGTH, size), {0: _FREE, 1: _FREE}) for _ in range(2)),
         ]
+        return _ahead_of_time(self, examples, weights)
 
     def forward(
         self,
@@ -201,20 +200,35 @@ class DynamicLayer(Layer):
 class StaticLayer(Layer):
     """A layer of a step over tensors that stay in place, in memory with rows and contexts first."""
 
-    @classmethod
-    def examples(cls, decoder: Decoder) -> list[tuple[Tensor, Any]]:
-        """See :meth:`Layer.examples`."""
+    def compiled(self, decoder: Decoder, weights: Sequence[Tensor]) -> Code:
+        """Return code that is made for the sizes of examples, all but those of the layer free; see :class:`Layer`.
+
+        The checks of ``torch.compile`` cost nothing where a step is captured once and replayed.
+        """
+        from torch._dynamo import config, mark_dynamic  # takes two seconds to import
+
         zeros, kv_heads, size = _zeros_of(decoder), decoder.weights.kv_heads, decoder.weights.head_dim
-        return [
-            *_stream(decoder),
-            (zeros(_CONTEXTS, _WIDTH, dtype=torch.long), {0: _FREE, 1: _FREE}),
-            (zeros(_ROWS, dtype=torch.long), {0: _FREE}),
-            (zeros(_CONTEXTS, 1, _LENGTH), {0: _FREE, 2: _FREE}),
-            (zeros(1, _END), {1: _FREE}),
-            (zeros(1, dtype=torch.long), None),
-            *((zeros(_ROWS * kv_heads, _CAPACITY, size)[:, :_END], {0: _FREE, 1: _FREE}) for _ in range(2)),
-            *((zeros(_CONTEXTS * kv_heads, _LENGTH, size), {0: _FREE, 1: _FREE}) for _ in range(2)),
+        examples = [
+            *((x, tuple(free)) for x, free in _stream(decoder)),
+            (zeros(_CONTEXTS, _WIDTH, dtype=torch.long), (0, 1)),
+            (zeros(_ROWS, dtype=torch.long), (0,)),
+            (zeros(_CONTEXTS, 1, _LENGTH), (0, 2)),
+            (zeros(1, _CAPACITY), (1,)),
+            (zeros(1, dtype=torch.long), ()),
+            *((zeros(_ROWS * kv_heads, _CAPACITY, size), (0, 1)) for _ in range(2)),
+            *((zeros(_CONTEXTS * kv_heads, _LENGTH, size), (0, 1)) for _ in range(2)),
         ]
+        for example, free in examples:
+            mark_dynamic(example, free)
+        arguments = [*(example for example, _ in examples), *weights]
+        made = config.patch(recompile_limit=_MOST_CODES)(torch.compile(self, fullgraph=True))
+        count_compilations()
+        with torch.inference_mode():
+            made(*arguments)
+            arguments[6] = arguments[6][:, :_END]  # which needs code of its own, as its states are not contiguous
+            mark_dynamic(arguments[6], 1)
+            made(*arguments)
+        return lambda arguments: [made(*arguments)]
 
     def forward(
         self,
@@ -246,7 +260,7 @@ class StaticLayer(Layer):
             mask: is added to the scores of the contexts, ``[U, 1, T]``.
             own_mask: is added to the scores of the rows' own tokens, ``[1, E]``.
             fed: number of own tokens before, ``[1]``.
-            keys: of the rows' own tokens, ``[B * KV heads, E, head size]``.
+            keys: of the rows' own tokens, the first E of them, ``[B * KV heads, >= E, head size]``.
             values: likewise.
             context_keys: ``[U * KV heads, T, head size]``.
             context_values: likewise.
@@ -268,11 +282,12 @@ class StaticLayer(Layer):
             grouped = (q * w.scale).unflatten(1, (kv_heads, group)).flatten(0, 1)
             of_context = torch.bmm(by_context(grouped), context_keys.transpose(1, 2))
             of_context = (of_context.unflatten(0, (-1, kv_heads)) + mask[:, None]).flatten(0, 1)
-            of_own = torch.bmm(grouped, keys.transpose(1, 2)) + own_mask
+            of_own = torch.bmm(grouped, keys[:, : own_mask.shape[1]].transpose(1, 2)) + own_mask
             scores = torch.cat((by_row(of_context), of_own), -1)
             shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
             of_context, of_own = shares.split([mask.shape[2], own_mask.shape[1]], -1)
-            mixed = torch.bmm(of_own, values) + by_row(torch.bmm(by_context(of_context), context_values))
+            mixed = torch.bmm(of_own, values[:, : own_mask.shape[1]])
+            mixed = mixed + by_row(torch.bmm(by_context(of_context), context_values))
             return mixed.unflatten(0, (-1, kv_heads)).flatten(1, 2)
 
         return self.through(weights, x, cos, sin, attend)
@@ -289,8 +304,12 @@ def _stream(decoder: Decoder) -> list[tuple[Tensor, Any]]:
     return [(x, {0: _FREE}), (rotation, {0: _FREE}), (rotation.clone(), {0: _FREE})]
 
 
-def _compiled(decoder: Decoder, layer: Layer, weights: Sequence[Tensor]) -> Code:
-    """Return the code of layers like this one."""
+def _ahead_of_time(layer: Layer, examples: Sequence[tuple[Tensor, Any]], weights: Sequence[Tensor]) -> Code:
+    """Return the code of a layer, made with examples of its arguments, some of whose sizes are free.
+
+    Raises:
+        EngineError: this version of PyTorch cannot compile the layer, or has no compiler.
+    """
     shapes: Any = importlib.import_module("torch.fx.experimental._config")
     if not hasattr(shapes, "backed_size_oblivious"):
         raise EngineError(
@@ -298,9 +317,9 @@ def _compiled(decoder: Decoder, layer: Layer, weights: Sequence[Tensor]) -> Code
         )
     from torch._inductor.exc import InductorError  # of seconds, and only where something is compiled
 
-    examples, sizes = zip(*layer.examples(decoder), strict=True)
-    arguments, free_sizes = (*examples, *weights), (*sizes, tuple(None for _ in weights))
-    with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    given, sizes = zip(*examples, strict=True)
+    arguments, free_sizes = (*given, *weights), (*sizes, tuple(None for _ in weights))
+    with counted(), warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about itself
         # without it code for two or more rows, contexts or tokens would not be valid for one
         with shapes.patch(backed_size_oblivious=True):
@@ -310,10 +329,7 @@ def _compiled(decoder: Decoder, layer: Layer, weights: Sequence[Tensor]) -> Code
                 torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=_CONFIGURATION)
             except InductorError as error:
                 raise EngineError(f"the decode step cannot be compiled: {error}; leave compile out") from error
-        on_gpu = decoder.device.type == "cuda"  # where its own events would be part of a CUDA graph
-        index = -1 if decoder.device.index is None else decoder.device.index
-        package = torch._inductor.aoti_load_package(path, run_single_threaded=on_gpu, device_index=index)
-        return package.loader.boxed_run
+        return torch._inductor.aoti_load_package(path).loader.boxed_run
 
 
 class CompiledRows(DecoderRows):

@@ -146,7 +146,7 @@ class StaticStep:
         hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)[0, 0]
         x = w.embed(self.tokens)
         for (code, weights), own, shared in zip(self._layers, self._own, self._shared, strict=True):
-            states = [*own[..., :window, :].flatten(1, 2), *shared.flatten(1, 2)]
+            states = [*own.flatten(1, 2), *shared.flatten(1, 2)]
             (x,) = code([x, *turned, self._row, self._place, self._mask, hidden, self._fed, *states, *weights])
         self._fed += 1
         return self._decoder.logits(x)
