@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_tables as tables
 from benchmarks.results_plots import draw
+from benchmarks.tables import correctness, costs, learning
+from benchmarks.tables.markdown import table
+from benchmarks.tables.results import read
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -28,23 +31,25 @@ HEAD = """\
 
 Every number is drawn from a file in `benchmarks/results`, named below its table beside the command that wrote it with
 `--json FILE`; `make results` draws this page, `make benchmarks` measures again. Intervals cover 95 %, over the seeds
-(Student's t) or over the tasks of an evaluation. All runs had small models and {common}: ratios tell more than
-absolute numbers.
+(Student's t) or over the tasks of an evaluation. All runs on a CPU had small models and {common}: ratios
+tell more than absolute numbers.
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A file of results on the page, with the table of the function of its name in :mod:`benchmarks.results_tables`.
+    """A file of results on the page.
 
     Args:
         title: its heading.
         text: the measurement in a sentence or two.
+        tables: returns its tables, in Markdown.
         plot: whether it has a plot.
     """
 
     title: str
     text: str
+    tables: Callable[[Any], str]
     plot: bool = False
 
     @property
@@ -55,11 +60,14 @@ class Section:
 
 CHAPTERS: dict[str, dict[str, Section]] = {
     "Learning": {
-        "quickstart": Section("Quick start", "GRPO on generated problems; accuracy on 500 held-out ones.", plot=True),
+        "quickstart": Section(
+            "Quick start", "GRPO on generated problems; accuracy on 500 held-out ones.", learning.quickstart, plot=True
+        ),
         "learning": Section(
             "Algorithms of one policy",
             "Accuracy on 500 held-out problems; SFT and preferences train on 6,000 of the policy's own episodes. The "
             "second table has the ends of the curves during training on fixed data and from a teacher.",
+            learning.learning,
             plot=True,
         ),
         "team_algorithms": Section(
@@ -67,6 +75,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Mean held-out reward of the tiny model, in runs of some CPU seconds that differ in size; sections below "
             "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley, "
             "which credit own rewards, may settle there. MAPoRL's size replaced one that learned nothing.",
+            learning.team_algorithms,
             plot=True,
         ),
         "small_model": Section(
@@ -74,21 +83,25 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "Held-out accuracy of `make small-model` (2.6 million weights, not in the package) beside `builtin:tiny`, "
             "on the same 500 problems of each difficulty at temperature 1. Both saw difficulty 1 alone; their second "
             "stage has hurried answers to most problems.",
+            learning.small_model,
         ),
         "parity": Section(
             "Learning curves beside TRL and CoMLRL",
             "The same random models, prompts, seeds, optimizer and rewards (the fraction of even words).",
+            learning.parity,
             plot=True,
         ),
         "token_losses": Section(
             "Token losses",
             "A shortened quick start with four updates per rollout: [algorithms](algorithms.md#token-losses).",
+            learning.token_losses,
             plot=True,
         ),
         "turn_credit": Section(
             "Credit of turns",
             "Held-out and mean return of a game of four wheels, in parentheses minus GRPO; `turn` is `credit: turn`. "
             "30,000 generated tokens, entropy bonus .1 unless named: [algorithms](algorithms.md#credit-of-turns).",
+            learning.turn_credit,
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
@@ -96,27 +109,32 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "the split train): [shop](environments/webshop.md#measured), "
             "[graph](environments/knowledge_graph.md#measured), [house](environments/alfworld.md#measured). The "
             "reward of graph and house is success.",
+            learning.agentbench,
         ),
         "five_tasks": Section(
             "AgentBench's five tasks in one run",
             "Mean reward in the first and the last fifth of the iterations after a small model's recipe, one seed: "
             "[several environments](multi_task.md#measured).",
+            learning.five_tasks,
         ),
         "team_distillation": Section(
             "A team distilled into one model",
             "A student of two specialists, their team's mean in the last turn and its majority: [on-policy "
             "distillation](algorithms/on_policy_distillation.md).",
+            learning.team_distillation,
         ),
         "pairs": Section(
             "GDPO, M-GRPO and IGPO against GRPO",
             "At equal generated tokens, held out, in parentheses minus GRPO: [GDPO](algorithms/gdpo.md) on problems "
             "with a small reward for short replies, [M-GRPO](algorithms/mgrpo.md) on a planner that may ask helpers, "
             "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
+            learning.pairs,
         ),
         "budget": Section(
             "A team against one policy and its majority",
             "At equal generated tokens per problem, after training with equal tokens: "
             "[teams](teams.md#against-one-policy).",
+            learning.budget,
         ),
         "effects": Section(
             "Effects of papers",
@@ -124,71 +142,106 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), "
             "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), "
             "[self-play](self_play.md#measured).",
+            learning.effects,
         ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
             "Held-out reward at equal generated tokens (minus MAGRPO): [C3](algorithms/c3.md).",
+            learning.branches,
         ),
         "marginal": Section(
             "Credit from replays without an agent",
             "Held-out reward in `halves`: [CCPO](algorithms/ccpo.md) and its relatives.",
+            learning.marginal,
         ),
     },
     "Speed and memory": {
         "grpo_step": Section(
-            "A GRPO step against TRL", "Generation, reward, loss and update of the same model, prompts and lengths."
+            "A GRPO step against TRL",
+            "Generation, reward, loss and update of the same model, prompts and lengths.",
+            costs.grpo_step,
         ),
         "grpo_step_amx": Section(
             "A GRPO step against TRL on a processor with AMX",
             "The same, where matrix products in bf16 have hardware. Another benchmark ran on the other core.",
+            costs.grpo_step,
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
             "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Another benchmark ran on the other core.",
+            costs.team_step,
+        ),
+        "adapters_step": Section(
+            "Adapters against models of their own",
+            "The same work of two agents, with adapters of rank 16 on one model of size m / with a model each: "
+            "[scaling](scaling.md#lora).",
+            costs.adapters_step,
         ),
         "cost_curves": Section(
             "Growth of the costs",
             "Slopes of logarithms, over all points and between the last two; 1 is linear (dotted in the plot). "
             "Processor time of rollout and update and peak memory beyond the loaded models, on one thread: "
             "[long contexts](scaling.md#long-contexts).",
+            costs.cost_curves,
             plot=True,
         ),
         "distillation_step": Section(
             "A distillation step against TRL",
             "Full-vocabulary divergence over 32,000 words: [distillation](algorithms/on_policy_distillation.md).",
+            costs.distillation_step,
         ),
         "int8_weights": Section(
             "Weights in int8",
             "int8 / float32 on one thread, and `builtin:tiny` on the quick start's problems: "
             "[scaling](scaling.md#weights-in-int8).",
+            costs.int8_weights,
         ),
         "kernel_shapes": Section(
             "Shapes of products in bf16 on a CPU",
             "Distinct shapes in ten GRPO steps with replies of different lengths: [scaling](scaling.md#precision).",
+            costs.kernel_shapes,
         ),
         "shared_machine": Section(
             "A busy machine",
             "A GRPO step by OpenMP setting: [scaling](scaling.md#machines-shared-with-other-processes).",
+            costs.shared_machine,
         ),
         "rollout": Section(
             "Generation against transformers",
             "Tokens per second of the in-process engine and of `model.generate`: 4 prompts of 64 tokens, 8 samples of "
             "64 tokens each, two threads.",
+            costs.rollout,
         ),
         "rollout_compiled": Section(
             "Compiled layers in generation",
             "Tokens per second of the in-process engine with `compile: true` and without, on one thread: "
             "[engines](engines.md#compiled-layers).",
+            costs.rollout_compiled,
         ),
         "batching": Section(
             "Batching",
             "One call for several policies / a call for each; adapters on one base / added to copies; unequal lengths "
             "/ `generate` in waves: [engines](engines.md#in-this-process).",
+            costs.batching,
         ),
         "rounds": Section(
             "Rounds against lockstep",
             "32 episodes of 4 turns of unequal lengths, size s; answers take random times with this mean: "
             "[engines](engines.md#rounds).",
+            costs.rounds,
+        ),
+        "gpu_rollout": Section(
+            "Generation on a GPU",
+            "Random Qwen2.5 shapes in bf16, prompts x samples, tokens of a prompt + new ones; one measured run after a "
+            "warm-up. The first row was measured before norms and draws took fewer kernels: "
+            "[engines](engines.md#in-this-process).",
+            costs.gpu_rollout,
+        ),
+        "gpu_grpo_step": Section(
+            "A GRPO step on a GPU",
+            "A short step, most of it generation. mrlm keeps weights and AdamW's moments in float32, TRL in bf16. Two "
+            "measured steps after two: [scaling](scaling.md#gpus).",
+            costs.gpu_grpo_step,
         ),
         "limit": Section(
             "Limit of the machine",
@@ -197,36 +250,51 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "ratios to TRL's step: of the whole step, of its operators, and of products and attention. A step without "
             "any Python reaches the second; one that also has no element-wise operations, copies, sampling and "
             "optimizer the third.",
+            costs.limit,
         ),
         "start_up": Section(
             "Start-up",
             "The quick start up to its first update, beside an earlier commit: [scaling](scaling.md#start-up).",
+            costs.start_up,
         ),
-        "records": Section("Recorded episodes", "The tiny model's debates: [data](data.md#episodes)."),
+        "records": Section("Recorded episodes", "The tiny model's debates: [data](data.md#episodes).", costs.records),
     },
     "Correctness and robustness": {
         "kill_resume": Section(
             "Kills",
             "SIGKILL at up to three random moments per run: [scaling](scaling.md#checkpoints-and-resume).",
+            correctness.kill_resume,
         ),
         "attacks": Section(
-            "Attacks on the sandbox", "Hostile programs by isolation level: [sandbox](sandbox.md#levels)."
+            "Attacks on the sandbox",
+            "Hostile programs by isolation level: [sandbox](sandbox.md#levels).",
+            correctness.attacks,
         ),
-        "conformance_peers": Section("Conformance", "Values of the peers' own code: [conformance](conformance.md)."),
+        "conformance_peers": Section(
+            "Conformance",
+            "Values of the peers' own code: [conformance](conformance.md).",
+            correctness.conformance_peers,
+        ),
         "families": Section(
             "Model families",
             "Engine and learner against each model's own forward pass: [engines](engines.md#in-this-process).",
+            correctness.families,
         ),
         "semantic": Section(
             "Rewards and observations of the environments",
             "Environments by result of `mrlm check-env --level semantic`: [checks](checks.md).",
+            correctness.semantic,
         ),
         "interval_coverage": Section(
-            "Confidence intervals", "An accuracy's 95 % interval in simulations with correlated samples."
+            "Confidence intervals",
+            "An accuracy's 95 % interval in simulations with correlated samples.",
+            correctness.interval_coverage,
         ),
     },
     "Earlier measurements": {
-        "earlier": Section("Numbers of other pages", "Without date and versions; the command measures again."),
+        "earlier": Section(
+            "Numbers of other pages", "Without date and versions; the command measures again.", correctness.earlier
+        ),
     },
 }
 
@@ -250,9 +318,9 @@ def page() -> str:
     for chapter, sections in CHAPTERS.items():
         text += f"\n## {chapter}\n"
         for name, section in sections.items():
-            found = tables.read(name)
+            found = read(name)
             plot = f"\n![{section.title}](images/results/{name}.svg)\n" if section.plot else ""
-            shown = tables.shown(name)
+            shown = section.tables(found)
             text += f"\n### {section.title}\n\n{section.text}\n{plot}\n{shown}\n{source(name, found)}\n"
     text += "\n## Other files\n\n"
     return text + "".join(f"- `{name}.json`: {shown}\n" for name, shown in ELSEWHERE.items())
@@ -262,15 +330,16 @@ def facts(found: Any) -> list[str]:
     """Return date, machine and versions of a result."""
     machine, versions = found["machine"], found["versions"]
     named = (f"{package} {version}" for package, version in versions.items())
-    return [found["date"], machine["processor"], f"{machine['cores']} cores", *named]
+    device = [machine["gpu"]] if "gpu" in machine else []
+    return [found["date"], machine["processor"], f"{machine['cores']} cores", *device, *named]
 
 
 @functools.cache
 def common() -> list[str]:
-    """Return the facts that all results of the page share."""
-    results = [tables.read(name) for sections in CHAPTERS.values() for name in sections]
+    """Return the facts that all results on a CPU share."""
+    results = [read(name) for sections in CHAPTERS.values() for name in sections]
     results += [found["curves"] for found in results if "curves" in found]
-    lists = [facts(found) for found in results if "command" in found]
+    lists = [facts(found) for found in results if "command" in found and "gpu" not in found["machine"]]
     return [fact for fact in lists[0] if all(fact in other for other in lists)]
 
 
@@ -304,16 +373,16 @@ def commands(joined: str) -> str:
 def numbers() -> str:
     """Return the README's measured numbers beside the peers', and its curve."""
     files = ("grpo_step_amx", "team_step", "kill_resume", "attacks")
-    grpo, team, killed, attacked = (tables.read(name) for name in files)
+    grpo, team, killed, attacked = (read(name) for name in files)
     turn = [row for row in team["rows"] if not row["compiled"]][-1]
     shown_step = ("s", "bf16-mixed", False)
     step = next(row for row in grpo["rows"] if (row["size"], row["precision"], row["compiled"]) == shown_step)
-    count, runs, same = tables.kills(killed)
+    count, runs, same = correctness.kills(killed)
     most = max(len(run["kills"]) for case in killed["cases"].values() for run in case["runs"])
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
     costs = "**{cpu_ratio:.2f}** of its processor time, **{peak_ratio:.2f}** of its peak memory"
-    version, agree, both = tables.read("conformance_peers")["versions"]["verl"], *agreeing("verl")
+    version, agree, both = read("conformance_peers")["versions"]["verl"], *agreeing("verl")
     rows = {
         "grpo_step_amx": [f"a GRPO step in bf16 against TRL {grpo['versions']['trl']}", costs.format_map(step)],
         "team_step": [
@@ -335,10 +404,10 @@ def numbers() -> str:
         ],
     }
     shown = [[*cells, f"[{name}.json](benchmarks/results/{name}.json)"] for name, cells in rows.items()]
-    curve = tables.read("quickstart")
+    curve = read("quickstart")
     begin, end = (curve["summary"][moment][0] for moment in ("before", "after"))
     return (
-        f"{tables.table(['measured on a CPU', 'result', 'file'], shown)}\n"
+        f"{table(['measured on a CPU', 'result', 'file'], shown)}\n"
         "![Reward of the quick start by iteration](docs/images/results/quickstart.svg)\n\n"
         f"The quick start: mean reward of {len(curve['rows'])} seeds with its 95 % interval. The accuracy on 500\n"
         f"held-out problems rises from {begin:.2f} to {end:.2f} "

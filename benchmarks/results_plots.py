@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results_tables as tables
 from benchmarks.few_values import mean_and_half
+from benchmarks.tables.costs import SIDES, points
+from benchmarks.tables.learning import measured_curves
+from benchmarks.tables.results import read
 
 ROOT = Path(__file__).parents[1]
 PLOTS = ROOT / "docs" / "images" / "results"
@@ -27,10 +29,10 @@ def draw() -> None:
     (PLOTS / "curves").mkdir(parents=True, exist_ok=True)
 
     with plot("quickstart", figsize=(6, 3.2)) as axes:
-        draw_rewards(axes, [row["rewards"] for row in tables.read("quickstart")["rows"]])
+        draw_rewards(axes, [row["rewards"] for row in read("quickstart")["rows"]])
         axes.set(xlabel="iteration", ylabel="mean reward of the rollout", ylim=(None, 1))
 
-    parity = tables.read("parity")
+    parity = read("parity")
     with plot("parity", ncols=len(parity["pairs"]), figsize=(6, 3), sharey=True) as panels:
         for axes, (name, pair) in zip(panels, parity["pairs"].items(), strict=True):
             for side, label, color in (("ours", "mrlm", "tab:blue"), ("peer", pair["peer"], "tab:orange")):
@@ -42,7 +44,7 @@ def draw() -> None:
         panels[0].set(ylabel="mean reward")
 
     for file, shared in (("learning", True), ("team_algorithms", False)):  # one task; several
-        found = learning_curves(tables.read(file))
+        found = learning_curves(read(file))
         rows = math.ceil(len(found) / 5)
         with plot(file, nrows=rows, ncols=5, figsize=(10, 2.1 * rows), sharex=shared, sharey=shared) as grid:
             for axes in grid.flat[len(found) :]:
@@ -58,13 +60,13 @@ def draw() -> None:
                 draw_band(axes, panel.curves, panel.x, "tab:blue")
                 axes.set(xlabel=panel.steps, ylabel=panel.measure)
 
-    losses = tables.read("token_losses")["summary"]
+    losses = read("token_losses")["summary"]
     with plot("token_losses", figsize=(6, 3.6)) as axes:
         means, halves = ([row[key] for row in losses.values()] for key in ("accuracy", "accuracy_half"))
         axes.errorbar(means, range(len(losses)), xerr=halves, fmt="o", color="tab:blue", capsize=3)
         axes.set(yticks=range(len(losses)), yticklabels=list(losses), xlabel="held-out accuracy after 6 rollouts")
         axes.invert_yaxis()
-    draw_costs(tables.read("cost_curves"))
+    draw_costs(read("cost_curves"))
 
 
 def draw_costs(found: Any) -> None:
@@ -74,12 +76,12 @@ def draw_costs(found: Any) -> None:
             for row, (measure, label) in enumerate((("cpu_s", "processor seconds"), ("memory_mib", "memory in MiB"))):
                 axes = grid[2 * (number // 4) + row, number % 4]
                 for side, color in (("ours", "tab:blue"), (axis["peer"], "tab:orange")):
-                    known = [point for point in tables.points(found, name, side) if "reason" not in point]
+                    known = [point for point in points(found, name, side) if "reason" not in point]
                     if known:
                         x, y = ([point[key] for point in known] for key in ("x", measure))
-                        axes.loglog(x, y, "o-", color=color, markersize=3, label=tables.SIDES[side])
+                        axes.loglog(x, y, "o-", color=color, markersize=3, label=SIDES[side])
                         axes.loglog([x[0], x[-1]], [y[-1] * x[0] / x[-1], y[-1]], ":", color=color, linewidth=1)
-                ticks = [point["x"] for point in tables.points(found, name, "ours")]
+                ticks = [point["x"] for point in points(found, name, "ours")]
                 labels = [f"{tick / 1000:.0f}k" if tick > 1000 else str(tick) for tick in ticks]
                 axes.set_xticks(ticks, labels, fontsize="small")
                 axes.minorticks_off()
@@ -134,10 +136,10 @@ def learning_curves(found: Any) -> dict[str, list[list[float]]]:
 def curves_by_page() -> dict[str, list[Panel]]:
     """Return the learning curves by the file of the algorithm: those of rollouts, and those of steps on fixed data."""
     stems = {path.stem.replace("_", ""): path.stem for path in (ROOT / "mrlm_pl" / "algorithms").glob("*.py")}
-    files = (learning_curves(tables.read(name)) for name in ("team_algorithms", "learning"))
+    files = (learning_curves(read(name)) for name in ("team_algorithms", "learning"))
     rewards = {name.lower(): curves for file in files for name, curves in file.items()}
     found: dict[str, list[Panel]] = {}
-    for config, measures in tables.measured_curves(tables.read("learning")).items():
+    for config, measures in measured_curves(read("learning")).items():
         stem = {"teacher": "on_policy_distillation"}.get(Path(config).name, Path(config).name)
         found[stem] = [Panel("optimizer step", axis, *measured) for axis, measured in measures.items()]
     for name, curves in rewards.items():

@@ -13,7 +13,7 @@ On a GPU, Llama models with the shapes of Qwen2.5, and more and longer samples:
 
     python benchmarks/speed/grpo_step.py --device cuda --peer-python PYTHON --size 0.5b --prompts 16 \\
         --prompt-tokens 256 --new-tokens 512 --micro-batches 8 --peer-micro-batches 8 --precision bf16-mixed \\
-        --peer-bf16 --peer-dtype bfloat16 --json benchmarks/results/gpu-grpo_step.json
+        --peer-bf16 --peer-dtype bfloat16 --json benchmarks/results/gpu_grpo_step.json
 
 There the memory is that of the device's tensors, and ``mfu`` the share of its peak that a step's training takes: six
 operations per parameter and token, those of a prompt counted for every sample, generation not counted.
@@ -221,7 +221,7 @@ def run_ours(
     """Return step times and memory of this project; further callbacks, and another clock, may measure more.
 
     Args:
-        compiled: whether the layers of the learner and of the engine's decode step are compiled.
+        compiled: whether the layers of the learner are compiled, and on a CPU those of the engine's decode step.
         micro_batches: of an update.
         device: ``cpu`` or ``cuda``.
     """
@@ -271,7 +271,7 @@ def run_ours(
         callbacks=[Ticks(), *callbacks],
     )
     engine = None
-    if compiled:
+    if compiled and device == "cpu":
         engine = InProcessEngine(dtype=torch.bfloat16 if precision == "bf16-mixed" else None, compile=True)
     data = RolloutDataModule(
         Words(),

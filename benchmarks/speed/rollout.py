@@ -6,7 +6,7 @@ On a GPU, with the engine's steps as CUDA graphs and one kernel at a time, and t
 
     python benchmarks/speed/rollout.py --device cuda --weights bfloat16 --size 0.5b 1.5b --family qwen2 \\
         --prompts 32 --samples 8 --prompt-tokens 512 --new-tokens 512 --repeats 2 \\
-        --sides engine compiled eager generate continuous --json benchmarks/results/gpu-rollout.json
+        --sides engine eager generate continuous --json benchmarks/results/gpu_rollout.json
 
 With compiled layers, whose CPU seconds are compared with those of the engine without:
 
@@ -84,7 +84,7 @@ class Work:
         self.loop = EventLoopThread()
         settings: Any = {"dtype": getattr(torch, dtype) if dtype else None, "max_batch_tokens": 2**20}
         self.engines = {
-            side: InProcessEngine(cuda_graphs=side != "eager", compile=side == "compiled", **settings)
+            side: InProcessEngine(cuda_graphs=side == "engine", compile=side == "compiled", **settings)
             for side in arguments.sides
             if side in ("engine", "eager", "compiled")
         }
@@ -158,6 +158,8 @@ def measure(family: str, size: str, dtype: str | None, arguments: argparse.Names
                 peaks[side] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     work.close()
     row: dict[str, Any] = {"family": family, "size": size} | ({"dtype": dtype} if dtype else {})
+    if on_gpu:
+        row |= {name: getattr(arguments, name) for name in ("prompts", "samples", "prompt_tokens", "new_tokens")}
     for side, found in speeds.items():
         row[f"{side}_tokens_per_second"] = round(statistics.median(found), 1)
         if side != "generate" and "generate" in speeds:
@@ -198,7 +200,7 @@ def main() -> None:
         nargs="+",
         choices=("engine", "eager", "compiled", "generate", "continuous"),
         default=["generate", "engine"],
-        help="`compiled` is the engine with compiled layers; on a GPU `eager` is the engine without CUDA "
+        help="`compiled` is the engine with compiled layers, on a CPU; on a GPU `eager` is the engine without CUDA "
         "graphs; `continuous` is transformers' continuous batching",
     )
     parser.add_argument("--json", help="write the figures to this file")

@@ -36,11 +36,14 @@ def compile_layers(model: nn.Module) -> None:
         )
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention_forward))
     from torch._dynamo import config  # takes two seconds to import
+    from torch._dynamo.callback import callback_handler
 
     if hasattr(config, "nested_graph_breaks"):  # attention then divides a layer into two graphs instead of four
         config.nested_graph_breaks = True
 
-    count_compilations()
+    if _start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_start)
+        callback_handler.register_end_callback(_end)
     for layer in found:
         layer.compile(dynamic=True)
     _compiled.add(model)
@@ -59,18 +62,9 @@ def compilation_seconds() -> float:
     return _spent
 
 
-def count_compilations() -> None:
-    """Count the seconds of all compilations by ``torch.compile`` from now on."""
-    from torch._dynamo.callback import callback_handler
-
-    if _start not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_start)
-        callback_handler.register_end_callback(_end)
-
-
 @contextmanager
 def counted() -> Iterator[None]:
-    """Count the seconds of a compilation ahead of time."""
+    """Count the seconds of a compilation that does not start in a call of `compile_layers`' layers."""
     _start(None)
     try:
         yield

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import results_page, results_tables
+from benchmarks import results_page
+from benchmarks.tables.results import RESULTS, read
 from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
@@ -80,15 +81,15 @@ def values(found: Any, lists: bool) -> Iterator[float]:
 
 def known(name: str) -> list[float]:
     """Return the numbers of a file of results, of its lists those that the results page shows."""
-    found = results_tables.read(name)
-    shows = [results_tables.shown(name) for sections in results_page.CHAPTERS.values() if name in sections]
+    found = read(name)
+    shows = [sections[name].tables(found) for sections in results_page.CHAPTERS.values() if name in sections]
     tabled = [float(number) for text in shows for number in re.findall(r"\d*\.?\d+", text)]
     return tabled + [value * unit for value in values(found, not shows) for unit in (1, 100, 1e-3, 1e-6)]
 
 
 def files_of(page: str, text: str) -> set[str]:
     """Return the files of results whose section, name or script a page names; the index of papers shows all."""
-    names = {path.stem for path in results_tables.RESULTS.glob("*.json")} - {"earlier"}
+    names = {path.stem for path in RESULTS.glob("*.json")} - {"earlier"}
     if page == "papers.md":
         return names
     anchors = {section.anchor: name for part in results_page.CHAPTERS.values() for name, section in part.items()}
@@ -107,7 +108,7 @@ def unexplained(page: str, text: str) -> set[str]:
 def earlier() -> dict[str, set[str]]:
     """Return the numbers by page that were measured before their results were kept in files."""
     found: dict[str, set[str]] = {}
-    for row in results_tables.read("earlier")["measurements"]:
+    for row in read("earlier")["measurements"]:
         for page in row["pages"]:
             found.setdefault(page, set()).update(number.lstrip("0") for number in row["numbers"])
     return found
@@ -130,7 +131,7 @@ def test_sources_name_numbers_that_the_pages_have() -> None:
     listed = [(page, set(numbers.split())) for page, numbers in NOT_MEASURED.items()]
     assert [(page, numbers - texts[page]) for page, numbers in listed if numbers - texts[page]] == []
     old = {page: numbers - texts[page] for page, numbers in earlier().items()}
-    rows = results_tables.read("earlier")["measurements"]
+    rows = read("earlier")["measurements"]
     shared = {number for row in rows if len(row["pages"]) > 1 for number in row["numbers"]}  # on one of their pages
     assert {page: numbers - shared for page, numbers in old.items() if numbers - shared} == {}
     assert json.dumps(rows).count("python benchmarks/") > 5

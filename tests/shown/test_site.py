@@ -11,7 +11,9 @@ import pytest
 from mrlm_environments import CoordinationGame
 
 import mrlm_pl
-from benchmarks import results_page, results_plots, results_tables
+from benchmarks import results_page, results_plots
+from benchmarks.tables.correctness import kills
+from benchmarks.tables.results import RESULTS, read
 from docs import catalog, options
 from mrlm_pl.sandbox import strongest
 from tests.support.documents import ROOT
@@ -107,7 +109,7 @@ def test_the_readme_is_short_and_names_its_peers() -> None:
 
 def test_every_file_of_results_is_on_the_page() -> None:
     shown = {name for sections in results_page.CHAPTERS.values() for name in sections}
-    assert shown | {*results_page.ELSEWHERE} == {path.stem for path in results_tables.RESULTS.glob("*.json")}
+    assert shown | {*results_page.ELSEWHERE} == {path.stem for path in RESULTS.glob("*.json")}
     assert all((results_plots.PLOTS / f"{name}.svg").is_file() for name in _plotted())
 
 
@@ -126,25 +128,25 @@ def test_means_with_intervals_in_the_pages_are_those_of_the_files() -> None:
 
 def sentences() -> Iterator[tuple[str, str]]:
     """Yield pages with texts that follow from files of results."""
-    count, runs, same = results_tables.kills(results_tables.read("kill_resume"))
+    count, runs, same = kills(read("kill_resume"))
     yield "scaling.md", f"After {count} kills at random moments"
     yield "scaling.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
-    step = results_tables.read("distillation_step")
+    step = read("distillation_step")
     yield "algorithms/on_policy_distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
     yield "algorithms/on_policy_distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
     yield "algorithms/on_policy_distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
-    yield "gateway.md", f"{results_tables.read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
-    sizes = results_tables.read("run_size")["bytes"]
+    yield "gateway.md", f"{read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
+    sizes = read("run_size")["bytes"]
     for part in ("episodes", "metrics.csv", "tensorboard"):
         yield "operations.md", f"| {sizes['per iteration'][part] / 1000:.1f} kB per iteration |"
     for part in ("checkpoints", "policies", "other"):
         yield "operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
-    records = results_tables.read("records")
+    records = read("records")
     per = records["per_1000_episodes"]
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['zstd 6']['bytes'] / 1e6:.2f} MB on the disk"
-    busy = {name: row["busy_by_quiet"] for name, row in results_tables.read("shared_machine")["settings"].items()}
+    busy = {name: row["busy_by_quiet"] for name, row in read("shared_machine")["settings"].items()}
     yield "scaling.md", f"{busy['default']:.1f} times as long, {busy['one thread']:.1f} with".replace(" 0.", " .")
-    covered = results_tables.read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
+    covered = read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
     yield "decisions.md", f"covers the true accuracy in {covered:.3f}".replace("0.", ".")
 
 

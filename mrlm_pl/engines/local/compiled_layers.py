@@ -1,4 +1,4 @@
-"""Layers of the decode step as functions of tensors, compiled for rows and contexts of any number and length.
+"""Compiled layers of the decode step, for rows and contexts of any number and length.
 
 TorchInductor compiles a layer ahead of time (``torch.export``, AOTInductor), with its weights and states as arguments:
 layers of one structure, also of several policies, share their code, and new weights need no new one. There are no
@@ -11,9 +11,7 @@ import importlib
 import tempfile
 import threading
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,17 +23,15 @@ from torch.utils import _pytree as pytree
 from mrlm_pl.engines.local.decoder import Decoder, LayerWeights, through_layer
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.errors import EngineError
-from mrlm_pl.policy.compilation import count_compilations, counted
+from mrlm_pl.policy.compilation import counted
 from mrlm_pl.policy.forward.devices import on_device
 
 Code = Callable[[list[Tensor]], list[Tensor]]
-"""Takes the arguments of a layer in a list, which it may empty, and returns the residual stream in a list."""
+"""Takes the arguments of `_Layer.forward` in a list, which it empties, and returns the residual stream in a list."""
 
 # Sizes that the code is made with, so that it never depends on a first batch: rows, contexts, rows of a context,
 # tokens of a context, own tokens, room for them. All but the last are free in the code.
 _ROWS, _CONTEXTS, _WIDTH, _LENGTH, _END, _CAPACITY = 32, 5, 8, 48, 20, 64
-_FREE: Any = torch.export.Dim.DYNAMIC
-_MOST_CODES = 64
 
 # Least numbers of a thread, as in PyTorch's element-wise operations: to wake a thread takes longer than a small loop.
 _CONFIGURATION = {"cpp.min_chunk_size": 32768}
@@ -44,34 +40,21 @@ _codes: dict[Hashable, Code] = {}
 _lock = threading.Lock()
 
 
-def uncompiled_layers(decoder: Decoder) -> list[Code]:
-    """Return each :class:`StaticLayer` of a decoder as it is written."""
-
-    def code(layer: LayerWeights[Any]) -> Code:
-        module = StaticLayer(decoder, layer)
-        return lambda arguments: [module(*arguments)]
-
-    return [code(layer) for layer in decoder.weights.layers]
-
-
-def compiled_layers(decoder: Decoder, kind: type[Layer]) -> list[Code]:
+def compiled_layers(decoder: Decoder) -> list[Code]:
     """Return the code of each layer of a decoder; compile what this process has not compiled yet.
 
     The code does not depend on the batches or weights that it is used with, so a resumed run computes the same numbers.
-
-    Args:
-        decoder: gives the weights.
-        kind: of the layers.
 
     Raises:
         EngineError: this version of PyTorch cannot compile a layer for any number of rows, or has no compiler.
     """
     found = []
     for layer in decoder.weights.layers:
-        key = kind, _key(decoder, layer)
+        key = _key(decoder, layer)
         with _lock:
             if key not in _codes:
-                _codes[key] = kind(decoder, layer).compiled(decoder, weights_of(layer))
+                with counted():
+                    _codes[key] = _compiled(decoder, layer)
         found.append(_codes[key])
     return found
 
@@ -83,7 +66,7 @@ def _key(decoder: Decoder, layer: LayerWeights[Any]) -> Hashable:
     sizes = (w.heads, w.kv_heads, w.head_dim, w.scale, w.eps)
     leaves, structure = _flat(layer)
     weights = tuple(leaf if leaf is None else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
-    return dtypes, sizes, str(structure), weights, decoder.device, torch.get_num_threads()
+    return dtypes, sizes, str(structure), weights, torch.get_num_threads()
 
 
 def _flat(layer: LayerWeights[Any]) -> tuple[list[Tensor | None], pytree.TreeSpec]:
@@ -91,12 +74,12 @@ def _flat(layer: LayerWeights[Any]) -> tuple[list[Tensor | None], pytree.TreeSpe
     return pytree.tree_flatten(tuple(vars(layer).values()))
 
 
-def weights_of(layer: LayerWeights[Any]) -> list[Tensor]:
+def _weights(layer: LayerWeights[Any]) -> list[Tensor]:
     """Return the weights of a layer that are there."""
     return [leaf for leaf in _flat(layer)[0] if leaf is not None]
 
 
-class Layer(nn.Module, ABC):
+class _Layer(nn.Module):
     """A layer of the decode step as a function of tensors.
 
     Args:
@@ -111,37 +94,6 @@ class Layer(nn.Module, ABC):
         self._between = decoder.attention_dtype
         leaves, self._structure = _flat(layer)
         self._present = [leaf is not None for leaf in leaves]
-
-    @abstractmethod
-    def compiled(self, decoder: Decoder, weights: Sequence[Tensor]) -> Code:
-        """Return the code of layers like this one, with weights like these."""
-
-    def through(
-        self, weights: Sequence[Tensor], x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[..., Tensor]
-    ) -> Tensor:
-        """Return the residual stream after the layer with these weights; see :func:`through_layer`."""
-        given = iter(weights)
-        leaves = [next(given) if present else None for present in self._present]
-        layer: LayerWeights[Any] = LayerWeights(*pytree.tree_unflatten(leaves, self._structure))
-        x = through_layer(self._sizes, self._between, layer, x, (-1,), cos, sin, attend)
-        return x.contiguous()  # as the next layer reads it
-
-
-class DynamicLayer(Layer):
-    """A layer of a step over tensors of exact size, in memory with KV heads first."""
-
-    def compiled(self, decoder: Decoder, weights: Sequence[Tensor]) -> Code:
-        """See :meth:`Layer.compiled`."""
-        zeros, kv_heads, size = _zeros_of(decoder), decoder.weights.kv_heads, decoder.weights.head_dim
-        examples = [
-            *_stream(decoder),
-            (zeros(_CONTEXTS, _WIDTH, dtype=torch.long), {0: _FREE, 1: _FREE}),
-            (zeros(_ROWS, dtype=torch.long), {0: _FREE}),
-            (zeros(_CONTEXTS, 1, _LENGTH), {0: _FREE, 2: _FREE}),
-            *((zeros(kv_heads * _ROWS, _CAPACITY, size)[:, :_END], {0: _FREE, 1: _FREE}) for _ in range(2)),
-            *((zeros(kv_heads * _CONTEXTS, _LENGTH, size), {0: _FREE, 1: _FREE}) for _ in range(2)),
-        ]
-        return _ahead_of_time(self, examples, weights)
 
     def forward(
         self,
@@ -174,6 +126,9 @@ class DynamicLayer(Layer):
         """
         w = self._sizes
         kv_heads, group = w.kv_heads, w.heads // w.kv_heads
+        given = iter(weights)
+        leaves = [next(given) if present else None for present in self._present]
+        layer: LayerWeights[Any] = LayerWeights(*pytree.tree_unflatten(leaves, self._structure))
 
         def by_context(x: Tensor) -> Tensor:
             return x[:, table].flatten(2, 3).flatten(0, 1)
@@ -189,127 +144,18 @@ class DynamicLayer(Layer):
             of_context = (of_context.unflatten(0, (kv_heads, -1)) + mask).flatten(0, 1)
             of_own = torch.bmm(grouped.flatten(0, 1), keys.transpose(1, 2))
             shares = torch.cat((by_row(of_context), of_own), -1).softmax(-1)
+            # PyTorch 2.11 cannot compile slices here
             of_context, of_own = shares.split([mask.shape[2], keys.shape[1]], -1)
-            mixed = torch.bmm(of_own, values)
-            mixed = mixed + by_row(torch.bmm(by_context(of_context.unflatten(0, (kv_heads, -1))), context_values))
+            of_context = torch.bmm(by_context(of_context.unflatten(0, (kv_heads, -1))), context_values)
+            mixed = torch.bmm(of_own, values) + by_row(of_context)
             return mixed.unflatten(0, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
-        return self.through(weights, x, cos, sin, attend)
+        x = through_layer(w, self._between, layer, x, (-1,), cos, sin, attend)
+        return x.contiguous()  # as the next layer reads it
 
 
-class StaticLayer(Layer):
-    """A layer of a step over tensors that stay in place, in memory with rows and contexts first."""
-
-    def compiled(self, decoder: Decoder, weights: Sequence[Tensor]) -> Code:
-        """Return code that is made for the sizes of examples, all but those of the layer free; see :class:`Layer`.
-
-        The checks of ``torch.compile`` cost nothing where a step is captured once and replayed.
-        """
-        from torch._dynamo import config, mark_dynamic  # takes two seconds to import
-
-        zeros, kv_heads, size = _zeros_of(decoder), decoder.weights.kv_heads, decoder.weights.head_dim
-        examples = [
-            *((x, tuple(free)) for x, free in _stream(decoder)),
-            (zeros(_CONTEXTS, _WIDTH, dtype=torch.long), (0, 1)),
-            (zeros(_ROWS, dtype=torch.long), (0,)),
-            (zeros(_CONTEXTS, 1, _LENGTH), (0, 2)),
-            (zeros(1, _CAPACITY), (1,)),
-            (zeros(1, dtype=torch.long), ()),
-            *((zeros(_ROWS * kv_heads, _CAPACITY, size), (0, 1)) for _ in range(2)),
-            *((zeros(_CONTEXTS * kv_heads, _LENGTH, size), (0, 1)) for _ in range(2)),
-        ]
-        for example, free in examples:
-            mark_dynamic(example, free)
-        arguments = [*(example for example, _ in examples), *weights]
-        made = config.patch(recompile_limit=_MOST_CODES)(torch.compile(self, fullgraph=True))
-        count_compilations()
-        with torch.inference_mode():
-            made(*arguments)
-            arguments[6] = arguments[6][:, :_END]  # which needs code of its own, as its states are not contiguous
-            mark_dynamic(arguments[6], 1)
-            made(*arguments)
-        return lambda arguments: [made(*arguments)]
-
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        table: Tensor,
-        place: Tensor,
-        mask: Tensor,
-        own_mask: Tensor,
-        fed: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        context_keys: Tensor,
-        context_values: Tensor,
-        *weights: Tensor,
-    ) -> Tensor:
-        """Return the residual stream after the layer, ``[B, hidden size]``; write column ``fed`` of keys and values.
-
-        The query heads of a group take the place of query positions, so keys and values are not repeated, and the rows
-        of a context lie side by side, so that its keys and values are read once.
-
-        Args:
-            x: residual stream ``[B, hidden size]``.
-            cos: ``[B, 1, head size]``.
-            sin: signed, ``[B, 1, head size]``.
-            table: a row of each place of each context, ``[U, W]``.
-            place: the place of each row in the table, ``[B]``.
-            mask: is added to the scores of the contexts, ``[U, 1, T]``.
-            own_mask: is added to the scores of the rows' own tokens, ``[1, E]``.
-            fed: number of own tokens before, ``[1]``.
-            keys: of the rows' own tokens, the first E of them, ``[B * KV heads, >= E, head size]``.
-            values: likewise.
-            context_keys: ``[U * KV heads, T, head size]``.
-            context_values: likewise.
-            weights: those of the layer.
-        """
-        w = self._sizes
-        kv_heads, group = w.kv_heads, w.heads // w.kv_heads
-
-        def by_context(x: Tensor) -> Tensor:
-            return x.unflatten(0, (-1, kv_heads))[table].transpose(1, 2).flatten(2, 3).flatten(0, 1)
-
-        def by_row(x: Tensor) -> Tensor:
-            x = x.unflatten(1, (-1, group)).unflatten(0, (-1, kv_heads)).transpose(1, 2)
-            return x.flatten(0, 1)[place].flatten(0, 1)
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys.index_copy_(1, fed, k.flatten(0, 1)[:, None])
-            values.index_copy_(1, fed, v.flatten(0, 1)[:, None])
-            grouped = (q * w.scale).unflatten(1, (kv_heads, group)).flatten(0, 1)
-            of_context = torch.bmm(by_context(grouped), context_keys.transpose(1, 2))
-            of_context = (of_context.unflatten(0, (-1, kv_heads)) + mask[:, None]).flatten(0, 1)
-            of_own = torch.bmm(grouped, keys[:, : own_mask.shape[1]].transpose(1, 2)) + own_mask
-            scores = torch.cat((by_row(of_context), of_own), -1)
-            shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
-            of_context, of_own = shares.split([mask.shape[2], own_mask.shape[1]], -1)
-            mixed = torch.bmm(of_own, values[:, : own_mask.shape[1]])
-            mixed = mixed + by_row(torch.bmm(by_context(of_context), context_values))
-            return mixed.unflatten(0, (-1, kv_heads)).flatten(1, 2)
-
-        return self.through(weights, x, cos, sin, attend)
-
-
-def _zeros_of(decoder: Decoder) -> Callable[..., Tensor]:
-    return partial(torch.zeros, dtype=decoder.attention_dtype, device=decoder.device)
-
-
-def _stream(decoder: Decoder) -> list[tuple[Tensor, Any]]:
-    """Return examples of the residual stream, the cosines and the sines."""
-    x = decoder.weights.embed(torch.zeros(_ROWS, dtype=torch.long, device=decoder.device))
-    rotation = torch.zeros(_ROWS, 1, decoder.weights.head_dim, dtype=x.dtype, device=decoder.device)
-    return [(x, {0: _FREE}), (rotation, {0: _FREE}), (rotation.clone(), {0: _FREE})]
-
-
-def _ahead_of_time(layer: Layer, examples: Sequence[tuple[Tensor, Any]], weights: Sequence[Tensor]) -> Code:
-    """Return the code of a layer, made with examples of its arguments, some of whose sizes are free.
-
-    Raises:
-        EngineError: this version of PyTorch cannot compile the layer, or has no compiler.
-    """
+def _compiled(decoder: Decoder, layer: LayerWeights[Any]) -> Code:
+    """Return the code of layers like this one."""
     shapes: Any = importlib.import_module("torch.fx.experimental._config")
     if not hasattr(shapes, "backed_size_oblivious"):
         raise EngineError(
@@ -317,13 +163,23 @@ def _ahead_of_time(layer: Layer, examples: Sequence[tuple[Tensor, Any]], weights
         )
     from torch._inductor.exc import InductorError  # of seconds, and only where something is compiled
 
-    given, sizes = zip(*examples, strict=True)
-    arguments, free_sizes = (*given, *weights), (*sizes, tuple(None for _ in weights))
-    with counted(), warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    w, dtype = decoder.weights, decoder.attention_dtype
+    zeros, x = torch.zeros, w.embed(torch.zeros(_ROWS, dtype=torch.long))
+    own = [zeros(w.kv_heads * _ROWS, _CAPACITY, w.head_dim, dtype=dtype)[:, :_END] for _ in range(2)]
+    context = [zeros(w.kv_heads * _CONTEXTS, _LENGTH, w.head_dim, dtype=dtype) for _ in range(2)]
+    rotation = [zeros(_ROWS, 1, w.head_dim, dtype=x.dtype) for _ in range(2)]
+    table, place = zeros(_CONTEXTS, _WIDTH, dtype=torch.long), zeros(_ROWS, dtype=torch.long)
+    mask = zeros(_CONTEXTS, 1, _LENGTH, dtype=dtype)
+    arguments = (x, *rotation, table, place, mask, *own, *context, *_weights(layer))
+    free = torch.export.Dim.DYNAMIC
+    rows, both = {0: free}, {0: free, 1: free}
+    states: tuple[Any, ...] = (rows, rows, rows, both, rows, {0: free, 2: free}, both, both, both, both)
+    free_sizes = (*states, tuple(None for _ in _weights(layer)))
+    with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about itself
         # without it code for two or more rows, contexts or tokens would not be valid for one
         with shapes.patch(backed_size_oblivious=True):
-            program = torch.export.export(layer, arguments, dynamic_shapes=free_sizes, strict=False)
+            program = torch.export.export(_Layer(decoder, layer), arguments, dynamic_shapes=free_sizes, strict=False)
             path = str(Path(folder) / "layer.pt2")
             try:
                 torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=_CONFIGURATION)
@@ -346,7 +202,7 @@ class CompiledRows(DecoderRows):
     def __init__(
         self, codes: Sequence[Code], decoder: Decoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
     ) -> None:
-        self._layers = [(code, weights_of(layer)) for code, layer in zip(codes, decoder.weights.layers, strict=True)]
+        self._layers = [(code, _weights(layer)) for code, layer in zip(codes, decoder.weights.layers, strict=True)]
         super().__init__(decoder, lengths, rows, reserve)
 
     def _arrange(self) -> None:

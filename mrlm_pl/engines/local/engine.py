@@ -19,14 +19,7 @@ from mrlm_pl.concurrency.event_loop import ComputeQueue
 from mrlm_pl.engines.base import Engine, LearnerPlace, Sample, SampleRequest
 from mrlm_pl.engines.local.adapters import AdaptedWeights, base_of
 from mrlm_pl.engines.local.cache_check import cache_use, warn_of_cache
-from mrlm_pl.engines.local.compiled_layers import (
-    Code,
-    CompiledRows,
-    DynamicLayer,
-    StaticLayer,
-    compiled_layers,
-    uncompiled_layers,
-)
+from mrlm_pl.engines.local.compiled_layers import CompiledRows, compiled_layers
 from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights
 from mrlm_pl.engines.local.generation import Backend, EngineStats, SessionCache, generate
 from mrlm_pl.engines.local.llama import FusedDecoder, MakeRows, unsupported_reason
@@ -88,8 +81,8 @@ class InProcessEngine(Engine):
         own_weights: generate from a copy of the weights, with the memory of another model.
         cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
             largest batch up to now then keep their memory between two calls; False frees it.
-        compile: compile the layers of the decode step in the first :meth:`load` of an architecture, which takes about
-            ten seconds on a CPU and more on a GPU.
+        compile: on a CPU, compile the layers of the decode step in the first :meth:`load` of an architecture, which
+            takes about ten seconds.
 
     Raises:
         ConfigurationError: a bound is out of its range, or ``compile`` is on and ``fused`` off.
@@ -165,7 +158,7 @@ class InProcessEngine(Engine):
             loaded = _Loaded(model, dtype, backend, window, vocabulary, version, policy)
         if isinstance(loaded.backend, FusedDecoder):
             loaded.backend.rows = self._rows(policy, loaded.backend)
-            together = not isinstance(loaded.backend.rows, StaticDecode)
+            together = self._compile or loaded.backend.rows is DecoderRows
             loaded.kind = loaded.backend.weights.architecture if together else policy
         self._loaded[policy] = loaded
         self._sessions.drop_policy(policy)
@@ -173,10 +166,10 @@ class InProcessEngine(Engine):
     def _backend(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> Backend:
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
-            if self._compile and not (model.device.type == "cpu" or self._static_on(model.device)):
+            if self._compile and model.device.type != "cpu":
                 raise EngineError(
-                    f"policy {policy!r} is on {model.device}, and compile is for CPUs and, with cuda_graphs, for CUDA "
-                    "devices; leave it out"
+                    f"policy {policy!r} is on {model.device}, and compile is for CPUs; leave it out: on a GPU the "
+                    "decode steps run as CUDA graphs"
                 )
             others = {name: loaded for name, loaded in self._loaded.items() if name != policy and loaded.dtype == dtype}
             base = self._shared_base(model, dtype, others) if others else None
@@ -195,24 +188,17 @@ class InProcessEngine(Engine):
 
     def _rows(self, policy: str, decoder: FusedDecoder) -> MakeRows:
         """Return what makes the rows of a policy's batches; compile its layers if that is asked for."""
-        static = self._static_on(decoder.device)
         if not self._compile:
-            return self._static_decode(uncompiled_layers) if static else DecoderRows
-        layers = partial(compiled_layers, kind=StaticLayer if static else DynamicLayer)
+            if decoder.device.type != "cuda" or not self._cuda_graphs:
+                return DecoderRows
+            self._static = self._static or StaticDecode(CudaGraphs())
+            return self._static
         before = compilation_seconds()
-        codes = layers(decoder)
+        codes = compiled_layers(decoder)
         seconds = compilation_seconds() - before
         if seconds:
             logger.info("policy %r: layers of the decode step compiled in %.1f s", policy, seconds)
-        return self._static_decode(layers) if static else partial(CompiledRows, codes)
-
-    def _static_on(self, device: torch.device) -> bool:
-        """Return whether decode steps on a device are static, to run as CUDA graphs."""
-        return device.type == "cuda" and self._cuda_graphs
-
-    def _static_decode(self, layers: Callable[[FusedDecoder], list[Code]]) -> StaticDecode:
-        self._static = self._static or StaticDecode(CudaGraphs(), layers)
-        return self._static
+        return partial(CompiledRows, codes)
 
     def _shared_base(
         self, model: PreTrainedModel, dtype: torch.dtype, others: Mapping[str, _Loaded]

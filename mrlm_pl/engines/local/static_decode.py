@@ -11,12 +11,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.local.compiled_layers import Code, uncompiled_layers, weights_of
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import ContextRows, hidden_beyond, places_in_contexts
 from mrlm_pl.policy.forward.devices import on_device
@@ -43,6 +43,35 @@ def bucket(number: int, least: int) -> int:
     return -(-number // step) * step
 
 
+class Seen(NamedTuple):
+    """Keys and values ``[N, KV heads, T, head size]``, and the mask that is added to their scores, if any."""
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+
+
+def attention(
+    q: Tensor, context: Seen, own: Seen, by_context: Callable[[Tensor], Tensor], by_row: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the attention ``[B, KV heads, group, head size]`` of scaled queries to their contexts and own tokens.
+
+    The query heads of a group take the place of query positions, so keys and values are not repeated. ``by_context``
+    puts the rows of a context side by side, so that its keys and values are read once; ``by_row`` is its inverse.
+    """
+    context_scores = torch.matmul(by_context(q), context.keys.transpose(-1, -2))
+    if context.mask is not None:
+        context_scores += context.mask
+    own_scores = torch.matmul(q, own.keys.transpose(-1, -2))
+    if own.mask is not None:
+        own_scores += own.mask
+    scores = torch.cat((by_row(context_scores), own_scores), -1)
+    shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    length = context.keys.shape[2]
+    of_own = torch.matmul(shares[..., length:], own.values)
+    return of_own + by_row(torch.matmul(by_context(shares[..., :length]), context.values))
+
+
 class CudaGraphs:
     """Captures steps as CUDA graphs; they share their memory, as only one is replayed at a time."""
 
@@ -55,8 +84,7 @@ class CudaGraphs:
             if device not in self._captured:
                 self._captured[device] = torch.cuda.Stream(device), WeakSet()
             stream, graphs = self._captured[device]
-            # a pool ends with its last graph
-            pool = next((other.pool() for other in graphs), None)
+            pool = next((other.pool() for other in graphs), None)  # a pool ends with its last graph
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile, as an asynchronous learner does.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -76,7 +104,6 @@ class StaticStep:
 
     Args:
         decoder: the weights and the arithmetic.
-        codes: of each layer.
         shared: keys and values of the contexts, ``[layers, 2, U, KV heads, T, head size]``.
         own: those of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
         width: most rows of a context.
@@ -87,23 +114,13 @@ class StaticStep:
         width: most rows of a context.
     """
 
-    def __init__(
-        self,
-        decoder: FusedDecoder,
-        codes: Sequence[Code],
-        shared: Tensor,
-        own: Tensor,
-        width: int,
-        capture: Capture,
-    ) -> None:
+    def __init__(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int, capture: Capture) -> None:
         self._decoder, self._shared, self._own, self.width = decoder, shared, own, width
         rows, contexts = own.shape[2], shared.shape[2]
         numbers = partial(torch.zeros, dtype=torch.long, device=shared.device)
         self.tokens, self._lengths, self._place = numbers(rows), numbers(rows), numbers(rows)
-        self._row, self._fed = numbers(contexts, width), numbers(1)
-        self._mask = shared.new_zeros(contexts, 1, shared.shape[4])
-        layers = decoder.weights.layers
-        self._layers = [(code, weights_of(layer)) for code, layer in zip(codes, layers, strict=True)]
+        self._row, self._fed = numbers(contexts * width), numbers(1)
+        self._mask = shared.new_zeros(contexts, 1, 1, shared.shape[4])
         self._capture = capture
         self._replays: dict[int, Step | None] = {}
 
@@ -115,14 +132,14 @@ class StaticStep:
         """
         device = self.tokens.device
         places = places_in_contexts(contexts, self.width)
-        rows = [0] * self._row.numel()
+        rows = [0] * len(self._row)
         for row, place in enumerate(places):
             rows[place] = row
-        self._row.copy_(on_device(rows, device).view_as(self._row))
+        self._row.copy_(on_device(rows, device))
         self._place[: len(places)].copy_(on_device(places, device))
         self._lengths[: len(places)].copy_(on_device([lengths[u] for u in contexts], device))
         of_all = on_device([*lengths, *[0] * (len(self._mask) - len(lengths))], device)
-        self._mask.copy_(hidden_beyond(of_all, self._mask.shape[2], self._mask.dtype)[:, 0])
+        self._mask.copy_(hidden_beyond(of_all, self._mask.shape[3], self._mask.dtype))
         self._fed.fill_(fed)
 
     def run(self, window: int) -> Tensor:
@@ -139,17 +156,30 @@ class StaticStep:
         return replay()
 
     def _compute(self, window: int) -> Tensor:
-        w = self._decoder.weights
         positions = self._lengths + self._fed
-        rotation = self._decoder.rotation(self._shared.shape[4] + self._own.shape[4])
-        turned = [numbers[positions][:, None] for numbers in rotation]
-        hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)[0, 0]
-        x = w.embed(self.tokens)
-        for (code, weights), own, shared in zip(self._layers, self._own, self._shared, strict=True):
-            states = [*own.flatten(1, 2), *shared.flatten(1, 2)]
-            (x,) = code([x, *turned, self._row, self._place, self._mask, hidden, self._fed, *states, *weights])
+        cos, sin = self._decoder.rotation(self._shared.shape[4] + self._own.shape[4])
+        hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._own[i]
+            keys.index_copy_(2, self._fed, k[:, :, None])
+            values.index_copy_(2, self._fed, v[:, :, None])
+            own = Seen(keys[:, :, :window], values[:, :, :window], hidden)
+            context = Seen(self._shared[i, 0], self._shared[i, 1], self._mask)
+            return attention(self._decoder.grouped_queries(q), context, own, self._by_context, self._by_row)
+
+        x = self._decoder.hidden(self.tokens, cos[positions][:, None], sin[positions][:, None], attend)
         self._fed += 1
         return self._decoder.logits(x)
+
+    def _by_context(self, x: Tensor) -> Tensor:
+        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, width * group, N]``."""
+        x = x.index_select(0, self._row).unflatten(0, (-1, self.width))
+        return x.transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """Return the inverse of :meth:`_by_context`."""
+        return x.unflatten(2, (self.width, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self._place)
 
 
 class StaticDecode:
@@ -160,11 +190,10 @@ class StaticDecode:
 
     Args:
         capture: makes the replay of a step.
-        layers: returns the code of each layer of a decoder.
     """
 
-    def __init__(self, capture: Capture, layers: Callable[[FusedDecoder], list[Code]] = uncompiled_layers) -> None:
-        self._capture, self._layers = capture, layers
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
         self._steps: OrderedDict[tuple[int, Hashable], StaticStep] = OrderedDict()
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -201,7 +230,7 @@ class StaticDecode:
         layout = tuple((states.data_ptr(), states.shape, states.stride()) for states in (shared, own))
         key = id(decoder), (layout, width)
         if key not in self._steps:
-            self._steps[key] = StaticStep(decoder, self._layers(decoder), shared, own, width, self._capture)
+            self._steps[key] = StaticStep(decoder, shared, own, width, self._capture)
         self._steps.move_to_end(key)
         if len(self._steps) > _MOST_STEPS:
             self._steps.popitem(last=False)

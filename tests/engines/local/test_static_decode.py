@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 import torch
 
 from mrlm_pl.engines import InProcessEngine, SampleRequest, Sampling
 from mrlm_pl.engines.base import LearnerPlace
-from mrlm_pl.engines.local import compiled_layers, static_decode
-from mrlm_pl.engines.local.compiled_layers import StaticLayer
+from mrlm_pl.engines.local import static_decode
 from mrlm_pl.engines.local.generation import Context, Generated, SessionCache
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.sampling import Sampler
@@ -70,18 +68,6 @@ def some_requests(rows: int, most: int, seed: int = 0) -> list[SampleRequest]:
 def test_a_static_step_gives_the_tokens_of_a_dynamic_one(name: str) -> None:
     rows = some_requests(13, 20)
     assert_same(generated(decoder(name, StaticDecode(Captures())), rows), generated(decoder(name), rows))
-
-
-def test_one_compilation_serves_steps_of_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes: dict[object, object] = {}
-    monkeypatch.setattr(compiled_layers, "_codes", codes)
-    rows = some_requests(13, 90)
-    expected = generated(decoder(), rows)
-    for count in (13, 1, 6):
-        layers = partial(compiled_layers.compiled_layers, kind=StaticLayer)
-        backend = decoder(static=StaticDecode(Captures(), layers))
-        assert_same(generated(backend, rows[:count]), expected[:count])
-    assert len(codes) == 1
 
 
 def test_rows_leave_and_lengths_grow_across_all_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,11 +188,9 @@ def test_a_step_waits_for_nothing() -> None:
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
 
-def on_gpu(capture: Capture | None, dtype: torch.dtype, *, compiled: bool = False) -> FusedDecoder:
+def on_gpu(capture: Capture | None, dtype: torch.dtype) -> FusedDecoder:
     made = FusedDecoder(build("qwen2", max_position_embeddings=512).cuda(), dtype)
-    if compiled:
-        made.rows = StaticDecode(CudaGraphs(), partial(compiled_layers.compiled_layers, kind=StaticLayer))
-    elif capture is not None:
+    if capture is not None:
         made.rows = StaticDecode(capture)
     return made
 
@@ -225,11 +209,6 @@ class TestOnAGPU:
         assert_same(
             generated(on_gpu(CudaGraphs(), torch.float32), rows), generated(on_gpu(None, torch.float32), rows), 1e-4
         )
-
-    def test_a_graph_of_compiled_layers_gives_the_tokens_of_those_as_written(self) -> None:
-        compiled, plain = (on_gpu(Captures(), torch.float32, compiled=on) for on in (True, False))
-        for rows in (some_requests(30, 150), some_requests(9, 40), some_requests(1, 40)):
-            assert_same(generated(compiled, rows), generated(plain, rows), 1e-4)
 
     def test_graphs_read_weights_that_changed_in_place_and_moved(self) -> None:
         graphs, eager = on_gpu(CudaGraphs(), torch.float32), on_gpu(Captures(), torch.float32)
