@@ -207,6 +207,11 @@ class LearnerPlace:
         devices = tuple(trainer.device_ids) if trainer.strategy.root_device.type == "cuda" else ()
         return cls(devices, int(trainer.local_rank), int(trainer.num_devices), str(trainer.precision))
 
+    @property
+    def gpu(self) -> int:
+        """Index of this process's GPU among the visible ones; 0 on CPUs."""
+        return self.devices[self.process] if self.devices else 0
+
     def ids(self, visible: Sequence[str]) -> tuple[str, ...]:
         """Return the ids of its GPUs among the visible ones."""
         return tuple(visible[index] for index in self.devices)

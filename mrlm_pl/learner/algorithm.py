@@ -285,9 +285,9 @@ class Algorithm(LightningModule, ABC):
         return groups if self.critic is None else groups + self.critic.parameter_groups()
 
     def configure_optimizers(self) -> Any:
-        on_cpu = self.device.type == "cpu"
+        scaled = self.device.type != "cpu" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
         return self.optimization.configured(
-            self.parameter_groups(), on_cpu, lambda: int(self.trainer.estimated_stepping_batches)
+            self.parameter_groups(), scaled, lambda: int(self.trainer.estimated_stepping_batches)
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

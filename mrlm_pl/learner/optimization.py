@@ -40,17 +40,17 @@ class Optimization:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigurationError(f"optimization.betas is {self.betas}; give two numbers of at least 0 and below 1")
 
-    def configured(self, groups: Sequence[dict[str, Any]], on_cpu: bool, steps: Callable[[], int]) -> Any:
+    def configured(self, groups: Sequence[dict[str, Any]], scaled: bool, steps: Callable[[], int]) -> Any:
         """Return the optimizer, and its schedule where there is one, as Lightning takes them.
 
         Args:
             groups: parameter groups.
-            on_cpu: whether the weights are on a CPU.
+            scaled: whether gradients are scaled, as under fp16: they are clipped after their scale is gone, which only
+                an optimizer that is not fused allows.
             steps: number of optimizer steps of the run; asked for a schedule alone.
         """
-        # On a CPU torch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
-        fused = True if on_cpu else None
-        optimizer = torch.optim.AdamW(list(groups), betas=self.betas, fused=fused)
+        # PyTorch's own choice makes a dozen passes over the weights and allocates temporaries of their size.
+        optimizer = torch.optim.AdamW(list(groups), betas=self.betas, fused=None if scaled else True)
         if self.schedule == "constant":
             return optimizer
         from transformers import get_scheduler

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.int8 import Int8Linear
 from mrlm_pl.policy.sharding import whole
 from mrlm_pl.seeding import derive_seed
@@ -70,9 +70,8 @@ def add_adapter(model: nn.Module, lora: LoRA, name: str) -> Any:
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with drawn_on_host(derive_seed("lora", name)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks below raise errors instead
-        torch.manual_seed(derive_seed("lora", name) % 2**63)
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
@@ -141,8 +140,8 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         weight = adapted_weight(module)
         if weight is not None:
-            merged[f"{name}.weight"] = weight
+            merged[f"{name}.weight"] = weight.cpu()  # all of them at once may be too many for a GPU
         if isinstance(module, Int8Linear):
-            merged[f"{name}.weight"] = module.dense_weight()
+            merged[f"{name}.weight"] = module.dense_weight().cpu()
             del merged[f"{name}.scale"]
     return merged

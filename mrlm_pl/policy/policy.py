@@ -17,6 +17,7 @@ from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.export import write_model
+from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.logprobs import (
     TokenOutputs,
@@ -394,8 +395,7 @@ class Policy(nn.Module):
         if hasattr(config, "rescale_every"):  # RWKV divides weights in place in evaluation mode, for fp16
             config.rescale_every = 0
         if self.random_init_seed is not None:
-            with torch.random.fork_rng():
-                torch.manual_seed(self.random_init_seed)
+            with drawn_on_host(self.random_init_seed):
                 return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         try:
             return AutoModelForCausalLM.from_pretrained(

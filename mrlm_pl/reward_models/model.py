@@ -34,14 +34,14 @@ class RewardModel(TextScorer):
 
     Args:
         model: hub id or folder.
-        device: torch device.
+        device: of the model, as torch names it; ``auto`` prefers an accelerator, and ``cuda`` is this rank's GPU.
         max_tokens: maximal tokens of a conversation, of which the end is kept; None is the model's window.
         batch_tokens: maximal tokens of a forward pass with padding; a longer conversation is a pass of its own.
         precision: precision of the weights. The batch changes the order of sums, and so a score by about 1e-6 with
             ``32``, and hardly ever with ``64``. ``int8`` rounds the weights of the linear layers; the rest is ``32``.
 
     Raises:
-        ConfigurationError: a value is out of its range.
+        ConfigurationError: a value is out of its range; with the first score, the device cannot be used.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class _ValueModel:
 
     def __init__(self, model: str, device: str, precision: Precision) -> None:
         from mrlm_pl.policy import Policy
+        from mrlm_pl.policy.forward.devices import usable_device
 
         self.policy = Policy(model=model, trained=False, int8="weights" if precision == "int8" else None)
         self.policy.load()
@@ -131,10 +132,11 @@ class _ValueModel:
             self.policy.add_value_head()
         except (RuntimeError, OSError, ValueError) as error:
             raise PolicyError(f"reward model {model!r}: {VALUE_HEAD_FILE} does not fit the model: {error}") from error
-        self.policy.to(device, _dtype(precision)).eval()
+        self.device = usable_device(device)
+        self.policy.to(self.device, _dtype(precision)).eval()
         if precision == "bf16" and self.policy.value_head is not None:
             self.policy.value_head.float()  # it computes in float32 or better
-        self.device, self.window, self.lock = device, self.policy.context_window, threading.Lock()
+        self.window, self.lock = self.policy.context_window, threading.Lock()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         return _rendered(self.policy.chat, messages)
@@ -158,6 +160,8 @@ class _Classifier:
     def __init__(self, model: str, device: str, precision: Precision) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from mrlm_pl.policy.forward.devices import usable_device
+
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             self.network, report = AutoModelForSequenceClassification.from_pretrained(
@@ -176,9 +180,10 @@ class _Classifier:
             from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 
             to_int8(self.network, linear_layers(self.network))
-        self.network.to(device, _dtype(precision)).eval()
+        self.device = usable_device(device)
+        self.network.to(self.device, _dtype(precision)).eval()
         window = getattr(self.network.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
-        self.device, self.window, self.lock = device, int(window), threading.Lock()
+        self.window, self.lock = int(window), threading.Lock()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         if self.tokenizer.chat_template is None:

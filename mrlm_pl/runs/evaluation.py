@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.engines import Engine, InProcessEngine
@@ -19,6 +18,7 @@ from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.devices import usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
@@ -210,9 +210,10 @@ class SeatedModel:
             policies: dict[str, Policy] = {}
             for name in sorted(playing):
                 given = self.run.policies[name]
-                policy = policies[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
+                policy = given if isinstance(given, Policy) else loaded_policy(given, device)
+                policies[name] = policy
                 if policy.served_by is None:
-                    policy.load(name=name)
+                    _read_weights(policy, name, device)
                     stack.callback(policy.network.train, policy.network.training)
                     policy.network.eval()
                     engine.load(name, policy.network, 0)
@@ -283,16 +284,18 @@ def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
     disable_progress_bar()
-    if device == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        device = "cpu" if accelerator is None else accelerator.type
+    place = usable_device(device)
     policy = Policy(**settings)
     policy.load()
-    try:
-        policy.model.to(device).eval()
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigurationError(f"device: {device!r} cannot be used: {error}") from error
+    policy.model.to(place).eval()
     return policy
+
+
+def _read_weights(policy: Policy, name: str, device: str) -> None:
+    """Read the weights of a policy that has none, to a device; see :func:`loaded_policy`."""
+    if policy.model is None:
+        policy.load(name=name)
+        policy.model.to(usable_device(device))
 
 
 def evaluate(

@@ -172,6 +172,19 @@ def test_a_model_without_policies_is_not_measured(tmp_path: Path) -> None:
         trainer.fit(BoringModel())
 
 
+def test_a_gpu_is_measured_with_as_many_tokens_as_an_update_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[list[int]] = []
+
+    def products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, rows: int) -> None:
+        measured.append([len(x), rows])
+
+    monkeypatch.setattr("mrlm_pl.trainer.precision._products", products)
+    monkeypatch.setattr("mrlm_pl.trainer.precision._seconds", lambda *_: 1.0)
+    for device in ("meta", "cpu"):  # no accelerator computes here
+        product_seconds(4864, 896, torch.device(device))
+    assert measured == [[4096, 256]] * 2 + [[32, 32]] * 2
+
+
 def test_products_are_measured_in_both_precisions() -> None:
     seconds = product_seconds(64, 172, torch.device("cpu"))
     assert seconds.keys() == {"32-true", "bf16-mixed"}

@@ -144,16 +144,18 @@ def _policy_service(models: dict[str, str], device: str, int8: bool) -> Any:
 
 def _verifier_service(options: Any) -> VerifierService:
     """Return the service of a reward model that is loaded and has scored a text."""
+    from mrlm_pl.policy.forward.devices import usable_device
     from mrlm_pl.reward_models.model import Precision, RewardModel
 
     limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
     folder = policy_folder(options.verifier, "verifier")
     check_hub_model(folder, "verifier")
-    precision: Precision = options.verifier_precision or ("64" if options.device.startswith("cpu") else "32")
+    device = usable_device(options.device)
+    precision: Precision = options.verifier_precision or ("64" if device.type == "cpu" else "32")
     tokens, room = options.verifier_max_tokens, options.verifier_batch_tokens
-    scorer = RewardModel(folder, options.device, tokens, room, precision)
+    scorer = RewardModel(folder, str(device), tokens, room, precision)
     scorer.score_texts(["1 + 1 = ?"], ["2"])  # a mistake ends the command before the port is open
-    logger.info("verifier: %s on %s, precision %s", folder, options.device, precision)
+    logger.info("verifier: %s on %s, precision %s", folder, device, precision)
     return VerifierService(scorer, folder, limits)
 
 

@@ -297,9 +297,8 @@ class WorkerGroup(ABC):
             own = self._reserved = self._to_reserve()
             self.cluster.reserve(own.bundles(self.count, self.cluster.host), own.strategy, self.deadlines.start)
             self._check_reservation(self.learner)
-            self._sender = WeightSender(
-                self.cluster.host, self.deadlines.transfer, self.transfer.between(self.learner, self.resources)
-            )
+            transport = self.transfer.between(self.learner, self.resources)
+            self._sender = WeightSender(self.cluster.host, self.deadlines.transfer, transport, self.learner.gpu)
             actors = [self._actor(place) for place in range(self.count)]
             self.workers = [self._started(place, actor) for place, actor in enumerate(actors)]
             check_claims({worker.name: worker.about["claims"] for worker in self.workers})

@@ -62,13 +62,17 @@ class WeightSender:
         host: address of this process for the receivers.
         seconds: deadline of joining and of each bucket.
         transport: ``gloo`` for CPU memory, ``nccl`` for GPU memory.
+        gpu: index of the learner's GPU; other threads than the learner's have another current one.
 
     Raises:
         ConfigurationError: this machine has no address ``host``.
     """
 
-    def __init__(self, host: str = "127.0.0.1", seconds: float = 120.0, transport: Transport = "gloo") -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", seconds: float = 120.0, transport: Transport = "gloo", gpu: int = 0
+    ) -> None:
         self.host, self.seconds, self.transport = host, seconds, transport
+        self._device = memory_of(transport, gpu)
         self._secret = new_secret()
         self._gate = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()
@@ -133,7 +137,7 @@ class WeightSender:
     def _broadcast(
         self, group: Any, invitation: Invitation, manifest: Manifest, source: Callable[[str], Tensor]
     ) -> None:
-        device, under_way = _device(invitation.transport), None
+        device, under_way = self._device, None
         buffers = [torch.zeros(min(manifest.bucket_bytes, manifest.total), dtype=torch.uint8, device=device)] * 2
         if manifest.total > manifest.bucket_bytes:
             buffers[1] = torch.zeros_like(buffers[0])  # is filled while the other is under way
@@ -203,7 +207,7 @@ class WeightReceiver:
 
     def _receive(self, group: Any, invitation: Invitation, manifest: Manifest) -> dict[str, Tensor]:
         timeout = timedelta(seconds=invitation.seconds)
-        stream = torch.empty(manifest.total, dtype=torch.uint8, device=_device(invitation.transport))
+        stream = torch.empty(manifest.total, dtype=torch.uint8, device=memory_of(invitation.transport))
         for start, end in manifest.buckets():
             with _group_errors(manifest, start, invitation, "received"):
                 group.broadcast(stream[start:end], 0, timeout).wait(timeout)
@@ -219,8 +223,15 @@ class WeightReceiver:
         return received
 
 
-def _device(transport: Transport) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if transport == "nccl" else torch.device("cpu")
+def memory_of(transport: Transport, gpu: int | None = None) -> torch.device:
+    """Return the device whose memory a transport sends from and to; None is the current GPU.
+
+    >>> memory_of("gloo", 1), memory_of("nccl", 1)
+    (device(type='cpu'), device(type='cuda', index=1))
+    """
+    if transport == "gloo":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
 
 
 def _arrives(store: dist.Store, key: str, seconds: float, check: Callable[[], None] = lambda: None) -> bool:

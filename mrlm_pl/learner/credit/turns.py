@@ -151,9 +151,13 @@ class RewardedRows:
             lam: GAE's lambda.
             end_values: [B] value of the last state of a truncated episode, 0 for other rows.
         """
-        mask = self.batch.action_mask
+        device = rewards.device
+        # On the host: a GPU would wait for it at every column.
+        rewards, values, discounts, end_values, mask = (
+            table.cpu() for table in (rewards, values, discounts, end_values, self.batch.action_mask)
+        )
         lengths = torch.stack([mask[chain].sum() for chain in self.chains])
-        acts = torch.arange(int(lengths.max()), device=mask.device) < lengths[:, None]
+        acts = torch.arange(int(lengths.max())) < lengths[:, None]
         # The rows of a chain follow each other, so both masks have the tokens in one order.
         along = [
             table.new_zeros(acts.shape).masked_scatter(acts, table[mask]) for table in (rewards, values, discounts)
@@ -161,7 +165,7 @@ class RewardedRows:
         ends = torch.stack([end_values[chain[-1]] for chain in self.chains])
         results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
         advantages, returns = (table.new_zeros(mask.shape).masked_scatter(mask, table[acts]) for table in results)
-        return advantages, returns
+        return advantages.to(device), returns.to(device)
 
 
 def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:

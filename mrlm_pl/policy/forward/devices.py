@@ -1,11 +1,15 @@
-"""Devices: the dtypes and shapes in which they compute fastest, and transfers that wait for none of their work."""
+"""Devices: their fastest dtypes and shapes, transfers that wait for none of their work, and equal random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from mrlm_pl.errors import ConfigurationError, first_line
 
 TOKENS = 64
 """Smallest step of a number of tokens in the learner; see :func:`bucket`."""
@@ -21,8 +25,41 @@ def on_device(numbers: Tensor | Sequence[int], device: torch.device | str) -> Te
     """
     host = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers)
     if torch.device(device).type == "cuda" and host.device.type == "cpu":
-        return host.pin_memory().to(device, non_blocking=True)
+        # numbers that are one place of memory cannot be pinned, and those with gaps are copied by way of the host
+        return host.contiguous().pin_memory().to(device, non_blocking=True)
     return host.to(device)
+
+
+def usable_device(name: str) -> torch.device:
+    """Return a device by its name; ``auto`` prefers an accelerator, and ``cuda`` is this rank's GPU.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        name = "cpu" if accelerator is None else accelerator.type
+    if name == "cuda" and (rank := os.environ.get("LOCAL_RANK")):
+        name = f"cuda:{rank}"
+    try:
+        # the device of a tensor has an index: that of a thread's current GPU may change
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"device: {name!r} cannot be used: {first_line(error)}") from error
+
+
+@contextmanager
+def drawn_on_host(seed: int) -> Iterator[None]:
+    """Make and draw weights on the CPU from a seed within the context, on every machine the same ones.
+
+    Lightning makes models on their device, whose generator would draw others.
+    """
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

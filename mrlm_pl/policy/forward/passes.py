@@ -200,7 +200,7 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
     layout: dict[str, Any] = {}
     if inputs.segments is not None:
         device = inputs.input_ids.device
-        in_one = has_kernel(base.config, device, dropout=seed is not None)
+        in_one = has_kernel(base.config, base.dtype, device, dropout=seed is not None)
         layout["packed_layout"] = PackedLayout(inputs.segments, device, in_one)
     switches = forward_switches(base, ATTENTION_NAME if layout else None, noise=seed is not None)
     with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, of_all):

@@ -27,10 +27,13 @@ _MOST_KERNELS = 64
 _KERNEL: Any = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
-def has_kernel(config: PretrainedConfig, device: torch.device, dropout: bool) -> bool:
-    """Return whether the kernel computes a model's attention on a device: on a GPU, without dropout or tiny heads."""
+def has_kernel(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, dropout: bool) -> bool:
+    """Return whether the kernel computes a model's attention on a device: on a GPU, without dropout or tiny heads.
+
+    It adds up in single precision.
+    """
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return device.type == "cuda" and not dropout and size >= _LEAST_HEAD_SIZE
+    return device.type == "cuda" and dtype != torch.float64 and not dropout and size >= _LEAST_HEAD_SIZE
 
 
 def tree_mask(segments: Segments, device: torch.device) -> BlockMask:

@@ -73,12 +73,13 @@ class Gradients:
             for turn, *values in zip(row.turns, *sides, strict=True):
                 advantages[:, place, turn.start : turn.stop] = torch.tensor(values)[:, None]
         weights = [weight for weight in model.model.parameters() if weight.requires_grad]
-        logp = model(**batch.to(weights[0].device).inputs())
+        batch = batch.to(weights[0].device)
         sums = self._sums.setdefault(
             (policy, agent), [[torch.zeros_like(weight) for weight in weights] for _ in advantages]
         )
-        for side, table in zip(sums, advantages.to(logp.device), strict=True):
-            gradients = torch.autograd.grad((table * logp).sum(), weights, retain_graph=True, materialize_grads=True)
+        for side, table in zip(sums, advantages.to(weights[0].device), strict=True):
+            logp = model(**batch.inputs())  # once more, as compiled code keeps nothing for a second backward pass
+            gradients = torch.autograd.grad((table * logp).sum(), weights, materialize_grads=True)
             for total, gradient in zip(side, gradients, strict=True):
                 total += gradient
 

@@ -91,6 +91,7 @@ def test_mistakes_are_told_before_the_port_is_open(mrlm: Any, tmp_path: Path, mo
         ([str(tmp_path / "empty")], "is neither a run nor the folder of a model: it has no config.json"),
         ([str(tmp_path / "none")], f"there is no folder '{tmp_path}/none'"),
         (["x", "--host", "0.0.0.0"], "there is no token; put one into MRLM_TOKEN"),
+        ([str(tmp_path / "bare"), "--device", "warp"], "device: 'warp' cannot be used"),
         (["x", "--verifier_batch", "0"], "verifier_batch"),
         (["x", "--verifier_precision", "16"], "verifier_precision"),
         (

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import SampleRequest
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.attention import PackedLayout, packed_attention_forward
-from mrlm_pl.policy.forward.devices import TOKENS, bucket, kernels_by_shape
+from mrlm_pl.policy.forward.devices import TOKENS, bucket, kernels_by_shape, on_device, usable_device
 from mrlm_pl.policy.forward.packing import Segments
 
 CPU = torch.device("cpu")
@@ -32,6 +33,29 @@ def policy() -> Policy:
     policy = Policy("builtin:tiny")
     policy.load()
     return policy
+
+
+def test_what_is_pinned_has_its_numbers_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda numbers: pinned.append(numbers) or numbers)
+    monkeypatch.setattr(torch.Tensor, "to", lambda numbers, *_, **__: numbers)
+    table = torch.arange(6).view(2, 3)
+    for numbers in (table[0].expand(4, 3), table[:, :2], table.t()):
+        assert torch.equal(on_device(numbers, "cuda"), numbers)
+    assert all(numbers.is_contiguous() for numbers in pinned)
+    assert len(pinned) == 3
+
+
+def test_a_device_has_an_index_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(torch, "empty", lambda _, device: made.append(device) or torch.zeros(0))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert (usable_device("cuda"), usable_device("cuda:1")) == (CPU, CPU)
+    assert made == ["cuda:3", "cuda:1"]
+    monkeypatch.undo()
+    assert usable_device("auto") == torch.zeros(0, device=torch.accelerator.current_accelerator() or CPU).device
+    with pytest.raises(ConfigurationError, match="device: 'warp' cannot be used"):
+        usable_device("warp")
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])

@@ -96,12 +96,18 @@ def test_the_kernel_reads_the_blocks_that_are_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dropout", "size", "taken"),
-    [("cuda", False, 16, True), ("cpu", False, 16, False), ("cuda", True, 16, False), ("cuda", False, 8, False)],
+    ("device", "dropout", "size", "dtype", "taken"),
+    [
+        ("cuda", False, 16, torch.float32, True),
+        ("cpu", False, 16, torch.float32, False),
+        ("cuda", True, 16, torch.float32, False),
+        ("cuda", False, 8, torch.float32, False),
+        ("cuda", False, 16, torch.float64, False),
+    ],
 )
-def test_the_kernel_is_taken_on_a_gpu(device: str, dropout: bool, size: int, taken: bool) -> None:
+def test_the_kernel_is_taken_on_a_gpu(device: str, dropout: bool, size: int, dtype: torch.dtype, taken: bool) -> None:
     config = LlamaConfig(hidden_size=4 * size, num_attention_heads=4)
-    assert has_kernel(config, torch.device(device), dropout) == taken
+    assert has_kernel(config, dtype, torch.device(device), dropout) == taken
 
 
 def test_log_probabilities_through_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
