@@ -57,6 +57,12 @@ def test_adapters_on_a_gpu(model_folder: Path, echo: Any, quiet_trainer: Any) ->
     assert float(metrics["train/ratio_deviation"]) < 1e-3
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_family_without_a_fused_step(precision: str, gpt2_folder: Path, echo: Any, quiet_trainer: Any) -> None:
+    metrics = fit(gpt2_folder, echo(turns=2), quiet_trainer(accelerator="gpu", devices=1, precision=precision))
+    assert float(metrics["train/ratio_deviation"]) < 1e-3
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_strategies_on_a_gpu(strategy: str, model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     chosen: Any = FSDP() if strategy == "fsdp" else strategy

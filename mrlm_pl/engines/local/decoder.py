@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend
-from mrlm_pl.policy.forward.attention import MASK_ELEMENTS
+from mrlm_pl.policy.forward.attention import MASK_ELEMENTS, grouped_attention
 from mrlm_pl.policy.forward.devices import attention_dtype, bucket, kernels_by_shape
 from mrlm_pl.policy.lora import adapted_weight
 from mrlm_pl.policy.sharding import whole
@@ -331,10 +331,7 @@ def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> 
             keys, values = states[i]
             keys.copy_(k.transpose(1, 2))
             values.copy_(v.transpose(1, 2))
-            out = F.scaled_dot_product_attention(
-                q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
-            )
-            return out.transpose(1, 2)
+            return grouped_attention(q.transpose(1, 2), keys, values, scale).transpose(1, 2)
 
         return attend_whole
 
@@ -349,9 +346,7 @@ def causal_attention(states: Tensor, scale: float, positions: Tensor | None) -> 
         keys[rows, :, positions] = k
         values[rows, :, positions] = v
         out = [
-            F.scaled_dot_product_attention(
-                part_q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-            )
+            grouped_attention(part_q.transpose(1, 2), keys, values, scale, mask)
             for part_q, mask in zip(
                 q.split(parts[0].shape[1], 1),
                 masks or (columns <= part[:, None, :, None] for part in parts),

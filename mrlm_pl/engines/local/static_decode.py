@@ -79,7 +79,7 @@ class CudaGraphs:
         self._captured: dict[torch.device, tuple[torch.cuda.Stream, WeakSet[torch.cuda.CUDAGraph]]] = {}
 
     def __call__(self, step: Step, device: torch.device) -> Step:
-        """Return the replay of a step, whose logits are overwritten by the next replay of any step."""
+        """Return the replay of a step."""
         with torch.cuda.device(device):
             if device not in self._captured:
                 self._captured[device] = torch.cuda.Stream(device), WeakSet()
@@ -106,6 +106,7 @@ class StaticStep:
         decoder: the weights and the arithmetic.
         shared: keys and values of the contexts, ``[layers, 2, U, KV heads, T, head size]``.
         own: those of the rows' own tokens, ``[layers, 2, B, KV heads, capacity, head size]``.
+        logits: receives the logits, ``[B, V]``.
         width: most rows of a context.
         capture: makes the replay of a step.
 
@@ -114,8 +115,10 @@ class StaticStep:
         width: most rows of a context.
     """
 
-    def __init__(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int, capture: Capture) -> None:
-        self._decoder, self._shared, self._own, self.width = decoder, shared, own, width
+    def __init__(
+        self, decoder: FusedDecoder, shared: Tensor, own: Tensor, logits: Tensor, width: int, capture: Capture
+    ) -> None:
+        self._decoder, self._shared, self._own, self._logits, self.width = decoder, shared, own, logits, width
         rows, contexts = own.shape[2], shared.shape[2]
         numbers = partial(torch.zeros, dtype=torch.long, device=shared.device)
         self.tokens, self._lengths, self._place = numbers(rows), numbers(rows), numbers(rows)
@@ -170,7 +173,7 @@ class StaticStep:
 
         x = self._decoder.hidden(self.tokens, cos[positions][:, None], sin[positions][:, None], attend)
         self._fed += 1
-        return self._decoder.logits(x)
+        return self._logits.copy_(self._decoder.logits(x))
 
     def _by_context(self, x: Tensor) -> Tensor:
         """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, width * group, N]``."""
@@ -185,8 +188,9 @@ class StaticStep:
 class StaticDecode:
     """Makes the rows of the batches of some decoders, one batch at a time, in memory that stays in place.
 
-    The memory is that of the largest batch up to now, and is kept with the replays until :meth:`clear`. New numbers in
-    a decoder's weights need no new replay; weights at another place in memory do.
+    The memory is that of the largest batch up to now, and is kept with the replays until :meth:`clear`: all steps have
+    their states, and all of a vocabulary their logits, in the same places. New numbers in a decoder's weights need no
+    new replay; weights at another place in memory do.
 
     Args:
         capture: makes the replay of a step.
@@ -197,6 +201,7 @@ class StaticDecode:
         self._steps: OrderedDict[tuple[int, Hashable], StaticStep] = OrderedDict()
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._logits: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int) -> StaticRows:
         """Return the rows of a batch; those of the batch before are lost."""
@@ -206,7 +211,15 @@ class StaticDecode:
         """Free all memory."""
         self._steps.clear()
         self._addresses.clear()
+        self._logits.clear()
         self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def _logits_of(self, decoder: FusedDecoder, rows: int) -> Tensor:
+        """Return the place of a step's logits ``[rows, V]``; earlier steps keep that of fewer rows."""
+        key = decoder.weights.head.weight.shape[0], decoder.weights.dtype
+        if key not in self._logits or len(self._logits[key]) < rows:
+            self._logits[key] = torch.empty(rows, key[0], dtype=key[1], device=decoder.device)
+        return self._logits[key][:rows]
 
     def zeros(self, first: Sequence[int], second: Sequence[int], like: FusedDecoder) -> tuple[Tensor, Tensor]:
         """Return zeros of two shapes for a decoder's keys and values; tensors returned before are lost."""
@@ -230,7 +243,8 @@ class StaticDecode:
         layout = tuple((states.data_ptr(), states.shape, states.stride()) for states in (shared, own))
         key = id(decoder), (layout, width)
         if key not in self._steps:
-            self._steps[key] = StaticStep(decoder, shared, own, width, self._capture)
+            logits = self._logits_of(decoder, own.shape[2])
+            self._steps[key] = StaticStep(decoder, shared, own, logits, width, self._capture)
         self._steps.move_to_end(key)
         if len(self._steps) > _MOST_STEPS:
             self._steps.popitem(last=False)

@@ -19,6 +19,7 @@ from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.losses import Reduction, token_weights
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.families import forward_path
 from mrlm_pl.policy.forward.teaching import Lesson, Teaching
 from mrlm_pl.policy.sharding import is_split
@@ -372,9 +373,12 @@ class Distiller:
         return [*other, *row.token_ids[first:start]]
 
     def _views(self, rows: PolicyBatch) -> list[tuple[Policy | None, float, Tensor, dict[str, Any]]]:
-        """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them."""
+        """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them.
+
+        The last two are on the host if ``rows`` are there too.
+        """
+        found, rows = [], rows.layout
         assert rows.teacher_prompts is not None
-        found = []
         for position, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
             lengths = rows.teacher_prompts[:, position, 0]
             taught = (lengths >= 0).nonzero().flatten()
@@ -392,7 +396,7 @@ class Distiller:
         moments = dict.fromkeys(("teacher_divergence", "teacher_agreement"), NO_MOMENTS)
         for teacher, weight, taught, inputs in self._views(rows):
             logp = (teacher or self.learner.policy(name))(**inputs)
-            mask = rows.action_mask & torch.zeros_like(rows.action_mask).index_fill(0, taught, True)
+            mask = on_device(_of_rows(rows.layout.action_mask, taught), logp.device)
             gain = torch.zeros_like(rows.old_logp)
             gain[mask] = logp[inputs["action_mask"]] - rows.old_logp[mask]
             rows.advantages = rows.advantages + self.settings.coefficient * weight * gain
@@ -413,16 +417,17 @@ class Distiller:
         """
         if rows.teacher_prompts is None:
             return None
-        mask = rows.action_mask
-        weights = token_weights(reduction, mask, totals, max_length=max_length, episode_tokens=rows.episode_tokens)
-        lessons = []
+        weights = token_weights(
+            reduction, rows.action_mask, totals, max_length=max_length, episode_tokens=rows.episode_tokens
+        )
+        lessons, host = [], rows.layout
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
-            chosen = mask & torch.zeros_like(mask).index_fill(0, taught, True)
-            kept = chosen if rows.taught_tokens is None else chosen & rows.taught_tokens
+            chosen = _of_rows(host.action_mask, taught)
+            kept = chosen if host.taught_tokens is None else chosen & host.taught_tokens
             if not bool(kept.any()):
                 continue
-            places = torch.where(kept.flatten(), chosen.flatten().cumsum(0) - 1, -1)
+            places = on_device(torch.where(kept.flatten(), chosen.flatten().cumsum(0) - 1, -1), weights.device)
             head = policy.network.get_output_embeddings()
             lessons.append(Lesson(policy.states(**inputs), head, places, weights.flatten(), weight))
         top_k = self.settings.top_k if self.settings.form == "top_k" else None
@@ -451,6 +456,11 @@ def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:
             for turn in row.turns:
                 found.setdefault(id(turn), attempt)
     return found
+
+
+def _of_rows(mask: Tensor, rows: Tensor) -> Tensor:
+    """Return a mask [B, T] in these rows, False in others."""
+    return mask & torch.zeros_like(mask).index_fill(0, rows, True)
 
 
 def _action_span(mask: Tensor) -> tuple[int, int]:

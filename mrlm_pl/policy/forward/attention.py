@@ -24,6 +24,7 @@ from mrlm_pl.policy.forward.packing import Segments
 from mrlm_pl.policy.forward.tree_attention import tree_attention, tree_mask
 
 ATTENTION_NAME = "mrlm_packed"
+_HALF = (torch.bfloat16, torch.float16)
 MASK_ELEMENTS = 2**24
 """Most elements of an attention mask; 64 MB in float32. A row of 32,000 tokens has a billion."""
 CAUSAL_TOKENS = 1024
@@ -255,17 +256,29 @@ class PackedLayout:
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Return attention of [S, L, heads, dim], causal without a mask; keys may have fewer heads than queries."""
+    """Return attention of [S, L, heads, dim]; see :func:`grouped_attention`."""
+    heads_first = (states.transpose(1, 2) for states in (query, key, value))
+    return grouped_attention(*heads_first, scaling, mask, dropout).transpose(1, 2)
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Return attention of [S, heads, L, dim], causal without a mask; keys may have fewer heads than queries."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.device.type == "cuda" and (mask is not None or query.dtype not in _HALF):
+        # the kernels that hold no table of tokens by tokens then take equal numbers of heads alone
+        key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
     return F.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
+        query,
+        key,
+        value,
         attn_mask=mask,
         dropout_p=dropout,
         is_causal=mask is None,
         scale=scaling,
-        enable_gqa=query.shape[2] != key.shape[2],
-    ).transpose(1, 2)
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def packed_attention_forward(

@@ -195,7 +195,7 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
 
     def of_all(hidden: Tensor) -> Tensor:
         # No view: FSDP2 warns on every rank of a view that a model returns.
-        return torch.stack([forward(hidden.flatten(0, 1).index_select(0, inputs.predictors))])
+        return torch.stack([forward(selected(hidden.flatten(0, 1), inputs.predictors))])
 
     layout: dict[str, Any] = {}
     if inputs.segments is not None:
@@ -206,6 +206,14 @@ def _with_head(model: nn.Module, inputs: ForwardPass, forward: Callable[[Tensor]
     with switches, _noise(seed, inputs.input_ids.device), _replaced_forward(head, of_all):
         output = model(input_ids=inputs.input_ids, position_ids=inputs.position_ids, use_cache=False, **layout)
     return output.logits[0]
+
+
+def selected(states: Tensor, rows: Tensor) -> Tensor:
+    """Return these rows [n, size] of states [N, size], some of them several times.
+
+    The gradients of a row that is there several times have one order of sums: on a GPU that of an index has none.
+    """
+    return F.embedding(rows, states) if states.device.type == "cuda" else states.index_select(0, rows)
 
 
 @contextmanager
@@ -234,7 +242,7 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
         output = model(input_ids=inputs.input_ids, attention_mask=inputs.attention_mask.long(), use_cache=False, **keep)
 
     def predicting() -> Tensor:
-        return output.hidden_states[-1].flatten(0, 1).index_select(0, inputs.predictors)
+        return selected(output.hidden_states[-1].flatten(0, 1), inputs.predictors)
 
     if not wanted.log_probs:
         return wanted.values(predicting())[None]

@@ -114,6 +114,16 @@ def test_weights_at_another_place_are_captured_again() -> None:
     assert_same(other, generated(plain, rows))
 
 
+def test_steps_write_their_logits_to_one_place() -> None:
+    static = StaticDecode(Captures())
+    backend = decoder(static=static)
+    for rows in (30, 9, 30):
+        generated(backend, some_requests(rows, 20))
+    places = {(step._logits.data_ptr(), step._logits.shape[1]) for step in static._steps.values()}
+    assert places == {(static._logits[VOCABULARY, torch.float32].data_ptr(), VOCABULARY)}
+    assert len(static._steps) > 2
+
+
 def test_an_adapter_is_read_at_one_place() -> None:
     captures = Captures()
     model = build("qwen2")
@@ -221,6 +231,19 @@ class TestOnAGPU:
                         weight.data = weight.data.clone() if turn == 2 else weight.data
                         weight.mul_(1.05)
                 one.refresh()
+
+    @pytest.mark.parametrize("session", [False, True])
+    def test_a_long_context_needs_no_table_of_tokens_by_tokens(self, session: bool) -> None:
+        made = FusedDecoder(build("qwen2", max_position_embeddings=32768).cuda(), torch.float32)
+        length = 16_000
+        with torch.inference_mode():
+            _, rows = made.prefill([Context(prompt(length, 0), 1)], reserve=64)
+            states = rows.states(0, length) if session else None
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            made.prefill([Context(prompt(2 * length, 0) if session else prompt(length, 1), 1, states)], reserve=64)
+        heads = made.weights.heads
+        assert torch.cuda.max_memory_allocated() - before < heads * length * length  # of 4 bytes in such a table
 
     def test_decoders_take_turns_in_one_memory_and_pool(self) -> None:
         static, rows = StaticDecode(CudaGraphs()), some_requests(12, 40)
