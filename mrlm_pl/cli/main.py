@@ -36,7 +36,7 @@ COMMANDS = {
     "report": ("mrlm_pl.cli.commands.report:run", "compare runs over their seeds at equal cost"),
     "balance": ("mrlm_pl.cli.commands.balance:run", "balance right and wrong answers to each question, for a verifier"),
     "consolidate": ("mrlm_pl.cli.commands.consolidate:run", "write a sharded checkpoint as one file"),
-    "serve": ("mrlm_pl.cli.commands.serve:run", "host environments over gRPC"),
+    "serve": ("mrlm_pl.cli.commands.serve:run", "host environments, policies and a verifier over gRPC"),
     "sessions": ("mrlm_pl.cli.commands.sessions:run", "list the live sessions of a server"),
     "check-env": ("mrlm_pl.cli.commands.check_env:run", "check that an environment keeps the contract"),
     "init": ("mrlm_pl.cli.commands.init:run", "write a package with an environment, an algorithm and a callback"),

@@ -86,12 +86,17 @@ class Algorithm(LightningModule, ABC):
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__()
+        if isinstance(policies, Policy):
+            raise ConfigurationError("policies is one Policy; give policies by name: {'main': policy}")
         policies = {
             name: Policy(policy) if isinstance(policy, str) else as_settings(Policy, policy, f"policies.{name}")
             for name, policy in (policies or {"main": Policy()}).items()
         }
         if not any(policy.trained for policy in policies.values()):
-            raise ConfigurationError(f"none of the policies {sorted(policies)} is trained; set `trained: true` for one")
+            raise ConfigurationError(
+                f"none of the policies {sorted(policies)} is trained; set `trained: true` for one, or evaluate them "
+                "with `mrlm eval`"
+            )
         _check_distinct(policies)
         check_seats(seats or {}, policies)
         self.policies = nn.ModuleDict(policies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
@@ -460,9 +461,11 @@ def read_config(model: str, source: str) -> Any:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
+        address = re.fullmatch(r"[\w.-]+:\d+", model)
+        remedy = f"a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
         raise PolicyError(
-            f"model {model!r} is neither a folder here nor a readable model of the hub; "
-            f"give a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
+            f"model {model!r} is neither a folder here nor a readable model of the hub; give "
+            + ("its tokenizer's model, and the address as `served_by`" if address else remedy)
         ) from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from mrlm_pl.durable_files import draft_of, force_to_disk, replacing
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.trainer.sharded_checkpoint import METADATA_FILE, check_sharded_checkpoint
 
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
@@ -48,11 +49,11 @@ class FSDP(ModelParallelStrategy):
         """Arrange the processes in groups of tensor-parallel ranks; the groups are data parallel.
 
         Raises:
-            ValueError: the number of processes is not a multiple of the tensor-parallel size.
+            ConfigurationError: the number of processes is not a multiple of the tensor-parallel size.
         """
         processes = self.num_nodes * self.num_processes
         if processes % self.tensor_parallel_size:
-            raise ValueError(
+            raise ConfigurationError(
                 f"tensor_parallel_size {self.tensor_parallel_size} does not divide the {processes} processes; "
                 "change it, or trainer.devices"
             )

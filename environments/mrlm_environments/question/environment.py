@@ -251,6 +251,10 @@ def _is_async(call: Any) -> bool:
 
 
 def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict[str, Reward]:
+    if isinstance(rewards, str) or callable(rewards):
+        raise ConfigurationError(
+            f"{owner}: rewards is {rewards!r:.80}; give a list of functions of a reply and its row"
+        )
     found: dict[str, Reward] = {}
     for given in rewards:
         reward = Reward(given) if callable(given) else as_settings(Reward, given, f"{owner}: rewards")

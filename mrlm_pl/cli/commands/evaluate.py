@@ -181,6 +181,8 @@ def eval_parser() -> CommandParser:
     parser.usage = "mrlm eval --model MODEL [MODEL ...] [--environment NAME [NAME ...]] [options]"
     meaning = "JSON file for the report with transcripts, or for a table with its reports and picture beside it."
     parser.add_argument("--output", type=str | None, help=meaning)
+    text = "Servers that play policies, as in '{main: HOST:PORT}'; the model names their tokenizer."
+    parser.add_argument("--served_by", type=dict[str, str], default={}, help=text)
     parser.add_argument(
         "--compare",
         type=str | None,

@@ -99,7 +99,13 @@ class Cell:
         chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
         limit = options.max_turns or run.turn_limit(column.known) or MAX_TURNS
         asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
-        asked |= {"sampling": asdict(sampling), "model": self.model, "policies": run.policies, "weights": weights}
+        asked |= {
+            "served_by": options.served_by,
+            "sampling": asdict(sampling),
+            "model": self.model,
+            "policies": run.policies,
+            "weights": weights,
+        }
         asked = json.loads(json.dumps(asked, default=str))
         if self.file is not None and (kept := _finished(self.file, asked)):
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
@@ -107,6 +113,7 @@ class Cell:
         with closing(eval_parser().instantiate(options).environment) as environment:
             code = code_of(environment)
             seated = SeatedModel(self.model, environment, options.seats, column.known)
+            seated.serve(options.served_by)
             report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
         settings = column.config.get("init_args") or {}
         played = {"settings": settings, "sampling": asdict(sampling), "code": code}

@@ -34,6 +34,9 @@ ENVIRONMENT_PREFIX = "MRLM"
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
 
+_NO_DEVICE = "backend found"
+"""In Lightning's error for an accelerator that is not there."""
+
 
 class RunParser(ShortErrors, LightningArgumentParser):
     """Lightning's parser with short messages."""
@@ -134,7 +137,10 @@ class RunCommand(LightningCLI):
         try:
             trainer: Any = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
-            raise ConfigurationError(f"trainer: {error}") from error
+            remedy = (
+                "; set `--trainer.accelerator auto`, or install a PyTorch for it" if _NO_DEVICE in str(error) else ""
+            )
+            raise ConfigurationError(f"trainer: {error}{remedy}") from error
         files = config_files(self.arguments)
         trainer.name = files[0].stem if files else None
         return trainer

@@ -250,7 +250,8 @@ def explain(message: str, parser: Any) -> str:
     required = re.match(r"the following arguments are required: (.+)", message)
     if required:
         keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
-        return f"{', '.join(keys)} missing; give it as `--{keys[0]} VALUE` or in a file with `--config FILE`"
+        given = " ".join(f"--{key} VALUE" for key in keys)
+        return f"{', '.join(keys)} missing; give it as `{given}` or in a file with `--config FILE`"
     return " ".join(message.split())
 
 
