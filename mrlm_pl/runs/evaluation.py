@@ -171,7 +171,8 @@ class SeatedModel:
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
             for name in sorted(set(self.seated().values()) - set(held)):
-                held[name] = loaded_policy(self.run.policies[name], device)
+                given = self.run.policies[name]
+                held[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
             return summarize(
@@ -311,6 +312,7 @@ def evaluate(
     seats: Mapping[str, str] | None = None,
     device: str = "auto",
     name: str | None = None,
+    served_by: Mapping[str, str] | None = None,
 ) -> EvaluationReport:
     """Return the report of a model's episodes on an environment.
 
@@ -329,12 +331,14 @@ def evaluate(
         seats: the policy of each agent; a run has its own.
         device: where policies that are read are placed, as torch names it; ``auto`` prefers an accelerator.
         name: of the environment in the run where an instance has another one.
+        served_by: servers that play policies, by name; their tokenizers are read, not their weights.
 
     Raises:
         ConfigurationError: there is no such model or environment, an agent has no policy, a number is below 1, or
             ``num_episodes`` is no multiple of ``samples_per_task``.
     """
     seated = SeatedModel(model, environment, seats, name)
+    seated.serve(served_by or {})
     sampling = sampling or sampling_from(seated.run.validation_sampling, {})
     return seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
 

@@ -71,6 +71,13 @@ def test_the_components_are_the_weighted_values_of_the_functions() -> None:
     assert played(question([lambda reply, row: 3]), "x").components == {"agent": {"reward": 3.0}}
 
 
+def test_a_single_reward_is_no_list_of_them() -> None:
+    single: Any
+    for single in (len, "./my_rewards.py:exact"):
+        with pytest.raises(ConfigurationError, match=r"rewards is .*; give a list of functions"):
+            QuestionEnvironment([{"prompt": "?"}], single)
+
+
 def test_several_agents_share_a_number_or_earn_apart() -> None:
     def shared(replies: Mapping[str, str], row: Any) -> float:
         return len(replies["second"]) / len(replies["first"])

@@ -57,6 +57,7 @@ def report_run(arguments: Sequence[str]) -> int:
         environment,
         sampling=sampling,
         name=name,
+        served_by=options.served_by,
         **{key: options[key] for key in PLAYED},
     )
     settings = read.environment_settings()

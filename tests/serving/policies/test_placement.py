@@ -102,6 +102,18 @@ def test_a_run_is_the_same_wherever_its_partner_generates(partner: Any, tmp_path
     assert main(["eval", "--model", str(tmp_path / "there"), *played]) == 0, "it reads the partner's weights itself"
 
 
+def test_an_evaluation_is_the_same_wherever_its_policy_generates(partner: Any, tmp_path: Path) -> None:
+    server = partner(name="main")
+    reports = []
+    for name, options in {"here": [], "there": ["--served_by", f"{{main: '{server.target}'}}"]}.items():
+        report = tmp_path / f"{name}.json"
+        model = ["--model", TINY, "--environment", "math", "--environment.difficulty", "[1, 1]", "-n", "8"]
+        assert main(["eval", *model, "--max_tokens", "16", "--device", "cpu", *options, "--output", str(report)]) == 0
+        reports.append(json.loads(report.read_text()))
+    assert server.engine.stats.requests == 8
+    assert reports[0]["mean_reward"] == reports[1]["mean_reward"]
+
+
 def test_a_partner_elsewhere_plays_while_the_learner_updates(partner: Any, tmp_path: Path) -> None:
     served = partner()
     assert main([*arguments(tmp_path / "run", 3, served.target), "--data.mode", "async", "--data.max_lag", "2"]) == 0
