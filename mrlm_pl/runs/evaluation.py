@@ -296,7 +296,7 @@ def _read_weights(policy: Policy, name: str, device: str) -> None:
     """Read the weights of a policy that has none, to a device; see :func:`loaded_policy`."""
     if policy.model is None:
         policy.load(name=name)
-        policy.model.to(usable_device(device))
+        policy.network.to(usable_device(device))
 
 
 def evaluate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -67,7 +68,16 @@ def _episodes(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _by_task(episodes: list[dict[str, Any]]) -> dict[str, float]:
     rewards = grouped((row["task"], row["reward"]) for row in episodes)
-    return {task: math.fsum(values) / len(values) for task, values in sorted(rewards.items())}
+    return {task: math.fsum(rewards[task]) / len(rewards[task]) for task in sorted(rewards, key=by_number)}
+
+
+def by_number(name: str) -> list[str | int]:
+    """Return a key that sorts names by the numbers in them.
+
+    >>> sorted(["math/10", "math/9"], key=by_number)
+    ['math/9', 'math/10']
+    """
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[list[Any]]:

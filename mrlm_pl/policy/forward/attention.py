@@ -257,8 +257,8 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None, dropout: float
 ) -> Tensor:
     """Return attention of [S, L, heads, dim]; see :func:`grouped_attention`."""
-    heads_first = (states.transpose(1, 2) for states in (query, key, value))
-    return grouped_attention(*heads_first, scaling, mask, dropout).transpose(1, 2)
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+    return grouped_attention(query, key, value, scaling, mask, dropout).transpose(1, 2)
 
 
 def grouped_attention(

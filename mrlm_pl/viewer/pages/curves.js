@@ -96,7 +96,7 @@ export async function curvesView(parameters) {
           if (event.target.checked) chosen.add(run.key); else chosen.delete(run.key);
           remember({ runs: JSON.stringify([...chosen]) });
           dispatchEvent(new Event("hashchange"));
-        } } }), told(run.key))))),
+        } } }), run.key in data ? el("span", { class: `swatch color${[...families.keys()].indexOf(run.family) % 6}` }) : null, told(run.key))))),
     el("p", { class: "note" }, "Runs that differ in their seed alone share a color: thin lines, with mean and 95 % interval. Dashed: a resumption.",
       every > 1 ? ` Of the longest column every ${every}th number is shown.` : ""),
     box,
