@@ -144,6 +144,7 @@ def test_curves_of_reward_components_and_callbacks_come_before_constant_ones(bro
     columns: dict[str, list[Any]] = {
         "lab/number": [1, 2, None],
         "rollout/agent/con/components/evidence": [0.1, 0.2, 0.3],
+        "rollout/agent/con/reward": [0.5, 0.6, 0.8],
         "rollout/debate/evidence": [0.1, 0.2, 0.3],
         "rollout/debate/tie": [0, 0, None],
         "rollout/response_tokens": [8, 8, 8],
@@ -156,8 +157,8 @@ def test_curves_of_reward_components_and_callbacks_come_before_constant_ones(bro
     script = """const [columns, done] = arguments;
     import('/curves.js').then((module) => done(module.chosenNames(Object.keys(columns).sort(), [{ columns }])))"""
     assert browser.execute_async_script(script, columns) == [
-        *("rollout/reward", "lab/number", "rollout/debate/evidence", "rollout/response_tokens", "train/approx_kl"),
-        "rollout/debate/tie",
+        *("rollout/reward", "rollout/agent/con/reward", "lab/number", "rollout/debate/evidence"),
+        *("rollout/response_tokens", "train/approx_kl", "rollout/debate/tie"),
     ]
 
 

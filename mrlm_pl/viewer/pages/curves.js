@@ -20,10 +20,10 @@ export function points(columns, axis, name) {
   return ys.map((y, row) => [xs ? xs[row] : row, y]).filter(([x, y]) => x !== null && y !== null);
 }
 
-// Return the names that a page without a filter shows: the main ones, then the numbers of environments (components of
+// Return the names that a page without a filter shows: the reward and the other main ones, then the numbers of environments (components of
 // the reward) and callbacks, constant ones last.
 export function chosenNames(names, runs) {
-  const rank = new Map(names.map((name) => [name, 2 * isConstant(runs.flatMap((run) => run.columns[name] ?? [])) + !MAIN.test(name)]));
+  const rank = new Map(names.map((name) => [name, 3 * isConstant(runs.flatMap((run) => run.columns[name] ?? [])) + (name === "rollout/reward" ? 0 : MAIN.test(name) ? 1 : 2)]));
   return names.filter((name) => MAIN.test(name) || OWN.test(name)).sort((one, other) => rank.get(one) - rank.get(other));
 }
 
