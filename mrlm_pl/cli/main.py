@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import os
 import shlex
 import sys
@@ -80,6 +81,15 @@ example:
 """
 
 
+class MessageFormat(logging.Formatter):
+    """Formats warnings of this project like the command's other messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record, behind its level where it is this project's."""
+        text = super().format(record)
+        return f"mrlm: {record.levelname.lower()}: {text}" if record.name.startswith("mrlm_") else text
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 failed, 2 a mistake in the command or configuration.
 
@@ -92,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:  # the process is the command's
         hold_collection()
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(MessageFormat())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors repeat its log
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"

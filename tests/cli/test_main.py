@@ -1,6 +1,7 @@
 """The dispatcher."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrlm_pl.cli import main as main_module
-from mrlm_pl.cli.main import COMMANDS, main
+from mrlm_pl.cli.main import COMMANDS, MessageFormat, main
 from mrlm_pl.errors import ConfigurationError, EngineError
 
 
@@ -25,6 +26,14 @@ def test_help_lists_the_commands_without_importing_anything_heavy():
     for command in ("fit", "train", "validate", "test", "predict", "eval", "check-env", "info"):
         assert f"\n  {command} " in done.stdout
     assert "mrlm 0." in done.stdout
+
+
+def test_warnings_of_the_project_have_its_name():
+    texts = [
+        MessageFormat().format(logging.LogRecord(name, level, "", 0, "%s rows", (3,), None))
+        for name, level in (("mrlm_pl.data", logging.WARNING), ("mrlm_environments", logging.ERROR), ("ray", 30))
+    ]
+    assert texts == ["mrlm: warning: 3 rows", "mrlm: error: 3 rows", "3 rows"]
 
 
 def test_unknown_command_names_the_nearest(mrlm):
