@@ -34,7 +34,8 @@ class ValueHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values [...] of hidden states [..., hidden size]."""
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
+            values = self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
+        return values.clone()  # no view: FSDP2 warns on every rank of a view that a model returns
 
     def save(self, folder: str | Path, *, write: bool = True) -> None:
         """Write the weights to ``value_head.safetensors`` in a model's folder; all ranks call it, and one writes."""
