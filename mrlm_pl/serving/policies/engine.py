@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +21,11 @@ from mrlm_pl.serving.transport.addresses import Servers
 from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
-_STUB = environment_pb2_grpc.PolicyServiceStub
+logger = logging.getLogger(__name__)
 
+_STUB = environment_pb2_grpc.PolicyServiceStub
+NOTICE_SECONDS = 5.0
+"""Seconds without an answer after which a message says who is waited for."""
 
 Code = grpc.StatusCode
 MAX_TOKENS = 1 << 20
@@ -78,7 +83,12 @@ class RemoteEngine(Engine):
         Raises:
             RemoteTimeoutError: the server does not answer.
         """
-        reply = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest())).result()
+        asked = submit(self._ask("DescribePolicies", pb.DescribePoliciesRequest()))
+        if not wait([asked], NOTICE_SECONDS).done:
+            logger.warning(
+                "no policies are served at %s yet; waiting for at most %g s", self.address.target, self.seconds
+            )
+        reply = asked.result()
         return {item.name: item for item in reply.policies}
 
     def release(self, session_prefix: str) -> None:

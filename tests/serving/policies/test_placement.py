@@ -140,7 +140,9 @@ def served_policy(target: str) -> dict[str, Policy]:
     return {"main": Policy(TINY), "partner": Policy(TINY, trained=False, served_by=target)}
 
 
-def test_what_the_server_has_is_checked_first(partner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_server_has_is_checked_first(
+    partner: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = InProcessEngine()
     assert with_served(engine, {"main": Policy(TINY)}) is engine
     routed = with_served(engine, served_policy(partner().target))
@@ -156,8 +158,10 @@ def test_what_the_server_has_is_checked_first(partner: Any, monkeypatch: pytest.
         served_policy("here")
     monkeypatch.setattr(served_policies, "ANSWER_SECONDS", 0.7)
     away = nowhere()
+    monkeypatch.setattr("mrlm_pl.serving.policies.engine.NOTICE_SECONDS", 0.1)
     with pytest.raises(RemoteError, match=rf"at {away} did not answer within 0\.7 s; start their server again"):
         with_served(engine, served_policy(away))
+    assert f"no policies are served at {away} yet; waiting for at most 0.7 s" in caplog.text
     engine.close()
 
 
