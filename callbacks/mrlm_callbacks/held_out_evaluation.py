@@ -149,9 +149,9 @@ class HeldOutEvaluation(Callback):
         return Path(trainer.default_root_dir) / f"evaluation_{moment}.json"
 
     def _print(self, moment: str, reports: dict[str, EvaluationReport]) -> None:
-        table = Table(title=f"held-out evaluation {moment} training ({self.split} split)")
-        for column in ("environment", "episodes", "mean reward [95 % interval]", "accuracy [95 % interval]"):
-            table.add_column(column)
+        table = Table(title=f"held-out evaluation {moment} training ({self.split} split, with 95 % intervals)")
+        for column in ("environment", "episodes", "mean reward", "accuracy"):
+            table.add_column(column, no_wrap=True)
         for name, report in reports.items():
             table.add_row(
                 name,
