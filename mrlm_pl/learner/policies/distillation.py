@@ -329,8 +329,8 @@ class Distiller:
         row exceeds its context window.
         """
         found: list[Tensor] = []
-        for row in range(len(rows)):
-            start, stop = _action_span(rows.action_mask[row])
+        for row, mask in enumerate(rows.action_mask.cpu()):
+            start, stop = _action_span(mask)
             attempt = attempts[id(rows.trajectories[row].turns[-1])]
             for teacher, name in zip(self.settings.teachers, self.names, strict=True):
                 prompt = self._prompt(teacher, student, attempt, start)
@@ -375,9 +375,9 @@ class Distiller:
     def _views(self, rows: PolicyBatch) -> list[tuple[Policy | None, float, Tensor, dict[str, Any]]]:
         """Return each teacher with trajectories here: its policy, weight, the rows, and the rows as it reads them.
 
-        The last two are on the host if ``rows`` are there too.
+        The last two are on the host.
         """
-        found, rows = [], rows.layout
+        found, rows = [], rows.layout.to("cpu")
         assert rows.teacher_prompts is not None
         for position, (teacher, name) in enumerate(zip(self.settings.teachers, self.names, strict=True)):
             lengths = rows.teacher_prompts[:, position, 0]
@@ -396,7 +396,7 @@ class Distiller:
         moments = dict.fromkeys(("teacher_divergence", "teacher_agreement"), NO_MOMENTS)
         for teacher, weight, taught, inputs in self._views(rows):
             logp = (teacher or self.learner.policy(name))(**inputs)
-            mask = on_device(_of_rows(rows.layout.action_mask, taught), logp.device)
+            mask = on_device(_of_rows(rows.layout.action_mask.cpu(), taught), logp.device)
             gain = torch.zeros_like(rows.old_logp)
             gain[mask] = logp[inputs["action_mask"]] - rows.old_logp[mask]
             rows.advantages = rows.advantages + self.settings.coefficient * weight * gain
@@ -420,7 +420,7 @@ class Distiller:
         weights = token_weights(
             reduction, rows.action_mask, totals, max_length=max_length, episode_tokens=rows.episode_tokens
         )
-        lessons, host = [], rows.layout
+        lessons, host = [], rows.layout.to("cpu")
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
             chosen = _of_rows(host.action_mask, taught)
