@@ -23,7 +23,8 @@ from seeds import ResultsFile, parser_of, provenance, rounded
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks/speed"))
-from grpo_step import make_model, of_child  # noqa: E402
+from grpo_step import of_child  # noqa: E402
+from random_models import make_model  # noqa: E402
 
 PAIRS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "GRPO": ("grpo_step", "trl", ()),

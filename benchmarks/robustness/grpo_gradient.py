@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 import grpo_step
+import random_models
 
 TOLERANCE = 1e-5
 
@@ -57,12 +58,12 @@ def run_peer(folder: str, output: str) -> None:
         disable_tqdm=True,
         model_init_kwargs={"dtype": "float32"},
     )
-    vocabulary = int(grpo_step.SIZES["s"]["vocab"])
+    vocabulary = int(random_models.SIZES["s"]["vocab"])
     trainer = Recording(
         model=folder,
-        reward_funcs=lambda completions, **_: [grpo_step.reward(text) for text in completions],
+        reward_funcs=lambda completions, **_: [random_models.reward(text) for text in completions],
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": grpo_step.prompt(n, vocabulary)} for n in range(64)]),
+        train_dataset=Dataset.from_list([{"prompt": random_models.prompt(n, vocabulary)} for n in range(64)]),
     )
     trainer.train()
 
@@ -84,7 +85,7 @@ def our_gradients(folder: str, saved: dict[str, torch.Tensor]) -> dict[str, torc
         rows.append(Trajectory("a", "main", tuple(context + answer), mask, (0.0,) * len(mask), ()))
     labels = [number // grpo_step.GROUP for number in range(len(rows))]
     batch = collate_rows(rows, labels, labels, range(len(rows)), advantages=saved["advantages"].tolist())
-    algorithm = GRPO({"main": Policy(folder, chat_template=grpo_step.TEMPLATE)})
+    algorithm = GRPO({"main": Policy(folder, chat_template=random_models.TEMPLATE)})
     algorithm.configure_model()
     algorithm.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     policy = algorithm.policy("main")
@@ -107,7 +108,7 @@ def main() -> None:
         run_peer(options.folder, options.output)
         return
     folder, output = tempfile.mkdtemp(), str(Path(tempfile.mkdtemp()) / "peer.pt")
-    grpo_step.make_model(Path(folder), "s")
+    random_models.make_model(Path(folder), "s")
     command = [options.peer_python, __file__, "--peer-python", "-", "--side", "trl"]
     command += ["--folder", folder, "--output", output]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}

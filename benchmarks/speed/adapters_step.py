@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grpo_step import SIZES, compared, in_turns, make_model
+from grpo_step import compared, in_turns
+from random_models import SIZES, make_model
 from team_step import Work, provenance, run_ours
 
 

@@ -37,8 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import grpo_step
+import random_models
 import team_step
-from grpo_step import Clock, Shape, make_model
+from grpo_step import Clock, Shape
+from random_models import make_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from log_slopes import LEAST, slopes
@@ -184,7 +186,7 @@ def passed(folder: str, axis: str, tokens: int, clock: Clock) -> dict[str, Any]:
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, grpo_step.vocabulary_of(folder), (2, tokens), generator=generator)
+    ids = torch.randint(1, random_models.vocabulary_of(folder), (2, tokens), generator=generator)
     half = tokens // 2
     if axis == "learner":
         ids[1, :half] = ids[0, :half]

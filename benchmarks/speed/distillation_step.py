@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grpo_step import GROUP, NEW_TOKENS, PROMPTS, SIZES, TEMPLATE, Clock, compared, in_turns, make_model, prompt
+from grpo_step import GROUP, NEW_TOKENS, PROMPTS, Clock, compared, in_turns
 from provenance import provenance
+from random_models import SIZES, TEMPLATE, make_model, prompt
 
 
 def memory_mib() -> float:

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grpo_step import SIZES, in_turns, make_model
+from grpo_step import in_turns
+from random_models import SIZES, make_model
 
 EXAMPLES, LEARNING_RATE, WARMUP, TOLERANCE = 8, 1e-4, 2, 1e-5
 TOKENS = {"dpo": 128, "sft": 256}

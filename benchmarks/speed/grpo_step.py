@@ -40,49 +40,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from provenance import provenance
+from random_models import SIZES, TEMPLATE, make_model, parameters_of, prompt, reward, vocabulary_of
 
-SIZES = {
-    "xs": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 172, "num_attention_heads": 4, "vocab": 512},
-    "xs32k": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "intermediate_size": 172,
-        "num_attention_heads": 4,
-        "vocab": 32000,
-    },
-    "s": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 688, "num_attention_heads": 4, "vocab": 512},
-    "m": {
-        "hidden_size": 512,
-        "num_hidden_layers": 8,
-        "intermediate_size": 1376,
-        "num_attention_heads": 8,
-        "vocab": 32000,
-    },
-    "0.5b": {
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "intermediate_size": 4864,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-        "vocab": 151_936,
-    },
-    "1.5b": {
-        "hidden_size": 1536,
-        "num_hidden_layers": 28,
-        "intermediate_size": 8960,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-        "vocab": 151_936,
-    },
-}
 PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 64, 64
 WARMUP = 2
 UNITS = ("steps", "cpu")
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Operations per second in bf16 of the device whose name holds the key, from its data sheet."""
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -147,61 +111,6 @@ def _peak_mib() -> float:
 
 def _between(ends: list[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(ends)]
-
-
-def make_model(folder: Path, size: str, *, knows_eos: bool = False, seed: int = 0, **changes: int) -> None:
-    """Write a random model and a tokenizer of whitespace-separated words.
-
-    Args:
-        knows_eos: whether the model's vocabulary has EOS.
-        changes: of the size's entries and of the model's configuration.
-    """
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    chosen = SIZES[size] | changes
-    defaults = {"num_key_value_heads": chosen["num_attention_heads"] // 2, "tie_word_embeddings": False}
-    options: dict[str, Any] = {"max_position_embeddings": 512} | defaults | chosen
-    vocabulary = options.pop("vocab")
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        **options,
-        vocab_size=vocabulary + knows_eos,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    words = {"<pad>": 0} | {f"w{n}": n for n in range(1, vocabulary)} | {"<eos>": vocabulary}
-    core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.save_pretrained(folder)
-
-
-def vocabulary_of(folder: str) -> int:
-    """Return the number of tokens of a folder's model."""
-    return int(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-
-
-def parameters_of(folder: str) -> int:
-    """Return the number of parameters in a folder's model."""
-    from safetensors import safe_open
-
-    with safe_open(Path(folder) / "model.safetensors", framework="pt") as weights:
-        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
-
-
-def prompt(index: int, vocabulary: int, tokens: int = PROMPT_TOKENS) -> str:
-    """Return one prompt: words that are a function of the index."""
-    return " ".join(f"w{1 + (index * 7919 + position * 104729) % (vocabulary - 1)}" for position in range(tokens))
-
-
-def reward(text: str) -> float:
-    """Return the fraction of words with an even number."""
-    numbers = [int(word[1:]) for word in text.split() if word.startswith("w")]
-    return sum(number % 2 == 0 for number in numbers) / max(len(numbers), 1)
 
 
 def run_ours(

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grpo_step import TEMPLATE, make_model
 from mrlm_environments.math.environment import MathEnvironment
 from provenance import provenance
+from random_models import TEMPLATE, make_model
 
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import SampleRequest

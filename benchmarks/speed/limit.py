@@ -37,9 +37,10 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, SIZES, WARMUP, make_model, run_ours
+from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, WARMUP, run_ours
 from lightning import Callback
 from provenance import provenance
+from random_models import SIZES, make_model
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM
 

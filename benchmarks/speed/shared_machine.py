@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grpo_step import SIZES, make_model
+from random_models import SIZES, make_model
 
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},

@@ -29,7 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_step import SIZES, TEMPLATE, Clock, compared, in_turns, make_model, prompt, reward, vocabulary_of
+from grpo_step import Clock, compared, in_turns
+from random_models import SIZES, TEMPLATE, make_model, prompt, reward, vocabulary_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from provenance import provenance

@@ -104,11 +104,14 @@ def gpu_rollout(found: Any) -> str:
         "continuous": "continuous batching",
     }
     cells = [
-        ("{size}: {prompts} x {samples}, {prompt_tokens} + {new_tokens} tokens".format_map(row), title, text)
+        (
+            "{size}: {prompts} x {samples}, {prompt_tokens} + {new_tokens} tokens".format_map(row),
+            title,
+            f"{row[f'{way}_tokens_per_second']:,.0f}, {row[f'{way}_peak_gib']:.1f} GiB",
+        )
         for row in found["rows"]
         for way, title in ways.items()
-        if (speed := row.get(f"{way}_tokens_per_second"))
-        for text in [f"{speed:,.0f}, {row[f'{way}_peak_gib']:.1f} GiB"]
+        if f"{way}_peak_gib" in row
     ]
     return pivot("tokens per second, peak memory", cells)
 

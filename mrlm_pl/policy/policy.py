@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
@@ -461,7 +460,7 @@ def read_config(model: str, source: str) -> Any:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        address = re.fullmatch(r"[\w.-]+:\d+", model)
+        address = model.rpartition(":")[2].isdecimal()
         remedy = f"a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
         raise PolicyError(
             f"model {model!r} is neither a folder here nor a readable model of the hub; give "

@@ -101,6 +101,7 @@ def test_a_folder_without_tokenizer_is_refused_before_any_weights_are_read(model
         ("/a/b/c", "there is no folder"),
         ("a" * 5_000, "has 5000 characters; give a folder or a hub id"),
         ("a\0b", "is neither a folder here nor"),
+        ("127.0.0.1:50060", "the address as `served_by`"),
     ],
 )
 def test_unknown_models_are_named(name: str, message: str) -> None:

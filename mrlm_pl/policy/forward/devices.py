@@ -42,7 +42,8 @@ def usable_device(name: str) -> torch.device:
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         name = "cpu" if accelerator is None else accelerator.type
-    if name == "cuda" and (rank := os.environ.get("LOCAL_RANK")):
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if name == "cuda" and rank < torch.cuda.device_count():  # a launcher may show each rank one GPU alone
         name = f"cuda:{rank}"
     try:
         # the device of a tensor has an index: that of a thread's current GPU may change

@@ -428,3 +428,11 @@ def test_a_run_without_a_checkpoint_leaves_nothing_in_the_way_of_the_next(fit: A
     assert Path("runs/toy/without-checkpoint-1/episodes/iteration-000007.jsonl.zst").exists()
     assert Path("runs/toy/without-checkpoint-1/config.yaml").exists()
     assert not Path("runs/toy/evaluation_after.json").exists(), "the summary would list it as this run's"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_an_accelerator_that_is_not_there_has_a_remedy(mrlm: Callable[..., tuple[int, str, str]]) -> None:
+    quickstart = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+    status, _, err = mrlm("fit", "--config", str(quickstart), "--trainer.accelerator", "gpu")
+    assert status == 2
+    assert "set `--trainer.accelerator auto`, or install a PyTorch for it" in err

@@ -8,7 +8,7 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from mrlm_pl.engines import Sampling
-from mrlm_pl.engines.local.sampling import Sampler, draw, uniforms
+from mrlm_pl.engines.local.sampling import Sampler, draw, draw_shares, uniforms
 
 VOCABULARIES = (7, 300, 5000)
 
@@ -98,6 +98,16 @@ def test_extreme_uniforms_pick_the_first_and_the_last_token_with_mass(vocabulary
         assert set(tokens.tolist()) <= {2, 3, 4}
         assert tokens[0] != tokens[1]
         torch.testing.assert_close(logprobs.exp(), torch.full((2,), 1 / 3))
+
+
+def test_one_kernel_for_the_softmax_draws_the_same_tokens() -> None:
+    logits = 3 * torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
+    uniform = torch.from_numpy(uniforms(range(64), 1)[:, 0])
+    tokens, logprobs = draw(logits, uniform, Sampling())
+    found = draw_shares(logits, uniform[:, None])
+    assert torch.equal(found[0], tokens)
+    torch.testing.assert_close(found[1], logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found[1], logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=0)
 
 
 def test_temperature_zero_is_argmax_with_its_log_probability_at_temperature_one() -> None:

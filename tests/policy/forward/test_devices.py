@@ -50,8 +50,10 @@ def test_a_device_has_an_index_and_a_remedy(monkeypatch: pytest.MonkeyPatch) -> 
     made: list[str] = []
     monkeypatch.setattr(torch, "empty", lambda _, device: made.append(device) or torch.zeros(0))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert (usable_device("cuda"), usable_device("cuda:1")) == (CPU, CPU)
-    assert made == ["cuda:3", "cuda:1"]
+    for count in (8, 1):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert (usable_device("cuda"), usable_device("cuda:1")) == (CPU, CPU)
+    assert made == ["cuda:3", "cuda:1", "cuda", "cuda:1"]
     monkeypatch.undo()
     assert usable_device("auto") == torch.zeros(0, device=torch.accelerator.current_accelerator() or CPU).device
     with pytest.raises(ConfigurationError, match="device: 'warp' cannot be used"):
