@@ -103,7 +103,7 @@ def arena_report(
         split: of the tasks.
         seed: of the tasks and the sampling.
     """
-    games, table = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list)), GameTable()
+    games = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
     seatings, unequal = [], False
     several = any(len(seated) > 1 for seated, _ in played)
     for seated, episodes in played:
@@ -121,19 +121,19 @@ def arena_report(
             for one, other in itertools.permutations(means, 2):
                 score = 0.5 if means[one] == means[other] else float(means[one] > means[other])
                 games[one, other][episode.task.key].append(score)
-                if one < other:
-                    table.add(one, other, score, 1)
         found = {agent: _mean(list(groups.values())) for agent, groups in returns.items() if groups}
         seatings.append(Seating(dict(seated), len(whole), len(episodes) - len(whole), found))
     team = several and not unequal
     if team:
         games.clear()
-    scores = []
+    scores, table = [], GameTable()
     for (one, other), groups in sorted(games.items(), key=lambda item: [players.index(name) for name in item[0]]):
         sums = [(math.fsum(group), float(len(group))) for group in groups.values()]
         count = int(sum(size for _, size in sums))
-        mean = Mean(math.fsum(value for value, _ in sums) / count, *share_interval(sums))
-        scores.append(Score(one, other, count, mean))
+        won = math.fsum(value for value, _ in sums)
+        scores.append(Score(one, other, count, Mean(won / count, *share_interval(sums))))
+        if one < other:
+            table.add(one, other, won, count)
     ratings = {}
     if len(games) == len(players) * (len(players) - 1) > 0:
         found_ratings = elo_ratings(table, zero=players[0])

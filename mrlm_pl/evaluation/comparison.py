@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,40 +44,21 @@ class Comparison:
     other_decisions: float
 
 
-def compare(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
+def compare(report: Mapping[str, Any], other: Mapping[str, Any], *, rewards: bool = False) -> Comparison:
     """Return the improvement of a report over another one; both as ``mrlm eval --output`` writes them.
+
+    Args:
+        report: the one.
+        other: the other.
+        rewards: compare the mean rewards also where all tasks have accuracies.
 
     Raises:
         ConfigurationError: they have no task in common.
     """
-    own, theirs = _by_task(report), _by_task(other)
-    found, their_found = _results(own), _results(theirs)
-    if found is None or their_found is None:
-        return compare_rewards(report, other)
-    return _comparison(report, other, found, their_found, (-1.0, 1.0))
-
-
-def compare_rewards(report: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
-    """Return the improvement of the mean reward of a report over another one; see :func:`compare`."""
-    found, their_found = (_rewards(_by_task(of)) for of in (report, other))
-    return _comparison(report, other, found, their_found, (-math.inf, math.inf))
-
-
-def rewards_differ(report: Mapping[str, Any]) -> bool:
-    """Return whether the mean reward of a task differs from its accuracy: whether a reward is neither 0 nor 1."""
-    return any(item["reward"] != item["accuracy"] for item in report["tasks"])
-
-
-_Key = tuple[str, str]
-
-_Found = tuple[str, dict[_Key, float]]
-"""A measure and its value for each task."""
-
-
-def _comparison(
-    report: Mapping[str, Any], other: Mapping[str, Any], found: _Found, their_found: _Found, bounds: tuple[float, float]
-) -> Comparison:
-    (measure, own), (their_measure, theirs) = found, their_found
+    fields = ["reward" if rewards else _field(side["tasks"]) for side in (report, other)]
+    if "reward" in fields:
+        fields = ["reward", "reward"]
+    own, theirs = (_values(side["tasks"], name) for side, name in zip((report, other), fields, strict=True))
     common = [key for key in own if key in theirs]
     if not common:
         raise ConfigurationError(
@@ -86,18 +67,24 @@ def _comparison(
             "split and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
         )
     differences = grouped((key[1], own[key] - theirs[key]) for key in common)
+    bounds = (-math.inf, math.inf) if "reward" in fields else (-1.0, 1.0)
     return Comparison(
         gain=math.fsum(value for group in differences.values() for value in group) / len(common),
         ci95=mean_interval(list(differences.values()), *bounds),
         tasks=len(common),
         problems=len(differences),
         own=math.fsum(own[key] for key in common) / len(common),
-        own_measure=measure,
+        own_measure=_measure(report["tasks"], fields[0]),
         own_decisions=report["decisions_per_task"],
         other=math.fsum(theirs[key] for key in common) / len(common),
-        other_measure=their_measure,
+        other_measure=_measure(other["tasks"], fields[1]),
         other_decisions=other["decisions_per_task"],
     )
+
+
+def rewards_differ(report: Mapping[str, Any]) -> bool:
+    """Return whether the mean reward of a task differs from its accuracy: whether a reward is neither 0 nor 1."""
+    return any(item["reward"] != item["accuracy"] for item in report["tasks"])
 
 
 def read_report(path: str | Path, environment: str | None = None) -> dict[str, Any]:
@@ -136,24 +123,20 @@ def _is_report(data: Any) -> bool:
     return isinstance(data, dict) and keys <= set(data) and all("reward" in item for item in data["tasks"])
 
 
-def _by_task(report: Mapping[str, Any]) -> dict[_Key, Mapping[str, Any]]:
-    return {(item["task"], item["problem"]): item for item in report["tasks"]}
+def _field(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the result that every task of a report has: ``majority``, else ``accuracy``, else ``reward``."""
+    judged = ("majority", "accuracy")
+    return next((name for name in judged if all(item[name] is not None for item in tasks)), "reward")
 
 
-def _results(tasks: Mapping[_Key, Mapping[str, Any]]) -> _Found | None:
-    """Return a report's measure and its value for each task: the majority if every task has one, else the accuracy.
-
-    None if a task has neither.
-    """
-    if all(item["majority"] is not None for item in tasks.values()):
-        samples = sorted({item["episodes"] for item in tasks.values()})
-        named = str(samples[0]) if len(samples) == 1 else f"{samples[0]}-{samples[-1]}"
-        return f"majority@{named}", {key: float(item["majority"]) for key, item in tasks.items()}
-    if any(item["accuracy"] is None for item in tasks.values()):
-        return None
-    return "accuracy", {key: float(item["accuracy"]) for key, item in tasks.items()}
+def _values(tasks: Sequence[Mapping[str, Any]], field: str) -> dict[tuple[str, str], float]:
+    return {(item["task"], item["problem"]): float(item[field]) for item in tasks}
 
 
-def _rewards(tasks: Mapping[_Key, Mapping[str, Any]]) -> _Found:
-    """Return the mean reward of each task."""
-    return "mean reward", {key: float(item["reward"]) for key, item in tasks.items()}
+def _measure(tasks: Sequence[Mapping[str, Any]], field: str) -> str:
+    """Return the name of a result; a majority has its number of samples."""
+    if field != "majority":
+        return "mean reward" if field == "reward" else field
+    samples = [item["episodes"] for item in tasks]
+    least, most = min(samples), max(samples)
+    return f"majority@{least}" if least == most else f"majority@{least}-{most}"

@@ -10,7 +10,7 @@ import pytest
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.comparison import compare, compare_rewards, read_report, rewards_differ
+from mrlm_pl.evaluation.comparison import compare, read_report, rewards_differ
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
 from mrlm_pl.evaluation.report import evaluation_specs, summarize
 from mrlm_pl.evaluation.table import report_table
@@ -212,7 +212,7 @@ def test_rewards_are_compared_beside_accuracies() -> None:
     own, other = (as_data(summary([episode(0, first, True), episode(1, 0.0, False)])) for first in (1.2, 1.0))
     assert (rewards_differ(own), rewards_differ(other)) == (True, False)
     assert compare(own, other).gain == 0.0
-    found = compare_rewards(own, other)
+    found = compare(own, other, rewards=True)
     assert (found.own_measure, found.own, found.other, found.gain) == ("mean reward", 0.6, 0.5, pytest.approx(0.1))
 
 

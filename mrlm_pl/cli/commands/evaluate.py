@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from mrlm_pl.cli.parsing.configuration import same_settings
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
@@ -20,7 +20,7 @@ from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
-from mrlm_pl.evaluation.comparison import Comparison, compare, compare_rewards, read_report, rewards_differ
+from mrlm_pl.evaluation.comparison import Comparison, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.report import different_problems
 from mrlm_pl.evaluation.table import interval_text, report_table
@@ -67,7 +67,7 @@ def report_run(arguments: Sequence[str]) -> int:
         if other is not None and report.episodes:
             comparisons["comparison"] = comparison = compare(written, other)
             if comparison.own_measure != "mean reward" and (rewards_differ(written) or rewards_differ(other)):
-                comparisons["reward_comparison"] = compare_rewards(written, other)
+                comparisons["reward_comparison"] = compare(written, other, rewards=True)
     finally:  # a report that cannot be compared is written and shown too
         if output is not None:  # first: the reader of the output may end
             write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
@@ -243,21 +243,10 @@ def tell_of_other_settings(kind: str, own: Mapping[str, Any], other: Mapping[str
     changed = [
         f"{name} is {json.dumps(own.get(name))} here and {json.dumps(other.get(name))} there"
         for name in sorted(own.keys() | other.keys())
-        if not _equal_settings(own.get(name), other.get(name))
+        if not same_settings(own.get(name), other.get(name))
     ]
     if changed:
         tell(f"warning: {path} has other {kind} settings: {'; '.join(changed)}")
-
-
-def _equal_settings(own: Any, other: Any) -> bool:
-    """Return whether two settings are equal; two names of one file are."""
-    if isinstance(own, dict) and isinstance(other, dict):
-        return own.keys() == other.keys() and all(_equal_settings(own[name], other[name]) for name in own)
-    if isinstance(own, list) and isinstance(other, list):
-        return len(own) == len(other) and all(map(_equal_settings, own, other))
-    if isinstance(own, str) and isinstance(other, str) and os.path.exists(own) and os.path.exists(other):
-        return os.path.samefile(own, other)
-    return bool(own == other)
 
 
 def _comparison(found: Comparison, tasks: int, path: str) -> str:

@@ -7,6 +7,7 @@ those that it does not take are dropped.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,14 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, item in value.items():
         yield from leaves(item, key if name == ARGUMENTS else f"{key}.{name}".lstrip("."))
+
+
+def same_settings(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal; two names of one file are."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_settings(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_settings, one, other))
+    if isinstance(one, str) and isinstance(other, str) and os.path.exists(one) and os.path.exists(other):
+        return os.path.samefile(one, other)
+    return bool(one == other)

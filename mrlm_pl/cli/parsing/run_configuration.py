@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
-from mrlm_pl.cli.parsing.configuration import leaves
+from mrlm_pl.cli.parsing.configuration import leaves, same_settings
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
@@ -55,10 +56,8 @@ class SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        path, number = folder / "config.yaml", 1
-        while path.exists():
-            number += 1
-            path = folder / f"config-{number}.yaml"
+        names = itertools.chain(["config.yaml"], (f"config-{number}.yaml" for number in itertools.count(2)))
+        path = next(folder / name for name in names if not (folder / name).exists())
         with replacing(path) as draft:
             self.parser.save(self.config, str(draft), skip_unset=False, multifile=False, overwrite=True)
             written = yaml.safe_load(draft.read_text(encoding="utf-8"))
@@ -100,6 +99,8 @@ def _with_files(value: Any) -> Any:
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the old and the new value of each setting that differs, by its name as in ``--NAME``.
 
+    Two names of one file are equal.
+
     >>> changed_settings(
     ...     {"model": {"class_path": "GRPO", "init_args": {"gamma": 0.2}}, "ckpt_path": None},
     ...     {"model": {"class_path": "GRPO", "init_args": {"gamma": 0.3}}, "ckpt_path": "last.ckpt"},
@@ -110,7 +111,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     return {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
-        if old.get(name) != new.get(name) and not _OF_THE_START.fullmatch(name)
+        if not same_settings(old.get(name), new.get(name)) and not _OF_THE_START.fullmatch(name)
     }
 
 
@@ -128,15 +129,8 @@ def check_resumable(changed: Mapping[str, tuple[Any, Any]], *, adaptive_kl: bool
         reason = next((reason for pattern, reason in _REFUSED.items() if pattern.fullmatch(name)), None)
         if adaptive_kl and name == "model.kl.coefficient":
             reason = "`kl.target` has steered it since"
-        if reason is not None and not _same_path(old, new):
+        if reason is not None:
             raise ConfigurationError(
                 f"{name} is {new!r}, but the run that is resumed has {old!r}, and {reason}; resume with {old!r}, or "
                 "start another run without the checkpoint"
             )
-
-
-def _same_path(old: Any, new: Any) -> bool:
-    """Return whether two paths name one file or folder."""
-    if not (isinstance(old, str) and isinstance(new, str)):
-        return False
-    return Path(old).exists() and Path(new).exists() and Path(old).samefile(new)
