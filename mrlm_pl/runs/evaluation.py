@@ -170,9 +170,8 @@ class SeatedModel:
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
-            for name in sorted(set(self.seated().values()) - set(held)):
-                given = self.run.policies[name]
-                held[name] = given if isinstance(given, Policy) else loaded_policy(given, device)
+            self.run = replace(self.run, policies={**self.run.policies, **held})
+            held |= self.policies()
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
             return summarize(
@@ -201,20 +200,15 @@ class SeatedModel:
         """
         sampling.check_policies([*self.run.policies], "sampling")
 
-        disable_progress_bar()
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
             engine: Engine = InProcessEngine()
             stack.callback(engine.close)
-            policies: dict[str, Policy] = {}
-            for name in sorted(playing):
-                given = self.run.policies[name]
-                policy = given if isinstance(given, Policy) else loaded_policy(given, device)
-                policies[name] = policy
+            policies = {name: loaded_policy(self.run.policies[name], device, name) for name in sorted(playing)}
+            for name, policy in policies.items():
                 if policy.served_by is None:
-                    _read_weights(policy, name, device)
                     stack.callback(policy.network.train, policy.network.training)
                     policy.network.eval()
                     engine.load(name, policy.network, 0)
@@ -274,29 +268,24 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     )
 
 
-def loaded_policy(settings: Mapping[str, Any], device: str) -> Policy:
-    """Return a policy by its constructor arguments, its model on the device and ready to generate.
+def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SINGLE) -> Policy:
+    """Return a policy with its weights, unless a server has them; one that is made here is ready to generate.
 
     Args:
-        settings: the arguments.
-        device: as torch names it; ``auto`` prefers an accelerator.
+        given: the policy, whose weights stay where they are if it has any, or its constructor arguments.
+        device: of weights that are read, as torch names it; ``auto`` prefers an accelerator.
+        name: of the policy.
 
     Raises:
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
     disable_progress_bar()
-    place = usable_device(device)
-    policy = Policy(**settings)
-    policy.load()
-    policy.model.to(place).eval()
-    return policy
-
-
-def _read_weights(policy: Policy, name: str, device: str) -> None:
-    """Read the weights of a policy that has none, to a device; see :func:`loaded_policy`."""
-    if policy.model is None:
+    policy = given if isinstance(given, Policy) else Policy(**given)
+    if policy.model is None and policy.served_by is None:
+        place = usable_device(device)
         policy.load(name=name)
-        policy.network.to(usable_device(device))
+        policy.model.to(place).train(policy is given)  # which its owner may train
+    return policy
 
 
 def evaluate(
@@ -391,10 +380,7 @@ def arena(
     }
     sampling = sampling or sampling_from(first.run.validation_sampling, {})
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    policies = {
-        policy: settings if isinstance(settings, Policy) else loaded_policy(settings, device)
-        for policy, settings in given.items()
-    }
+    policies = {name: loaded_policy(policy, device) for name, policy in given.items()}
     played = []
     for seating in itertools.product(models, repeat=len(agents)):
         seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}

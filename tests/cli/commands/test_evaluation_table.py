@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from mrlm_pl.evaluation.score_table import Score, measures, table
+from mrlm_pl.policy import Policy
 from mrlm_pl.runs import evaluation
 
 SHORT = ("-n", "4", "--max-tokens", "2", "--device", "cpu")
@@ -88,12 +89,12 @@ def cells(file: str = "out/table.json") -> dict[tuple[str, str], dict[str, Any]]
 def test_all_models_play_all_environments_and_each_is_loaded_once(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = counted(monkeypatch, evaluation, "loaded_policy")
+    loaded = counted(monkeypatch, Policy, "initial_model")
     hard = "{name: hard, class_path: parrot, init_args: {difficulty: [3]}}"
     words = ("--model", "model", "run", "--environment", "parrot", "math", hard, *SHORT)
     status, out, err = mrlm("eval", *words, "--output", "out/table.json")
     assert status == 0, err
-    assert [settings["model"] for settings in loaded] == ["model", "run/policies/main"]
+    assert [policy.name_or_path for policy in loaded] == ["model", "run/policies/main"]
     assert [*cells()] == [(model, name) for model in ("model", "run") for name in ("parrot", "math", "hard")]
     assert Path("out/table.png").read_bytes().startswith(b"\x89PNG")
     assert "parrot: difficulty [1]\nmath: defaults\nhard: difficulty [3]\n" in out
