@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
@@ -19,7 +19,7 @@ from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.grouping import grouped
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.plugins import class_path
-from mrlm_pl.runs.records.replay import replay, rescore
+from mrlm_pl.runs.records.replay import ReplayReport, RescoreReport, replay, rescore
 from mrlm_pl.runs.records.run import recorded_iterations
 from mrlm_pl.runs.records.whatif import Outcomes, whatif
 
@@ -29,6 +29,8 @@ SHOWN = 10
 WHATIF = ("agent", "turn", "message", "samples", "rest", "own_reward", "served_by", "device")
 """Options that are arguments of ``whatif``."""
 
+Report = TypeVar("Report", ReplayReport, RescoreReport)
+
 
 def replay_run(arguments: Sequence[str]) -> int:
     """Print the episodes that differ from their record; return exit status 0 if there is none, else 1.
@@ -37,13 +39,8 @@ def replay_run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, or there is no such run or episode.
         DataError: the episodes cannot be read.
     """
-    parser = record_parser("replay", "Play the episodes of a run again, and compare them with their record.")
-    options, read = _options(parser, arguments)
-    name = read.name_of(options.environment)
-    with EpisodeProgress() as progress:
-        report = replay(options.model, options.environment, name=name, progress=progress, **_chosen(options))
-    if options.output:
-        write_json(options.output, asdict(report))
+    text = "Play the episodes of a run again, and compare them with their record."
+    report = _played_again(replay, record_parser("replay", text), arguments)
     for id, places in list(report.changed.items())[:SHOWN]:
         more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
         print(f"{id} (recorded, replayed): {places[0]}{more}")
@@ -63,12 +60,7 @@ def rescore_run(arguments: Sequence[str]) -> int:
         DataError: the episodes cannot be read, or one cannot be played again.
     """
     text = "Play the episodes of a run again in an environment with other rewards, without generation."
-    options, read = _options(record_parser("rescore", text), arguments)
-    name = read.name_of(options.environment)
-    with EpisodeProgress() as progress:
-        report = rescore(options.model, options.environment, name=name, progress=progress, **_chosen(options))
-    if options.output:
-        write_json(options.output, asdict(report))
+    report = _played_again(rescore, record_parser("rescore", text), arguments)
     gain = f"{report.new - report.old:+.4f}{interval_text(report.ci95)}"
     episodes = f"{report.episodes} episode{'' if report.episodes == 1 else 's'}"
     print(f"reward {report.old:.4f} -> {report.new:.4f} ({gain}) over {episodes}")
@@ -165,5 +157,13 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
     return options, read
 
 
-def _chosen(options: Any) -> dict[str, Any]:
-    return {key: options[key] for key in ("episodes", "iteration", "episode")}
+def _played_again(play: Callable[..., Report], parser: CommandParser, arguments: Sequence[str]) -> Report:
+    """Return the report of a function on the chosen episodes of a run; write it to ``--output``."""
+    options, read = _options(parser, arguments)
+    chosen = {key: options[key] for key in ("episodes", "iteration", "episode")}
+    with EpisodeProgress() as progress:
+        name = read.name_of(options.environment)
+        report = play(options.model, options.environment, name=name, progress=progress, **chosen)
+    if options.output:
+        write_json(options.output, asdict(report))
+    return report

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode
+from mrlm_pl.episode import Episode, decided
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.rollout.branches import departure
@@ -160,10 +160,7 @@ def _report(
     return WhatIfReport(recorded.id, agent, turn, found[0], found[1], advantage, difference_interval(*ends))
 
 
-def _text(episode: Episode, agent: str, turn: int) -> str:
+def _text(episode: Episode, agent: str, step: int) -> str:
     """Return the message of an agent's decision."""
-    for row in episode.trajectories[agent]:
-        for place, made in enumerate(row.turns):
-            if made.index == turn:
-                return row.messages[row.replies[place - len(row.turns)]].content
-    raise AssertionError(f"{agent} did not decide at {turn}")
+    turn, row = decided(episode)[step][agent]
+    return row.messages[row.replies[row.turns.index(turn) - len(row.turns)]].content
