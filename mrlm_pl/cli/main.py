@@ -122,7 +122,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     use_working_folder()
     arguments[1:] = with_underscores(arguments[1:])
-    module, function = COMMANDS[command][0].split(":")
     try:
         if command in TRAINING:
             from mrlm_pl.cli.parsing.early_check import check
@@ -133,9 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mrlm_pl.cli.parsing.early_check import check_environment_names
 
             check_environment_names(arguments[1:])
-        if command in INTERRUPTED:
-            return _interruptible(command, module, function, arguments[1:])
-        return _run(command, module, function, arguments[1:])
+        return (_interruptible if command in INTERRUPTED else _run)(command, arguments[1:])
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -158,18 +155,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(end.code or 0)
 
 
-def _run(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
+def _run(command: str, arguments: Sequence[str]) -> int:
+    module, function = COMMANDS[command][0].split(":")
     run = getattr(importlib.import_module(module), function)
     if command not in IMPORTING:
         release_collection()
     return int(run(arguments))
 
 
-def _interruptible(command: str, module: str, function: str, arguments: Sequence[str]) -> int:
+def _interruptible(command: str, arguments: Sequence[str]) -> int:
     """Run a long command and return its exit status: 130 after Ctrl-C, 143 after SIGTERM."""
     with ending_in_order(sigterm=command not in TRAINING) as interruption:
         try:
-            return _run(command, module, function, arguments)
+            return _run(command, arguments)
         except KeyboardInterrupt:
             if interruption.received is None:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import tempfile
 import zipfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,10 @@ class RunFolder:
     Args:
         path: the folder.
         checkpoint: the checkpoint that the run starts from, or None.
-        notice: message about the folder to print once the run begins, or None.
     """
 
     path: str
     checkpoint: str | None = None
-    notice: str | None = field(default=None, compare=False)
 
 
 def agree_on_run_folder(request: FolderRequest) -> RunFolder:
@@ -145,8 +144,9 @@ def _decide(request: FolderRequest, *, numbered: bool, first: bool) -> RunFolder
     while not _claim(folder, named=request.root is not None and number == 1):
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
-    notice = f"{base} holds an earlier run, so this one writes to {folder}" if number > 1 else None
-    return RunFolder(str(folder), checkpoint, notice)
+    if number > 1:
+        tell(f"{base} holds an earlier run, so this one writes to {folder}")
+    return RunFolder(str(folder), checkpoint)
 
 
 def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | None) -> RunFolder:
@@ -167,9 +167,8 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
 
 def _set_aside(folder: Path) -> None:
     """Move the files of a run without a checkpoint aside, for the run that starts again in its folder."""
-    number = 1
-    while (aside := folder / f"without-checkpoint-{number}").exists():
-        number += 1
+    places = (folder / f"without-checkpoint-{number}" for number in itertools.count(1))
+    aside = next(place for place in places if not place.exists())
     aside.mkdir()
     written = [folder / entry for entry in RUN_ENTRIES]
     for pattern in ("config-*.yaml", "evaluation_*.json", "self_play.json"):

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
@@ -153,14 +153,6 @@ def _in_run_folder(stage: str) -> Any:
     return run
 
 
-@runtime_checkable
-class RunObserver(Protocol):
-    """A callback that looks at a run's folder before the run begins."""
-
-    def on_run_folder(self, trainer: Trainer, stage: str, folder: RunFolder) -> None:
-        """Look at the folder and the checkpoint; raise to refuse the run."""
-
-
 class Trainer(pl.Trainer):
     """Lightning's trainer with a run folder, durable checkpoints, a metrics file and an orderly end.
 
@@ -168,7 +160,8 @@ class Trainer(pl.Trainer):
     ``metrics.csv``, ``tensorboard``, ``episodes`` and ``policies``. Ctrl-C and SIGTERM save a checkpoint, say how to
     continue and end the process with status 130 or 143. A run lasts one epoch unless its length is given. Everything
     else is as in Lightning, whose arguments this trainer accepts; callbacks and plugins that are given replace the
-    defaults of their kind, and loggers the one for TensorBoard.
+    defaults of their kind, and loggers the one for TensorBoard. A callback's method ``on_run_folder(trainer, stage,
+    folder)`` is called before a run begins, and may raise to refuse it.
 
     Args:
         output: the run folder; it may hold a run only with ``resume`` or ``ckpt_path="last"``. None derives one from
@@ -361,10 +354,8 @@ class Trainer(pl.Trainer):
             )
         self.folder = folder
         for callback in self.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RunObserver):
-                callback.on_run_folder(self, stage, folder)
-        if folder.notice is not None and is_first_process():
-            tell(folder.notice)
+            if on_run_folder := getattr(callback, "on_run_folder", None):
+                on_run_folder(self, stage, folder)
         if training is not None:
             training.begin()
         for callback in self._without_folder:

@@ -42,13 +42,12 @@ def test_two_runs_that_start_at_once_get_two_folders():
     assert [agree().path, agree().path] == ["runs/toy", "runs/toy-2"]  # neither has written yet
 
 
-def test_named_folder_is_used_when_free_and_numbered_when_not():
+def test_named_folder_is_used_when_free_and_numbered_when_not(capsys):
     Path("mine").mkdir()
     assert agree(root="mine") == RunFolder("mine")
     hold_run("mine")
-    numbered = agree(root="mine")
-    assert numbered == RunFolder("mine-2")
-    assert numbered.notice == "mine holds an earlier run, so this one writes to mine-2"
+    assert agree(root="mine") == RunFolder("mine-2")
+    assert capsys.readouterr().err == "mrlm: mine holds an earlier run, so this one writes to mine-2\n"
 
 
 def test_last_continues_the_latest_run_of_a_file():
@@ -135,7 +134,7 @@ def test_processes_started_by_the_first_one_follow_it(monkeypatch):
 
 def test_folder_in_which_nothing_was_written_disappears():
     folder = agree_on_run_folder(request())
-    assert json.loads(os.environ[RUN_VARIABLE]) == {"path": "runs/toy", "checkpoint": None, "notice": None}
+    assert json.loads(os.environ[RUN_VARIABLE]) == {"path": "runs/toy", "checkpoint": None}
     discard_if_empty(folder)
     assert not Path("runs/toy").exists()
 
@@ -208,7 +207,7 @@ def test_processes_that_exchange_tensors_already_agree_in_their_group(monkeypatc
     fakes = {"is_initialized": lambda: True, "get_world_size": lambda: 2, "broadcast_object_list": broadcast}
     for name, fake in {**fakes, "get_rank": lambda: rank[0]}.items():
         monkeypatch.setattr(distributed, name, fake)
-    monkeypatch.setenv(RUN_VARIABLE, json.dumps({"path": "runs/first", "checkpoint": None, "notice": None}))
+    monkeypatch.setenv(RUN_VARIABLE, json.dumps({"path": "runs/first", "checkpoint": None}))
     hold_run("runs/toy")
     first = agree_on_run_folder(request())
     rank[0] = 1
