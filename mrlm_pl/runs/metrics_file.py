@@ -103,8 +103,3 @@ class RunTensorBoard(TensorBoardLogger):
             super().log_metrics(metrics, step)
         except ValueError as error:  # Lightning takes every failure for a wrong number
             raise error.__cause__ or error from None
-
-
-def default_loggers(folder: str) -> list[Logger]:
-    """Return loggers for TensorBoard in ``RUN/tensorboard`` and for ``RUN/metrics.csv``."""
-    return [RunTensorBoard(folder), MetricsFile(folder)]

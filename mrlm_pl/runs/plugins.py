@@ -181,8 +181,8 @@ def environments_by_name() -> dict[str, type[Environment]]:
         ConfigurationError: two classes have the same short name.
     """
     named: dict[str, type[Environment]] = {}
-    for cls in _exported_classes():
-        if not issubclass(cls, Environment) or inspect.isabstract(cls):
+    for _, cls in _exports():
+        if not isinstance(cls, type) or not issubclass(cls, Environment) or inspect.isabstract(cls):
             continue
         if (other := named.setdefault(cls.name, cls)) is not cls:
             raise ConfigurationError(
@@ -229,12 +229,10 @@ def find_environment(name: str) -> type[Environment]:
             raise ConfigurationError(f"environment {name!r} is no subclass of mrlm_pl.environment.Environment")
         return found
     named = environments_by_name()
-    if name in named:
-        return named[name]
-    by_class = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)}
-    if name in by_class:
-        return by_class[name]
-    hint = meant(name, [*named, *by_class], f"they are {', '.join(named)}")
+    known = {cls.__name__: cls for cls in subclasses(Environment) if not inspect.isabstract(cls)} | named
+    if name in known:
+        return known[name]
+    hint = meant(name, known, f"they are {', '.join(named)}")
     raise ConfigurationError(f"there is no environment {name!r}; {hint}, or a path such as my_file.MyEnvironment")
 
 
@@ -284,10 +282,6 @@ def plugin_functions(name: str | None = None) -> dict[str, Any]:
         if callable(item) and not isinstance(item, type) and not is_alias:
             found.setdefault(id(item), (path, item))
     return dict(found.values())
-
-
-def _exported_classes() -> Iterator[type]:
-    return (item for _, item in _exports() if isinstance(item, type))
 
 
 def _exports(name: str | None = None) -> Iterator[tuple[str, Any]]:

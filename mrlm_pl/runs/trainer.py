@@ -53,7 +53,7 @@ from mrlm_pl.runs.folder import (
     scratch_folder,
 )
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
-from mrlm_pl.runs.metrics_file import MetricsFile, default_loggers
+from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
 from mrlm_pl.trainer.fsdp import FSDP
@@ -361,7 +361,7 @@ class Trainer(pl.Trainer):
         for callback in self._without_folder:
             callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
         if self._own_loggers:
-            self.loggers = default_loggers(folder.path)
+            self.loggers = [RunTensorBoard(folder.path), MetricsFile(folder.path)]
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
             self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
         self._loops.batches = 0

@@ -48,7 +48,11 @@ def gateway_run(arguments: Sequence[str]) -> int:
         RemoteError: the address cannot be used.
     """
     options, _, shared = _read(gateway_parser(), arguments)
-    shared |= {"at_once": options.at_once, "listening": _tell_address}
+
+    def listening(address: str) -> None:
+        tell(f"the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)")
+
+    shared |= {"at_once": options.at_once, "listening": listening}
     return _told(serve_gateway(options.model, options.environment, **shared))
 
 
@@ -77,10 +81,6 @@ def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOpti
         **{key: options[key] for key in ("output", *PLAYED)},
     }
     return options, read, shared
-
-
-def _tell_address(address: str) -> None:
-    tell(f"the gateway is at {address}/v1; a program opens an episode by POST {address}/episodes (Ctrl-C ends it)")
 
 
 def _told(file: CollectionFile) -> int:

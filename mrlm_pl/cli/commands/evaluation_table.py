@@ -206,7 +206,14 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         if model in column.models
     ]
     if output is not None:
-        _make_folder(output, cells)
+        if len({cell.file for cell in cells}) < len(cells):
+            raise ConfigurationError(
+                "output: two cells of the table have the same file; give the columns other names, or each of the "
+                "models a table of its own"
+            )
+        folder = output.with_suffix("")
+        with writing("output", folder):
+            folder.mkdir(parents=True, exist_ok=True)
     held: dict[str, Policy] = {}
     weights: Mapping[str, Any] = {}
     scores: list[Score] = []
@@ -307,22 +314,6 @@ def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
         }
         for name, folder in folders.items()
     }
-
-
-def _make_folder(output: Path, cells: Sequence[Cell]) -> None:
-    """Make the folder of the reports of the cells.
-
-    Raises:
-        ConfigurationError: it cannot be made, or two cells have the same file.
-    """
-    if len({cell.file for cell in cells}) < len(cells):
-        raise ConfigurationError(
-            "output: two cells of the table have the same file; give the columns other names, or each of the models a "
-            "table of its own"
-        )
-    folder = output.with_suffix("")
-    with writing("output", folder):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _file(output: Path | None, model: str, environment: str) -> Path | None:

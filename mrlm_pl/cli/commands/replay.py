@@ -21,7 +21,7 @@ from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.plugins import class_path
 from mrlm_pl.runs.records.replay import ReplayReport, RescoreReport, replay, rescore
 from mrlm_pl.runs.records.run import recorded_iterations
-from mrlm_pl.runs.records.whatif import Outcomes, whatif
+from mrlm_pl.runs.records.whatif import whatif
 
 SHOWN = 10
 """Episodes or decisions that are listed."""
@@ -116,18 +116,14 @@ def whatif_run(arguments: Sequence[str]) -> int:
     print(f"sampled with the policies of {options.policies or options.model}{after}")
     for what, side in (("recorded", report.recorded), ("other", report.other)):
         print(f"{what:<9} {side.mean:8.4f}{interval_text(side.ci95)}")
-        for text, values in _by_text(side)[:SHOWN]:
+        returns = grouped(zip(side.texts, side.returns, strict=True)).items()
+        for text, values in sorted(returns, key=lambda item: -len(item[1]))[:SHOWN]:
             print(f"  {len(values):3d} x {sum(values) / len(values):8.4f}  {text!r}")
     advantage = f"{report.advantage:+.4f}{interval_text(report.ci95)}"
     print(f"advantage of the decision of {report.agent} at turn {report.turn}: {advantage}")
     if math.isinf(report.ci95[1]):
         print("all returns are equal: the decision makes no difference, or one too rare for these --samples")
     return 0
-
-
-def _by_text(side: Outcomes) -> list[tuple[str, list[float]]]:
-    """Return the distinct decisions, the most frequent first, with the return of each continuation."""
-    return sorted(grouped(zip(side.texts, side.returns, strict=True)).items(), key=lambda item: -len(item[1]))
 
 
 def record_parser(command: str, text: str) -> CommandParser:

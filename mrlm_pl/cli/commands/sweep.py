@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,13 @@ def run(arguments: Sequence[str]) -> int:
         _check(member.words)
     if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
-    with _alone(options.output):
+    with writing("output", options.output):
+        lock = Training(options.output)  # no other sweep trains in the folder
+    try:
         _record(options.output, words, members)
         failed = played(members, options.jobs or _places(), options.output / "logs")
+    finally:
+        lock.release()
     _report(members, failed, options)
     for member, reason in failed.items():
         tell(f"{member.folder} failed: {reason}")
@@ -272,21 +276,6 @@ def _check(words: Sequence[str]) -> None:
     from mrlm_pl.cli.commands.fit import check_options
 
     check_options("fit", words)
-
-
-@contextmanager
-def _alone(output: Path) -> Iterator[None]:
-    """In this block no other sweep trains in the folder, which is made.
-
-    Raises:
-        ConfigurationError: another process does, or the folder cannot be used.
-    """
-    with writing("output", output):
-        lock = Training(output)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> None:

@@ -301,7 +301,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
         if argument not in arguments or old is cls or _fits(arguments[argument], argument, cls, key):
             continue
         given = arguments.pop(argument)
-        if given == _defaults(old).get(argument):
+        if given == defaults(old).get(argument):
             left.append(argument)
         elif value.get(DROPPED) is not None:
             dropped.append(argument)
@@ -331,7 +331,7 @@ def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
 
 
 @cache
-def _defaults(cls: type) -> dict[str, Any]:
+def defaults(cls: type) -> dict[str, Any]:
     """Return the defaults of a class as a configuration file has them."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, fail_untyped=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from mrlm_pl.cli.parsing.classes import defaults
 from mrlm_pl.cli.parsing.config_files import check_files, option_values
 from mrlm_pl.cli.parsing.configuration import CLASS, merged
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
@@ -117,17 +117,9 @@ def shown_settings(config: Mapping[str, Any]) -> str:
     Args:
         config: the class and its arguments, as a configuration file has them.
     """
-    parameters = inspect.signature(imported(config["class_path"])).parameters
-    defaults = {key: _plain(item.default) for key, item in parameters.items()}
-    given = config.get("init_args") or {}
-    changed = {key: value for key, value in given.items() if value != defaults.get(key, inspect.Parameter.empty)}
+    usual, given = defaults(imported(config["class_path"])), config.get("init_args") or {}
+    changed = {key: value for key, value in given.items() if key not in usual or value != usual[key]}
     return ", ".join(f"{key} {json.dumps(value)}" for key, value in changed.items()) or "defaults"
-
-
-def _plain(value: Any) -> Any:
-    """Return a default as a configuration file has it."""
-    value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    return json.loads(json.dumps(value, default=str))
 
 
 def _without(words: Sequence[str], option: str) -> list[str]:

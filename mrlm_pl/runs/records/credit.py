@@ -80,7 +80,10 @@ def recredit(
         raise ConfigurationError(f"output: {str(place)!r} {fault}; name a new folder beside the run")
     with _fresh(learner):
         crediting = _Crediting(folder, learner, iteration, sampling, task_settings)
-        gradients = None if policies is None else _gradients(str(policies), crediting.sampling, device)
+        gradients = None
+        if policies is not None:
+            loaded = {name: loaded_policy(own, device) for name, own in read_run(str(policies)).policies.items()}
+            gradients = Gradients(loaded, {name: crediting.sampling.of(name).temperature or 1.0 for name in loaded})
         if place is None:
             return _compared(crediting, gradients, None)
         with writing("output", place), replacing(place) as draft:
@@ -88,13 +91,6 @@ def recredit(
             report = _compared(crediting, gradients, draft)
             write_json(draft / "recredit.json", {"run": str(folder), **asdict(report)})
         return report
-
-
-def _gradients(model: str, sampling: Sampling, device: str) -> Gradients:
-    """Return the comparison of the gradients of a model's policies, whose weights it reads."""
-    settings = read_run(model).policies
-    policies = {name: loaded_policy(own, device) for name, own in settings.items()}
-    return Gradients(policies, {name: sampling.of(name).temperature or 1.0 for name in policies})
 
 
 def _compared(crediting: _Crediting, gradients: Gradients | None, draft: Path | None) -> RecreditReport:
