@@ -1,7 +1,7 @@
-"""Report frequent mistakes before torch is imported: names, keys and numbers of trainer, algorithm, data and policies.
+"""Report frequent mistakes before torch is imported: names and keys of trainer, algorithm, data and policies.
 
 Signatures are read from the source of the classes, in a tenth of the time of their import. Anything uncertain (a class
-of another package, ``**kwargs`` without a known base) is left to the parser.
+of another package, ``**kwargs`` without a known base) is left to the parser, and so are values.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, option_values, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merged
@@ -41,9 +39,6 @@ SETTINGS = {
     "validation_sampling": ("Sampling", PACKAGE / "engines" / "base.py"),
 }
 """Class and file of arguments that hold settings; ``policies`` holds them by name."""
-
-_NUMBER = re.compile(r"(int|float)( \| (int|float|None))*")
-"""Types whose values are checked here."""
 
 _NAME = re.compile(r"^    name = ", re.MULTILINE)
 """The short name in the class of an environment."""
@@ -163,27 +158,12 @@ def _check_class(
             _check_keys(item, cls, known, f"{key}.{argument}{named and '.'}{named}")
 
 
-def _check_keys(value: Any, owner: str, known: Mapping[str, str] | None, key: str) -> None:
+def _check_keys(value: Any, owner: str, known: Sequence[str] | None, key: str) -> None:
     # A model's name may stand for a policy.
     value = (value.get(ARGUMENTS, value) or {}) if isinstance(value, Mapping) else {}
-    for name, item in value.items() if known else ():
+    for name in value if known else ():
         if known and name not in (*known, CLASS):
-            raise MistakeError(f"{key}.{name}", unknown_key(owner, name, [*known]))
-        wanted = re.sub(r"^Optional\[(\w+)\]$", r"\1 | None", known.get(name, "") if known else "")
-        if isinstance(item, str) and _NUMBER.fullmatch(wanted) and not _is_number(item):
-            raise MistakeError(f"{key}.{name}", f"expected {wanted}, but the value is {item}")
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text may be a number or None in a configuration."""
-    try:
-        float(text)
-    except ValueError:
-        try:
-            return isinstance(yaml.safe_load(text), int | float | None)
-        except yaml.YAMLError:
-            return False
-    return True
+            raise MistakeError(f"{key}.{name}", unknown_key(owner, name, known))
 
 
 def class_names(package: str) -> list[str]:
@@ -191,12 +171,12 @@ def class_names(package: str) -> list[str]:
     return [name for name in _exported(PACKAGE / package) if name[0].isupper() and name != "Algorithm"]
 
 
-def _trainer_parameters() -> dict[str, str]:
-    """Return the parameters of our trainer with their types; empty without a readable Lightning."""
+def _trainer_parameters() -> list[str]:
+    """Return the parameters of our trainer; empty without a readable Lightning."""
     found = importlib.util.find_spec("lightning")
     places = found.submodule_search_locations if found is not None else None
     known = parameters(Path(places[0]) / TRAINER, "Trainer") if places else None
-    return {**known, **dict.fromkeys(OWN_TRAINER, "")} if known else {}
+    return [*known, *OWN_TRAINER] if known else []
 
 
 def _exported(folder: Path) -> list[str]:
@@ -246,8 +226,8 @@ def training_options() -> set[str]:
     return found
 
 
-def parameters(file: Path, name: str) -> dict[str, str] | None:
-    """Return the parameters of a class and of the bases to which it passes others, each with its type in the source.
+def parameters(file: Path, name: str) -> list[str] | None:
+    """Return the parameters of a class and of the bases to which it passes others.
 
     None if the source does not say which they are.
     """
@@ -256,15 +236,14 @@ def parameters(file: Path, name: str) -> dict[str, str] | None:
     if found is None:
         return None
     made = next((item for item in found.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
-    own: dict[str, str] = {}
+    own: list[str] = []
     if made is not None:
         _, *arguments = (*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs)
-        own = {item.arg: ast.unparse(item.annotation) if item.annotation else "" for item in arguments}
+        own = [item.arg for item in arguments]
         if made.args.kwarg is None:
             return own
     if made is None and any("dataclass" in ast.unparse(item) for item in found.decorator_list) and not found.bases:
-        fields = (item for item in found.body if isinstance(item, ast.AnnAssign))
-        return {ast.unparse(item.target): ast.unparse(item.annotation) for item in fields}
+        return [ast.unparse(item.target) for item in found.body if isinstance(item, ast.AnnAssign)]
     bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
     if len(bases) != len(found.bases) or not bases:
         return None
@@ -274,7 +253,7 @@ def parameters(file: Path, name: str) -> dict[str, str] | None:
     if inherited is None:
         return None
     set_here = _passed_on(made) if made is not None else set()
-    return own | {item: kind for item, kind in inherited.items() if item not in own and item not in set_here}
+    return [*own, *(item for item in inherited if item not in own and item not in set_here)]
 
 
 def _passed_on(made: ast.FunctionDef) -> set[str]:
