@@ -326,7 +326,7 @@ def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:
 
 
 def _sizes(by_task: Mapping[str, Sequence[Episode]]) -> list[int]:
-    """Return the powers of 2 up to the smallest number of samples of a task, and that number."""
+    """Return the powers of 2, from 1, up to the smallest number of samples of a task, and that number."""
     smallest = min(len(group) for group in by_task.values())
     return sorted({2**exponent for exponent in range(smallest.bit_length())} | {smallest})
 
@@ -334,9 +334,7 @@ def _sizes(by_task: Mapping[str, Sequence[Episode]]) -> list[int]:
 def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
     """Return the mean over tasks of the share of right majorities, for each number of samples."""
     found: dict[str, float] = {}
-    for k in _sizes(by_task):
-        if k == 1:
-            continue
+    for k in _sizes(by_task)[1:]:
         votes = []
         for group in by_task.values():
             replies = [_reply(episode) for episode in group]

@@ -259,13 +259,8 @@ def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> 
     of_all = {name: value for name, value in given.items() if name != "policies"}
     found = Sampling(**{name: run_sampling[name] for name in names if name in run_sampling}).for_all(**of_all)
     own = Sampling(policies=given.get("policies") or {}).policies
-    return replace(
-        found,
-        policies={
-            **found.policies,
-            **{name: replace(found.policies.get(name, change), **change.given()) for name, change in own.items()},
-        },
-    )
+    changed = {name: replace(found.policies.get(name, change), **change.given()) for name, change in own.items()}
+    return replace(found, policies={**found.policies, **changed})
 
 
 def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SINGLE) -> Policy:
@@ -284,7 +279,7 @@ def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SI
     if policy.model is None and policy.served_by is None:
         place = usable_device(device)
         policy.load(name=name)
-        policy.model.to(place).train(policy is given)  # which its owner may train
+        policy.network.to(place).train(policy is given)  # which its owner may train
     return policy
 
 

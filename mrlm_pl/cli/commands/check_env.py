@@ -45,8 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     words = with_first_as("--environment", arguments)
     if not {word.partition("=")[0].partition(".")[0] for word in words} & {"--environment", "--config", "-h", "--help"}:
         raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
-    files = [value for option, value in option_values(words) if option == "--data"]
-    data = files[-1] if files else None
+    data = dict(option_values(words)).get("--data")
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
     options = parser.instantiate(read(parser, words))

@@ -260,7 +260,7 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
         owner = next((model for model, run in runs.items() if run.matching(given[CLASS])), next(iter(runs)))
         named = given[CLASS] if set(given) == {CLASS} else json.dumps(given)
         found = read_with_run(eval_parser(), [*words, "--model", owner, "--environment", named])
-        name = name or (found.recorded.name if found.recorded else None) or find_environment(found.played[CLASS]).name
+        name = name or found.name or find_environment(found.played[CLASS]).name
         if name in seen:
             raise ConfigurationError(
                 f"environment: two are named {name!r}; name one, as in `{{name: hard, class_path: {name}, ...}}`"

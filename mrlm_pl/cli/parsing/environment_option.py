@@ -15,7 +15,7 @@ from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import import_environment, imported
-from mrlm_pl.runs.records.run import RecordedEnvironment, RecordedRun, read_run
+from mrlm_pl.runs.records.run import RecordedRun, read_run
 
 _OPTION = "--environment"
 
@@ -27,18 +27,18 @@ class RunOptions:
     Args:
         config: all options, with the environment's class and arguments.
         run: what ``--model`` names.
-        recorded: the run's environment that is played, or None: it is another one, or a model is played.
+        name: of the environment in the run, if ``data.names`` gives one.
         played: class and arguments of the environment, as a configuration file has them.
     """
 
     config: Any
     run: RecordedRun
-    recorded: RecordedEnvironment | None
+    name: str | None = None
     played: Mapping[str, Any] = field(default_factory=dict)
 
     def name_of(self, environment: Environment) -> str:
         """Return the environment's name in the run, else its own."""
-        return (self.recorded.name if self.recorded else None) or environment.name
+        return self.name or environment.name
 
     def environment_settings(self) -> dict[str, Any]:
         """Return the environment's arguments."""
@@ -94,7 +94,7 @@ def read_with_run(
     if model is None and without is not None and not helped:
         raise ConfigurationError(without)
     if model is None or "--help" in words or "-h" in words:
-        return RunOptions(read(parser, words), RecordedRun({}), None)
+        return RunOptions(read(parser, words), RecordedRun({}))
     run = read_run(model, weights=weights)
     recorded = run.played(named, model)
     if recorded is not None:
@@ -102,7 +102,7 @@ def read_with_run(
             words = _without(words, _OPTION)
         words = [f"{_OPTION}={json.dumps(recorded.config)}", *words]
     options = read(parser, words)
-    return RunOptions(options, run, recorded, environment_config(parser, options))
+    return RunOptions(options, run, recorded.name if recorded else None, environment_config(parser, options))
 
 
 def environment_config(parser: CommandParser, options: Any) -> dict[str, Any]:
