@@ -69,9 +69,8 @@ def import_exports(name: str | None = None) -> None:
     """
     for package in OWN_PACKAGES:
         _import_exports(sys.modules.get(package), name)
-    for entry_point in plugin_entry_points():
-        with _naming_plugin(entry_point):
-            _import_exports(sys.modules.get(entry_point.value), name)
+    for _ in _exports(name):
+        pass  # it is imported when it is looked up
 
 
 def _import_exports(package: ModuleType | None, name: str | None) -> None:
@@ -202,10 +201,7 @@ def import_environment(name: str) -> None:
         load_package(package)
     if "." in name:
         return
-    if name == "RemoteEnvironment":
-        load_package(REMOTE)
-        return
-    for entry_point in plugin_entry_points():
+    for entry_point in plugin_entry_points() if name != "RemoteEnvironment" else ():
         if name in environments_by_name() or any(cls.__name__ == name for cls in subclasses(Environment)):
             return
         with _naming_plugin(entry_point):

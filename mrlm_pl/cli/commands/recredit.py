@@ -17,7 +17,7 @@ from mrlm_pl.runs.console import silence_noise
 from mrlm_pl.runs.plugins import import_exports, import_packages
 from mrlm_pl.runs.records.credit import recredit
 from mrlm_pl.runs.records.credit_report import AgentChange
-from mrlm_pl.runs.records.run import recorded_model
+from mrlm_pl.runs.records.run import recorded_configuration
 
 SHOWN = 10
 """Changes that are listed."""
@@ -90,7 +90,7 @@ def _with_recorded_model(arguments: Sequence[str]) -> list[str]:
         return words
     if not Path(run).is_dir():
         raise ConfigurationError(f"run: there is no folder {run!r}; name a run folder, as in `mrlm recredit runs/a`")
-    recorded = recorded_model(Path(run))
+    recorded = recorded_configuration(Path(run)).get("model")
     named = chosen.get(CLASS) if isinstance(chosen, dict) else chosen
     if recorded is None:
         return words

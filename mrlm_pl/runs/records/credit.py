@@ -32,8 +32,8 @@ from mrlm_pl.runs.records.gradients import Gradients
 from mrlm_pl.runs.records.run import (
     latest_configuration,
     read_run,
+    recorded_configuration,
     recorded_iterations,
-    recorded_model,
     recorded_settings,
 )
 from mrlm_pl.settings import as_settings
@@ -189,7 +189,8 @@ class _Crediting:
             for name, own in settings.items()
         }
         self.environments = list(recorded_settings(folder))
-        self.trained_by = str((recorded_model(folder) or {}).get("class_path", "")).rpartition(".")[2]
+        trained = recorded_configuration(folder).get("model") or {}
+        self.trained_by = str(trained.get("class_path", "")).rpartition(".")[2]
         self.done = 0
 
     def iterations(self) -> Iterator[tuple[int, list[Episode], list[Episode]]]:

@@ -20,7 +20,7 @@ import yaml
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.learner.policies.seats import seated_policy
-from mrlm_pl.model_folders import exported_policies, missing_folder
+from mrlm_pl.model_folders import exported_policies, missing_folder, policy_folder
 from mrlm_pl.runs.plugins import (
     environments_by_name,
     find_environment,
@@ -202,14 +202,9 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
     if (folder / "config.json").is_file() or not folder.is_dir():
         return RecordedRun({SINGLE: {"model": name}})
     exported = exported_policies(folder)
-    configuration = latest_configuration(folder)
-    if not exported and (weights or configuration is None):
-        if configuration is not None:
-            raise ConfigurationError(
-                f"model: the run {name!r} has no policies yet, they are written when it ends; "
-                "continue it with `mrlm train --output FOLDER --resume`"
-            )
-        return RecordedRun({SINGLE: {"model": name}})  # the policy says what such a folder lacks
+    if not exported and (weights or latest_configuration(folder) is None):
+        # What such a folder lacks is said now, or by the policy if one is needed.
+        return RecordedRun({SINGLE: {"model": policy_folder(name, "model") if weights else name}})
     settings = _settings(folder)
     model, data = settings["model"], settings["data"]
     policies: dict[str, dict[str, Any]] = {}
@@ -252,15 +247,6 @@ def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
         item.name or find_environment(str(item.config["class_path"])).name: dict(item.config.get("init_args") or {})
         for item in environments_of(_settings(folder)["data"])
     }
-
-
-def recorded_model(folder: Path) -> Mapping[str, Any] | None:
-    """Return the class and arguments of a run's algorithm; None without a configuration.
-
-    Raises:
-        ConfigurationError: the configuration cannot be read.
-    """
-    return recorded_configuration(folder).get("model")
 
 
 def recorded_configuration(folder: Path) -> Mapping[str, Any]:
