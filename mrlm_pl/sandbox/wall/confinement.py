@@ -69,6 +69,11 @@ _DESCRIPTORS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _READ_ONLY = syscalls.MS_RDONLY | _SAFE
 MEBIBYTE = 1 << 20
+MAX_FILES = 4096
+"""Files of a cell's private folder."""
+
+PYTHON_TASKS, SHELL_TASKS = 32, 64
+"""Threads of a Python program, and processes and threads of a shell script."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,6 @@ class CellSettings:
         memory_mb: address space of each process, in MiB.
         cpu_seconds: processor time of each process.
         disk_mb: what its private folder may hold, in MiB.
-        files: how many files it may hold.
-        processes: processes and threads; 1 allows threads but no process.
         shell: it runs scripts: programs may be started, and all but the machine's folders is writable.
         folders: further ones that it may read, of packages.
     """
@@ -90,8 +93,6 @@ class CellSettings:
     memory_mb: int
     cpu_seconds: int
     disk_mb: int
-    files: int
-    processes: int
     shell: bool
     folders: tuple[str, ...] = ()
 
@@ -209,7 +210,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     syscalls.map_identity(INNER_USER, INNER_USER, INNER_USER, INNER_USER)
     mode = 755 if cell.shell else 700
-    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={cell.files},mode={mode}")
+    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={MAX_FILES},mode={mode}")
     if own_processes:
         # This process is none of theirs to see: its descriptors lead to the trainer.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -219,7 +220,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
         _enter_own_root()
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
-    _limit(cell, cell.processes)
+    _limit(cell)
     _close_file_system(cell, ["/"] if cell.shell else [BOX])  # the machine's folders in a shell's root are read-only
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     seccomp.install(_filter_in_namespaces(cell.shell))
@@ -305,7 +306,7 @@ def confine_in_folder(cell: CellSettings, folder: str, *, landlocked: bool) -> N
     os.chdir(folder)
     if landlocked and os.getuid() == 0:
         syscalls.drop_capabilities()
-    _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
+    _limit(cell, 0 if own_user else _tasks_of_user())
     # It ends with the server, and a script's processes with it, which have no such signal of their own: the process
     # that runs scripts ends its group. A change of user clears the signal.
     if cell.shell:
@@ -361,7 +362,8 @@ def _all_can_read(path: str) -> bool:
     return os.stat(path).st_mode & 0o004 != 0 and all(os.stat(folder).st_mode & 0o001 for folder in folders)
 
 
-def _limit(cell: CellSettings, tasks: int) -> None:
+def _limit(cell: CellSettings, others: int = 0) -> None:
+    """Set the limits of this process, whose user has ``others`` tasks."""
     memory = cell.memory_mb * MEBIBYTE
     for kind, value in (
         (resource.RLIMIT_AS, memory),
@@ -369,7 +371,7 @@ def _limit(cell: CellSettings, tasks: int) -> None:
         (resource.RLIMIT_STACK, 16 * MEBIBYTE),
         (resource.RLIMIT_FSIZE, cell.disk_mb * MEBIBYTE),
         (resource.RLIMIT_CPU, cell.cpu_seconds),
-        (resource.RLIMIT_NPROC, tasks),
+        (resource.RLIMIT_NPROC, others + (SHELL_TASKS if cell.shell else PYTHON_TASKS)),
         (resource.RLIMIT_NOFILE, SHELL_OPEN_FILES if cell.shell else OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
