@@ -119,18 +119,19 @@ class OpenEnvServer:
         self._sockets.add(socket)
         episode = _Episode(self, name)
         renewing = asyncio.ensure_future(episode.renew(limits.lease_seconds / 3))
-        received: asyncio.Queue[str | None] = asyncio.Queue(1)
-        reading = asyncio.ensure_future(_read(socket, received))
+        # Receive also during a step: a client ends a connection that does not answer its pings.
+        received = asyncio.ensure_future(socket.receive())
         try:
-            while (text := await received.get()) is not None:
-                answer = await _answered(episode, text)
+            while (message := await received).type is WSMsgType.TEXT:
+                received = asyncio.ensure_future(socket.receive())
+                answer = await _answered(episode, message.data)
                 if answer is None:
                     break
-                await socket.send_str(json.dumps(answer))
+                await socket.send_json(answer)
         finally:
             renewing.cancel()
-            reading.cancel()
-            await asyncio.wait([reading])
+            received.cancel()
+            await asyncio.wait([received])
             self._sockets.discard(socket)
             await episode.close()
         await socket.close()
@@ -226,15 +227,6 @@ class InvalidMessageError(Exception):
     """A client's message is not of the protocol's form."""
 
 
-async def _read(socket: web.WebSocketResponse, received: asyncio.Queue[str | None]) -> None:
-    """Receive also during a step: a client ends a connection that does not answer its pings."""
-    async for message in socket:
-        if message.type is not WSMsgType.TEXT:
-            break
-        await received.put(message.data)
-    await received.put(None)
-
-
 async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:
     """Return the answer to a message; None ends the connection."""
     try:
@@ -258,7 +250,7 @@ async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:
     except InvalidMessageError as error:
         return _error("VALIDATION_ERROR", str(error))
     except Exception as error:  # an environment may raise anything
-        return _error("EXECUTION_ERROR", refusal_of(error).reason)
+        return _error("EXECUTION_ERROR", refusal_of(error).text)
     return _error("UNKNOWN_TYPE", f"Unknown message type: {kind}")
 
 
