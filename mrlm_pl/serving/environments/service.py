@@ -18,11 +18,11 @@ from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer
-from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable
+from mrlm_pl.serving.environments.sessions import Session, SessionTable
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import from_json, to_json
-from mrlm_pl.serving.transport.connection import StatusError, refuse
+from mrlm_pl.serving.transport.connection import RefusalError, StatusError, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _unary(method: str) -> Any:
             refusal = refusal_of(asyncio.CancelledError())
         except Exception as error:  # an environment may raise anything
             refusal = refusal_of(error)
-        return await refuse(context, refusal.code, refusal.reason)
+        return await refuse(context, refusal.code, refusal.text)
 
     return answered
 
@@ -292,7 +292,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         return await self._run("", read)
 
     async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
-        found = [session for session in self.sessions if request.environment in ("", session.name)]
+        found = [session for session in self.sessions.values() if request.environment in ("", session.name)]
         shown = found[: request.limit] if request.limit > 0 else found
         return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
 
@@ -302,16 +302,14 @@ def settings_of(request: Any) -> dict[str, Any]:
     return from_json(request.settings or b"{}", dict[str, Any])
 
 
-def refusal_of(error: BaseException) -> RefusalError:
-    """Return an error's status, and its class and text as the reason; a worker's status as the controller's."""
+def refusal_of(error: BaseException) -> StatusError:
+    """Return an error's status, with its class and text; a worker's status as the controller's."""
     text = f"{type(error).__name__}: {error}"
     match error:
-        case RefusalError():
-            return error
         case StatusError(too_large=True):  # clients repeat RESOURCE_EXHAUSTED, the status of a full server
             return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
         case StatusError():
-            return RefusalError(error.code, error.text)
+            return error
         case TimeoutError():  # also that of another server, before what else that one raises
             return RefusalError(Code.DEADLINE_EXCEEDED, text)
         case RemoteError() | ConfigurationError() | IndexError():
