@@ -165,7 +165,10 @@ class Cell(AbstractContextManager["Cell"]):
                 waiting.register(self._requests, select.POLLOUT)
             ready = {descriptor for descriptor, _ in waiting.poll(min(left, WATCH_SECONDS) * 1000)}
             if self._requests in ready:
-                unsent = unsent[self._write(unsent) :]
+                try:
+                    unsent = unsent[os.write(self._requests, unsent[:65536]) :]
+                except BrokenPipeError as error:
+                    raise CellEndedError("exit") from error
             if self._out in ready:
                 self._take_output()
             if self._replies in ready:
@@ -173,14 +176,6 @@ class Cell(AbstractContextManager["Cell"]):
                 if not chunk:
                     raise CellEndedError("exit")
                 self._buffer += chunk
-
-    def _write(self, data: memoryview) -> int:
-        try:
-            return os.write(self._requests, data[:65536])
-        except BlockingIOError:
-            return 0
-        except BrokenPipeError as error:
-            raise CellEndedError("exit") from error
 
     def _take_output(self) -> bool:
         """Read the available output; return whether there was any."""

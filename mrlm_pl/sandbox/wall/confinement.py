@@ -172,12 +172,7 @@ def _make_root(folders: Iterable[str]) -> None:
     syscalls.mount("tmpfs", root, "tmpfs", _SAFE, "size=1m,nr_inodes=512,mode=755")
     for path in [*shown, *_DEVICES, "/proc"]:
         target = root + path
-        if os.path.isdir(f"/proc/self/fd/{sources[path]}"):
-            os.makedirs(target, exist_ok=True)
-        else:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-        syscalls.mount(f"/proc/self/fd/{sources[path]}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
+        _show(f"/proc/self/fd/{sources[path]}", target)
         if path != "/proc":  # in which children write the maps of their users
             syscalls.restrict_mounts(target, _READ_ONLY if path in shown else syscalls.MS_RDONLY)
     for descriptor in sources.values():
@@ -243,8 +238,12 @@ def _enter_own_root() -> None:
     for path in _entries(OWN_PROGRAMS):
         os.symlink(f"../.bin/{os.path.basename(path)}", BOX + path)
     for place, path in (_NEVER_THEIRS | shown).items():
-        if place not in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
-            _show(path, place)
+        if place in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
+            continue
+        if os.path.islink(path) and not os.path.realpath(path).startswith("/usr/"):
+            os.symlink(os.readlink(path), BOX + place)
+        else:
+            _show(path, BOX + place)
     if not _libraries_are_shown():
         syscalls.mount("/dev/null", BOX + _LINKER_CACHE, None, syscalls.MS_BIND)
     syscalls.restrict_mounts(f"{BOX}/proc", _READ_ONLY | syscalls.MS_NOEXEC)
@@ -259,21 +258,18 @@ def _entries(folder: str) -> list[str]:
     return [path for path in (os.path.join(folder, name) for name in names) if os.path.exists(path)]
 
 
-def _show(path: str, place: str) -> None:
-    """Mount a file or folder, or the folder of programs that a link leads to, at a place of the root to be."""
-    target = BOX + place
-    if os.path.islink(path) and not os.path.realpath(path).startswith("/usr/"):
-        os.symlink(os.readlink(path), target)
-        return
-    if os.path.isdir(path):
-        os.mkdir(target)
-    else:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
-
-
 def _filter_in_namespaces(shell: bool) -> Filter:
     return Filter(processes=shell, private=True, modes=None, truncate=True, only_itself=False)
+
+
+def _show(path: str, target: str) -> None:
+    """Mount a file or folder, or what a link leads to, at a target, which is made."""
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
 
 
 def _show_own_processes() -> bool:
