@@ -185,7 +185,8 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         ]
         return pb.ListWorkersReply(workers=found)
 
-    async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        """Return the environments of all workers, or one worker's description of an environment."""
         if not request.environment:
             found = {item.name: item for worker in self.live.values() for item in worker.report.environments}
             return pb.DescribeReply(environments=[found[name] for name in sorted(found)])
@@ -271,7 +272,7 @@ class Membership:
 
     async def start(self) -> None:
         """Begin to join."""
-        reply = await self.server.service._describe(pb.DescribeRequest())
+        reply = await self.server.service.describe(pb.DescribeRequest())
         self._described = list(reply.environments)
         self._task = asyncio.ensure_future(self._run())
 

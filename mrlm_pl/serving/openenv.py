@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from mrlm_pl.environment import Environment, Message, Observations, Task, TaskSource
+from mrlm_pl.environment import Message, Observations, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.server import EnvironmentServer
@@ -90,26 +89,21 @@ class OpenEnvServer:
             raise web.HTTPUnauthorized(text="the token is missing or wrong")
         return await handler(request)
 
-    async def template(self, name: str) -> Environment:
-        """Return the environment of a name, of which only copies play."""
-        return await self._run(partial(self.server.offer.template, name, {}))
-
-    async def _run(self, function: Callable[[], Any]) -> Any:
-        service = self.server.service
-        return await service.workers.run(CLIENT, function, service.limits.step_seconds)
+    async def described(self, name: str) -> pb.EnvironmentDescription:
+        """Return the description of an environment."""
+        return (await self.server.service.describe(pb.DescribeRequest(environment=name))).environments[0]
 
     async def _schema(self, name: str, request: web.Request) -> web.Response:
         message = {"type": "string", "description": "The agent's reply"}
         action: dict[str, Any] = {"type": "object", "properties": {"message": message}, "required": ["message"]}
-        if len((await self.template(name)).agents) > 1:
+        if len((await self.described(name)).agents) > 1:
             messages = {"type": "object", "additionalProperties": message, "description": "Replies by agent"}
             action = {"type": "object", "properties": {"message": message, "messages": messages}, "required": []}
         anything = {"type": "object"}
         return web.json_response({"action": action, "observation": anything, "state": anything})
 
     async def _metadata(self, name: str, request: web.Request) -> web.Response:
-        summary = (inspect.getdoc(type(await self.template(name))) or "").split("\n", 1)[0]
-        return web.json_response({"name": name, "description": summary})
+        return web.json_response({"name": name, "description": (await self.described(name)).summary})
 
     async def _play(self, name: str, request: web.Request) -> web.WebSocketResponse:
         """Answer the messages of one connection."""
@@ -151,7 +145,7 @@ class OpenEnvServer:
             place = next(self._next_index) if data.get("seed") is None else data["seed"]
             return source[place % source.size if source.size else place]
 
-        return await self._run(read)
+        return await self.server.service.run(CLIENT, read)
 
 
 class _Episode:
@@ -188,7 +182,7 @@ class _Episode:
             "truncated": step.truncated,
             "metrics": dict(step.metrics),
         }
-        reward = math.fsum(step.rewards.values()) / len((await self.server.template(self.name)).agents)
+        reward = math.fsum(step.rewards.values()) / len((await self.server.described(self.name)).agents)
         return {"observation": observation, "reward": reward, "done": step.done}
 
     def state(self) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
 def _close_file_system(cell: CellSettings, writable: Iterable[str]) -> None:
     programs = [*_program_folders(), *cell.folders]
     if cell.shell:
-        landlock.restrict(_DEVICES, ["/dev/null"], programs, write_and_execute=writable)
+        landlock.restrict(read=_DEVICES, write=[*writable, "/dev/null"], execute=[*programs, *writable])
     else:
         landlock.restrict(read=[*programs, *_DEVICES], write=[*writable, "/dev/null"], execute=())
 
