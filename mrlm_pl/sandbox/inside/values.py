@@ -49,7 +49,7 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
     def inner(values: Any) -> list[Any]:
         return [encode(item, keep, depth + 1) for item in values]
 
-    kind = type(value)
+    kind = type(value) if type(type(value)) is type else object  # other metaclasses may compare classes as they like
     if value is None or kind is bool or kind is str:
         return value
     if kind is int and -_EXACT < value < _EXACT:
@@ -62,11 +62,12 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
         return {"deque": [inner(value), value.maxlen]}
     if kind in _ITEMS:
         return {kind.__name__: inner(_ITEMS[kind][0](value))}
+    name = value.__name__ if kind is type else ""
+    if name and vars(builtins).get(name) is value:
+        return {"type": name}
     if kind in _TEXTS and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
         with suppress(TypeError, ValueError, AttributeError, RecursionError):  # an element that XML cannot hold
             return {kind.__name__: _TEXTS[kind][0](value)}
-    if kind is type and vars(builtins).get(value.__name__) is value:
-        return {"type": value.__name__}
     mention = value if kind is Opaque else keep(value)
     return {"opaque": [mention.number, mention.kind]}
 
