@@ -263,7 +263,7 @@ def _filter_in_namespaces(shell: bool) -> Filter:
 
 
 def _show(path: str, target: str) -> None:
-    """Mount a file or folder, or what a link leads to, at a target, which is made."""
+    """Make a target and mount a file or folder there; links are followed."""
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:
