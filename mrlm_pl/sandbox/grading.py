@@ -141,9 +141,12 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
         deadline = started + sandbox.wall_seconds
         with sandbox.open() as candidate:
             level = candidate.server.level.title
-            fault = _load(candidate, program, tests, deadline)
-            ending, tally = candidate.ending, dict[str, Any]()
-            loaded = fault is None and ending is None
+            load = {"operation": "load", "given": tests.context, "source": program, "required": tests.required()}
+            try:
+                reply = candidate.request(load, deadline)
+            except CellEndedError as ended:
+                reply = {"error": f"ended: {ended.ending}"}
+            ending, tally, loaded = candidate.ending, dict[str, Any](), "error" not in reply
             if loaded:
                 with sandbox.open() as grader:
                     tally, ending = _relay(candidate, grader, tests, deadline)
@@ -152,19 +155,10 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
         int(tally.get("run", 0)),
         loaded,
         ending,
-        fault or tally.get("fault") or None,
+        tally.get("fault") or None if loaded else str(reply["error"]),
         time.monotonic() - started,
         level,
     )
-
-
-def _load(candidate: Cell, program: str, tests: Tests | UnitTests, deadline: float) -> str | None:
-    message = {"operation": "load", "given": tests.context, "source": program, "required": tests.required()}
-    try:
-        reply = candidate.request(message, deadline)
-    except CellEndedError as ended:
-        return f"ended: {ended.ending}"
-    return str(reply["error"]) if "error" in reply else None
 
 
 def _relay(

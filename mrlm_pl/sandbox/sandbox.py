@@ -14,18 +14,13 @@ from typing import Any
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
-from mrlm_pl.sandbox.host.server_process import ServerProcess, server, strongest
+from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess, server, strongest
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
 from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
 from mrlm_pl.settings import at_least, positive
 
 logger = logging.getLogger(__name__)
-
-STARTUP_SECONDS = 20.0
-MAX_FILES = 4096
-PYTHON_TASKS, SHELL_TASKS = 32, 64
-"""Threads of a Python program, and processes and threads of a shell script."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +95,11 @@ class Sandbox:
             ConfigurationError: the machine does not offer the minimum, or one of ``packages`` is not installed.
             SandboxError: it does not offer the level that was asked for, or no level at all.
         """
+        return self._host().level
+
+    def _host(self) -> ServerProcess:
         if self.level is not None:
-            return server(Isolation.of(self.level), self.packages).level
+            return server(Isolation.of(self.level), self.packages)
         found, reasons = _strongest_here()
         if found < Isolation.of(self.minimum):
             raise ConfigurationError(
@@ -110,7 +108,7 @@ class Sandbox:
                 "container seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine "
                 "that has them, or lower sandbox.minimum"
             )
-        return server(found, self.packages).level
+        return server(found, self.packages)
 
     def open(self, *, shell: bool = False, requests: int = 1) -> Cell:
         """Return a locked-down child that answers requests; close it.
@@ -123,18 +121,16 @@ class Sandbox:
             ConfigurationError: one of ``packages`` is not installed.
             SandboxError: it cannot be made.
         """
-        host: ServerProcess = server(self.isolation, self.packages)
+        host = self._host()
         settings = CellSettings(
             number=host.next_number(),
             memory_mb=self.memory_mb,
             cpu_seconds=math.ceil(self.wall_seconds * requests) + 1,
             disk_mb=self.disk_mb,
-            files=MAX_FILES,
-            processes=SHELL_TASKS if shell else PYTHON_TASKS,
             shell=shell,
             folders=host.folders,
         )
-        return Cell(host, settings, self.output_kb * 1024, STARTUP_SECONDS)
+        return Cell(host, settings, self.output_kb * 1024)
 
     def run(self, source: str) -> Execution:
         """Run a Python program in a fresh child; the value of a last expression is printed.
@@ -180,11 +176,11 @@ class Sandbox:
         """
         deadline = time.monotonic() + STARTUP_SECONDS
         try:
-            reply = source.request({"operation": "pack", "roots": ["/"]}, deadline)
+            reply = source.request({"operation": "pack", "root": "/"}, deadline)
             if reply.get("kind") == "ValueError":
                 return False
             if "ok" in reply:
-                reply = target.request({"operation": "unpack", "roots": ["/"], "text": reply["ok"]}, deadline)
+                reply = target.request({"operation": "unpack", "root": "/", "text": reply["ok"]}, deadline)
         except CellEndedError as ended:
             raise SandboxError(f"a system ended while its files were copied ({ended.ending})") from ended
         if "error" in reply:

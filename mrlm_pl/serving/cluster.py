@@ -22,11 +22,11 @@ from mrlm_pl.concurrency.calls import Workers
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.serving.environments.hosted import Offer
-from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits, RefusalError
+from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.connection import FINAL, Address, Connection, StatusError, refuse
+from mrlm_pl.serving.transport.connection import FINAL, Address, Connection, RefusalError, StatusError, refuse
 from mrlm_pl.serving.transport.security import Identity
 
 logger = logging.getLogger(__name__)
@@ -136,9 +136,9 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
             await self._until(lambda: name in self.live)
             renewed = pb.KeepAliveRequest(sessions=sessions)
             reply = await self._worker(name).connection.call("KeepAlive", renewed, self._forward_seconds)
-        except (StatusError, RefusalError) as error:
+        except StatusError as error:
             # A worker that is only out of reach for now keeps its sessions until their leases end.
-            return [] if isinstance(error, StatusError) and error.transient else sessions
+            return [] if error.transient else sessions
         return list(reply.unknown)
 
     async def Join(  # noqa: N802
@@ -185,7 +185,8 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         ]
         return pb.ListWorkersReply(workers=found)
 
-    async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        """Return the environments of all workers, or one worker's description of an environment."""
         if not request.environment:
             found = {item.name: item for worker in self.live.values() for item in worker.report.environments}
             return pb.DescribeReply(environments=[found[name] for name in sorted(found)])
@@ -253,6 +254,8 @@ class ControllerServer(EnvironmentServer):
 class Membership:
     """A worker's membership at a controller: it joins, reports, and joins again when the connection breaks.
 
+    All methods, the constructor too, run on the server's event loop.
+
     Args:
         server: the worker's server, started.
         controller: its address.
@@ -263,17 +266,14 @@ class Membership:
 
     def __init__(self, server: EnvironmentServer, controller: Address, address: str) -> None:
         self.server, self.address = server, address
-        self._controller = controller
-        self._connection: Connection | None = None
+        self._connection = Connection(controller)
         self._described: list[pb.EnvironmentDescription] = []
         self._task: asyncio.Task[None] | None = None
-        self._joined = False
 
     async def start(self) -> None:
         """Begin to join."""
-        reply = await self.server.service._describe(pb.DescribeRequest())
+        reply = await self.server.service.describe(pb.DescribeRequest())
         self._described = list(reply.environments)
-        self._connection = Connection(self._controller)  # here, as it belongs to the running loop
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
@@ -283,9 +283,7 @@ class Membership:
             with suppress(asyncio.CancelledError, ConfigurationError):
                 await self._task
             self._task = None
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._connection.close()
 
     async def refused(self) -> None:
         """Wait until the controller rejects this worker; after a first admission it retries without end.
@@ -310,17 +308,16 @@ class Membership:
         )
 
     async def _run(self) -> None:
-        assert self._connection is not None, "start makes it"
-        backoff, told = Backoff(longest=1.0), ""
+        backoff, told, joined = Backoff(longest=1.0), "", False
         while True:
             try:
                 async for order in self._connection.join(self._reports()):
-                    backoff, told, self._joined = Backoff(longest=1.0), "", True
+                    backoff, told, joined = Backoff(longest=1.0), "", True
                     if order.drain:
                         logger.info("the controller is going down")
             except grpc.aio.AioRpcError as error:
-                target = self._controller.target
-                if error.code() in FINAL and not self._joined:
+                target = self._connection.address.target
+                if error.code() in FINAL and not joined:
                     known = error.code() is not Code.UNIMPLEMENTED
                     why = error.details() if known else "it is no controller, which `--controller true` makes of it"
                     raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from mrlm_pl.environment import Environment, Message, Observations, Task, TaskSource
+from mrlm_pl.environment import Message, Observations, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.server import EnvironmentServer
@@ -90,26 +89,21 @@ class OpenEnvServer:
             raise web.HTTPUnauthorized(text="the token is missing or wrong")
         return await handler(request)
 
-    async def template(self, name: str) -> Environment:
-        """Return the environment of a name, of which only copies play."""
-        return await self._run(partial(self.server.offer.template, name, {}))
-
-    async def _run(self, function: Callable[[], Any]) -> Any:
-        service = self.server.service
-        return await service.workers.run(CLIENT, function, service.limits.step_seconds)
+    async def described(self, name: str) -> pb.EnvironmentDescription:
+        """Return the description of an environment."""
+        return (await self.server.service.describe(pb.DescribeRequest(environment=name))).environments[0]
 
     async def _schema(self, name: str, request: web.Request) -> web.Response:
         message = {"type": "string", "description": "The agent's reply"}
         action: dict[str, Any] = {"type": "object", "properties": {"message": message}, "required": ["message"]}
-        if len((await self.template(name)).agents) > 1:
+        if len((await self.described(name)).agents) > 1:
             messages = {"type": "object", "additionalProperties": message, "description": "Replies by agent"}
             action = {"type": "object", "properties": {"message": message, "messages": messages}, "required": []}
         anything = {"type": "object"}
         return web.json_response({"action": action, "observation": anything, "state": anything})
 
     async def _metadata(self, name: str, request: web.Request) -> web.Response:
-        summary = (inspect.getdoc(type(await self.template(name))) or "").split("\n", 1)[0]
-        return web.json_response({"name": name, "description": summary})
+        return web.json_response({"name": name, "description": (await self.described(name)).summary})
 
     async def _play(self, name: str, request: web.Request) -> web.WebSocketResponse:
         """Answer the messages of one connection."""
@@ -119,18 +113,19 @@ class OpenEnvServer:
         self._sockets.add(socket)
         episode = _Episode(self, name)
         renewing = asyncio.ensure_future(episode.renew(limits.lease_seconds / 3))
-        received: asyncio.Queue[str | None] = asyncio.Queue(1)
-        reading = asyncio.ensure_future(_read(socket, received))
+        # Receive also during a step: a client ends a connection that does not answer its pings.
+        received = asyncio.ensure_future(socket.receive())
         try:
-            while (text := await received.get()) is not None:
-                answer = await _answered(episode, text)
+            while (message := await received).type is WSMsgType.TEXT:
+                received = asyncio.ensure_future(socket.receive())
+                answer = await _answered(episode, message.data)
                 if answer is None:
                     break
-                await socket.send_str(json.dumps(answer))
+                await socket.send_json(answer)
         finally:
             renewing.cancel()
-            reading.cancel()
-            await asyncio.wait([reading])
+            received.cancel()
+            await asyncio.wait([received])
             self._sockets.discard(socket)
             await episode.close()
         await socket.close()
@@ -150,7 +145,7 @@ class OpenEnvServer:
             place = next(self._next_index) if data.get("seed") is None else data["seed"]
             return source[place % source.size if source.size else place]
 
-        return await self._run(read)
+        return await self.server.service.run(CLIENT, read)
 
 
 class _Episode:
@@ -187,7 +182,7 @@ class _Episode:
             "truncated": step.truncated,
             "metrics": dict(step.metrics),
         }
-        reward = math.fsum(step.rewards.values()) / len((await self.server.template(self.name)).agents)
+        reward = math.fsum(step.rewards.values()) / len((await self.server.described(self.name)).agents)
         return {"observation": observation, "reward": reward, "done": step.done}
 
     def state(self) -> dict[str, Any]:
@@ -226,15 +221,6 @@ class InvalidMessageError(Exception):
     """A client's message is not of the protocol's form."""
 
 
-async def _read(socket: web.WebSocketResponse, received: asyncio.Queue[str | None]) -> None:
-    """Receive also during a step: a client ends a connection that does not answer its pings."""
-    async for message in socket:
-        if message.type is not WSMsgType.TEXT:
-            break
-        await received.put(message.data)
-    await received.put(None)
-
-
 async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:
     """Return the answer to a message; None ends the connection."""
     try:
@@ -258,7 +244,7 @@ async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:
     except InvalidMessageError as error:
         return _error("VALIDATION_ERROR", str(error))
     except Exception as error:  # an environment may raise anything
-        return _error("EXECUTION_ERROR", refusal_of(error).reason)
+        return _error("EXECUTION_ERROR", refusal_of(error).text)
     return _error("UNKNOWN_TYPE", f"Unknown message type: {kind}")
 
 

@@ -157,20 +157,18 @@ class EnvironmentServer:
         if self.verifier is not None:
             self.verifier.draining = True
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await until(lambda: not self._busy, grace_seconds)
+        await until(
+            lambda: not (self.service.sessions or self.service.opening or (self.verifier and self.verifier.busy)),
+            grace_seconds,
+        )
         await self.stop()
-
-    @property
-    def _busy(self) -> bool:
-        scoring = self.verifier is not None and self.verifier.busy
-        return scoring or len(self.service.sessions) + self.service.opening > 0
 
     async def stop(self) -> None:
         """End all sessions and close the port; may be called twice."""
         if self._server is None or self._sweeper is None:
             return
         server, self._server = self._server, None
-        for session in self.service.sessions:
+        for session in list(self.service.sessions.values()):
             self.service.end(session, "the server was stopped")
         self._sweeper.cancel()
         with suppress(asyncio.CancelledError):

@@ -82,13 +82,14 @@ def test_a_value_of_too_many_parts_is_an_error_of_the_call_alone() -> None:
     with sandbox.open() as cell:
         load = {"operation": "load", "given": "", "source": program, "required": ["many"]}
         assert cell.request(load, time.monotonic() + 60) == {"ok": None}
+        call = {"operation": "call", "arguments": [], "named": {"dict": []}}
         for name, fault in (("many", "100000 containers"), ("long", "bytes; at most 4194304")):
             with Ticking() as other:
-                reply = cell.request({"operation": "call", "name": name, "arguments": []}, time.monotonic() + 60)
+                reply = cell.request(call | {"name": name}, time.monotonic() + 60)
             assert reply["kind"] == "ValueError"
             assert fault in reply["error"]
             assert other.longest < STILL_SECONDS
-        assert cell.request({"operation": "call", "name": "few", "arguments": []}, time.monotonic() + 60) == {"ok": 7}
+        assert cell.request(call | {"name": "few"}, time.monotonic() + 60) == {"ok": 7}
 
 
 def test_other_encodings_are_no_reply() -> None:

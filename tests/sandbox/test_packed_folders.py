@@ -42,24 +42,24 @@ def test_folders_hold_what_was_packed_and_nothing_else(tmp_path: Path) -> None:
     root = tmp_path / "root"
     fill(root)
     before = seen(root)
-    text = pack([str(root)])
+    text = pack(str(root))
     assert seen(root) == before, "packing changes nothing"
     (root / "a" / "inner").chmod(0o700)
     (root / "a" / "inner" / "more").write_text("y")
     (root / "a" / "data").unlink()
     (root / "link").unlink()
     (root / "link").mkdir()
-    unpack([str(root)], text)
+    unpack(str(root), text)
     assert seen(root) == before
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_PACKED_BYTES", 100)
     (tmp_path / "small").write_bytes(b"x" * 100)
-    pack([str(tmp_path)])
+    pack(str(tmp_path))
     (tmp_path / "small").write_bytes(b"x" * 101)
     with pytest.raises(ValueError, match="more than 100 bytes"):
-        pack([str(tmp_path)])
+        pack(str(tmp_path))
 
 
 def test_a_system_is_copied_for_a_user_without_rights() -> None:

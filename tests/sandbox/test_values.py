@@ -148,6 +148,12 @@ def test_subclasses_are_not_values(kind: type) -> None:
     assert kept[0] is made
 
 
+@pytest.mark.parametrize("methods", [{"__eq__": lambda cls, other: True}, {"__eq__": bool, "__hash__": lambda cls: 1}])
+def test_a_class_that_compares_as_it_likes_is_no_value(methods: dict[str, Any]) -> None:
+    made = type("Meta", (type,), methods)("Disguise", (), {})()
+    assert encode([made], lambda value: Opaque(0, type(value).__name__)) == [{"opaque": [0, "Disguise"]}]
+
+
 def test_a_mention_of_an_object_leads_back_to_it() -> None:
     mention = Opaque(3, "Tree")
     data = encode([mention], no_object)

@@ -28,7 +28,7 @@ from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import addresses
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import to_json
-from mrlm_pl.serving.transport.connection import Address, Connection, StatusError
+from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError
 from mrlm_pl.serving.transport.environment_pb2_grpc import EnvironmentServiceStub
 
 Code = grpc.StatusCode
@@ -58,9 +58,13 @@ class Cluster:
         worker = EnvironmentServer(offer, Endpoint(), Limits(sessions=sessions))
         worker.service.sessions.prefix = f"worker{len(self.workers)}{SEPARATOR}"
         self.run(worker.start())
-        membership = Membership(worker, Address(self.target), advertise or f"127.0.0.1:{worker.port}")
-        self.run(membership.start())
-        self.workers.append((worker, membership))
+
+        async def join() -> Membership:
+            membership = Membership(worker, Address(self.target), advertise or f"127.0.0.1:{worker.port}")
+            await membership.start()
+            return membership
+
+        self.workers.append((worker, self.run(join())))
         eventually(lambda: len(self.controller.service.live) == len(self.workers))
         return worker
 
@@ -233,7 +237,7 @@ def test_forwarded_steps_may_take_as_long_as_the_controllers(monkeypatch: pytest
 def test_a_silent_worker_does_not_delay_the_renewal_at_others(cluster: Cluster) -> None:
     silent, other = cluster.add(), cluster.add()
     episodes = begun(cluster, 2)
-    sessions = [session for worker in (silent, other) for session in worker.service.sessions]
+    sessions = [session for worker in (silent, other) for session in worker.service.sessions.values()]
     before = [session.touched for session in sessions]
     assert len(sessions) == len(episodes) == 2
 
@@ -273,7 +277,7 @@ def test_a_failed_opening_does_not_count_as_load(cluster: Cluster, monkeypatch: 
     for fault, code in (
         (StatusError(Code.RESOURCE_EXHAUSTED, "quota exceeded"), Code.RESOURCE_EXHAUSTED),
         (StatusError(Code.RESOURCE_EXHAUSTED, "larger than max (5 vs. 4)"), Code.INVALID_ARGUMENT),
-        (StatusError(Code.ABORTED, "OSError: away", refused=True), Code.ABORTED),
+        (RefusalError(Code.ABORTED, "OSError: away"), Code.ABORTED),
         (StatusError(Code.UNAVAILABLE, "away"), Code.UNAVAILABLE),
     ):
 
@@ -331,7 +335,7 @@ async def _set(event: asyncio.Event) -> None:
     [
         (StatusError(Code.UNAVAILABLE, "away"), []),
         (StatusError(Code.UNKNOWN, "Stream removed"), []),
-        (StatusError(Code.NOT_FOUND, "no such session", refused=True), ["worker0/a"]),
+        (RefusalError(Code.NOT_FOUND, "no such session"), ["worker0/a"]),
     ],
 )
 def test_a_renewal_that_does_not_reach_a_worker_ends_no_lease(

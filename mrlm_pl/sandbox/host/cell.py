@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal
 
 from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox.host.server_process import ServerProcess
+from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess
 from mrlm_pl.sandbox.host.usage import DiskUse, family, resident
 from mrlm_pl.sandbox.inside.channel import MAX_LINE, oversized
-from mrlm_pl.sandbox.wall.confinement import MEBIBYTE, CellSettings
+from mrlm_pl.sandbox.wall.confinement import MAX_FILES, MEBIBYTE, CellSettings
 
 MAX_PRINTED = 16 * MEBIBYTE
 """Bytes of output after which a program is ended; long before, the rest is thrown away."""
@@ -40,13 +40,12 @@ class Cell(AbstractContextManager["Cell"]):
         server: where it is forked.
         settings: its limits.
         kept_output: bytes of its output that are kept.
-        startup_seconds: how long locking it down may take.
 
     Raises:
         SandboxError: it could not be locked down.
     """
 
-    def __init__(self, server: ServerProcess, settings: CellSettings, kept_output: int, startup_seconds: float) -> None:
+    def __init__(self, server: ServerProcess, settings: CellSettings, kept_output: int) -> None:
         self.server, self.settings, self.kept_output = server, settings, kept_output
         self.ending: Ending | None = None
         self._output, self._printed = bytearray(), 0
@@ -74,8 +73,8 @@ class Cell(AbstractContextManager["Cell"]):
         folder = server.folder_of(settings.number)
         self._disk = DiskUse(folder, settings.disk_mb * MEBIBYTE) if folder else None
         try:
-            self._process = int(self._set_up(startup_seconds, "process"))
-            self._set_up(startup_seconds, "ready")
+            self._process = int(self._set_up("process"))
+            self._set_up("ready")
         except BaseException:
             self.close()
             raise
@@ -96,16 +95,14 @@ class Cell(AbstractContextManager["Cell"]):
         if self.ending is not None:
             raise CellEndedError(self.ending)
         try:
-            return self._exchange(message, deadline)
+            return self._exchange(json.dumps(message).encode() + b"\n", deadline)
         except CellEndedError as error:
             self.ending = error.ending
             raise
 
     def output(self) -> tuple[str, bool]:
         """Return the text printed since the last call, and whether a part of it was discarded."""
-        with suppress(CellEndedError):  # enough to end it: the rest may be endless, and is left to the next request
-            while self._out_open and self._take_output():
-                pass
+        self._drain()
         text, cut = bytes(self._output).decode("utf-8", "replace"), self._printed > len(self._output)
         self._output.clear()
         self._printed = 0
@@ -123,25 +120,29 @@ class Cell(AbstractContextManager["Cell"]):
         try:
             self.server.kill(self.settings.number, self._ended)
         finally:
-            with suppress(CellEndedError, BlockingIOError):
-                while self._out_open and self._take_output():
-                    pass
+            self._drain()
             for descriptor in (self._requests, self._replies, self._out):
                 os.close(descriptor)
             self._requests, self._out_open = -1, False
 
-    def _set_up(self, seconds: float, key: str) -> Any:
+    def _drain(self) -> None:
+        """Read the available output; endless output is left after the bytes that end a cell."""
+        with suppress(CellEndedError):
+            while self._out_open and self._take_output():
+                pass
+
+    def _set_up(self, key: str) -> Any:
         try:
-            message = self._exchange(None, time.monotonic() + seconds)
+            message = self._exchange(b"", time.monotonic() + STARTUP_SECONDS)
         except CellEndedError as error:
             raise SandboxError(f"a sandbox cell ended before it was locked down ({error.ending})") from error
         if key not in message:
             raise SandboxError(f"a sandbox cell could not be locked down: {message.get('failed', message)}")
         return message[key]
 
-    def _exchange(self, message: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
-        """Send a message, if there is one, and wait for the next line."""
-        unsent = memoryview(b"" if message is None else json.dumps(message).encode() + b"\n")
+    def _exchange(self, request: bytes, deadline: float) -> dict[str, Any]:
+        """Send a request, if there is one, and wait for the next line."""
+        unsent = memoryview(request)
         searched = 0
         while True:
             if not unsent:
@@ -156,9 +157,18 @@ class Cell(AbstractContextManager["Cell"]):
             if left <= 0:
                 raise CellEndedError("time")
             self._watch()
-            ready = self._ready(min(left, WATCH_SECONDS), writing=bool(unsent))
+            waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
+            waiting.register(self._replies, select.POLLIN)
+            if self._out_open:
+                waiting.register(self._out, select.POLLIN)
+            if unsent:
+                waiting.register(self._requests, select.POLLOUT)
+            ready = {descriptor for descriptor, _ in waiting.poll(min(left, WATCH_SECONDS) * 1000)}
             if self._requests in ready:
-                unsent = unsent[self._write(unsent) :]
+                try:
+                    unsent = unsent[os.write(self._requests, unsent[:65536]) :]
+                except BrokenPipeError as error:
+                    raise CellEndedError("exit") from error
             if self._out in ready:
                 self._take_output()
             if self._replies in ready:
@@ -166,24 +176,6 @@ class Cell(AbstractContextManager["Cell"]):
                 if not chunk:
                     raise CellEndedError("exit")
                 self._buffer += chunk
-
-    def _ready(self, seconds: float, *, writing: bool) -> set[int]:
-        """Return descriptors that can be used now."""
-        waiting = select.poll()  # select() cannot wait for descriptors above 1023, which a trainer may have
-        waiting.register(self._replies, select.POLLIN)
-        if self._out_open:
-            waiting.register(self._out, select.POLLIN)
-        if writing:
-            waiting.register(self._requests, select.POLLOUT)
-        return {descriptor for descriptor, _ in waiting.poll(seconds * 1000)}
-
-    def _write(self, data: memoryview) -> int:
-        try:
-            return os.write(self._requests, data[:65536])
-        except BlockingIOError:
-            return 0
-        except BrokenPipeError as error:
-            raise CellEndedError("exit") from error
 
     def _take_output(self) -> bool:
         """Read the available output; return whether there was any."""
@@ -211,7 +203,7 @@ class Cell(AbstractContextManager["Cell"]):
             raise CellEndedError("memory")
         if self._disk is not None:
             size, files = self._disk.look(watched)
-            if size > self.settings.disk_mb * MEBIBYTE or files > self.settings.files:
+            if size > self.settings.disk_mb * MEBIBYTE or files > MAX_FILES:
                 raise CellEndedError("disk")
         spent = time.monotonic() - now
         self._next_watch = now + max(WATCH_SECONDS, 5 * spent)  # watching takes a fifth of the time at most

@@ -121,8 +121,7 @@ class ServerProcess:
             return
         for _ in range(KILL_SECONDS):  # second by second: a machine that stands still for a minute counts as one
             if not ended.is_set():
-                with self._lock, suppress(OSError):  # a server that is gone has taken its cells with it
-                    self._link.send(json.dumps({"kill": number}).encode())
+                self.abandon(number)
             if ended.wait(1.0):
                 break
         else:
@@ -139,7 +138,7 @@ class ServerProcess:
         Takes no lock, as it is called from the garbage collector, which may run while this thread holds it.
         """
         if self.owner == os.getpid():
-            with suppress(OSError):
+            with suppress(OSError):  # a server that is gone has taken its cells with it
                 self._link.send(json.dumps({"kill": number}).encode())
 
     def folder_of(self, number: int) -> str:

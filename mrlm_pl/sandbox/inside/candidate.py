@@ -8,10 +8,8 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import sys
 import time
 import traceback
-import types
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,13 +18,11 @@ from typing import Any
 from mrlm_pl.sandbox.inside.channel import Channel
 from mrlm_pl.sandbox.inside.files import pack, unpack
 from mrlm_pl.sandbox.inside.grader import grade
-from mrlm_pl.sandbox.inside.objects import Objects
+from mrlm_pl.sandbox.inside.program import Program
 from mrlm_pl.sandbox.inside.unit_tests import grade_unit_tests
-from mrlm_pl.sandbox.inside.values import decode, encode
 from mrlm_pl.sandbox.wall import landlock
 from mrlm_pl.sandbox.wall.confinement import SHELL_OPEN_FILES
 
-MODULE = "solution"
 MAX_ERROR_CHARACTERS = 2_000
 SHELL = "/bin/bash"
 SHELL_TIMED_OUT = 124
@@ -38,16 +34,17 @@ CANNOT_START = 126
 def serve(requests: int, replies: int) -> None:
     """Answer requests until the channel is closed."""
     channel = Channel(requests, replies)
-    child = _Child()
+    program = Program()
+    session: dict[str, Any] = {"__name__": "__main__"}
     operations: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "load": child.load,
-        "call": child.call,
-        "run": child.run,
-        "shell": child.shell,
+        "load": program.load,
+        "call": program.call,
+        "use": program.use,
+        "run": lambda request: _run(request["source"], session),
+        "shell": _shell,
         "stop": lambda request: _stop_others(),
-        "use": lambda request: child.objects.use(request),
-        "pack": lambda request: pack(request["roots"]),
-        "unpack": lambda request: unpack(request["roots"], request["text"]),
+        "pack": lambda request: pack(request["root"]),
+        "unpack": lambda request: unpack(request["root"], request["text"]),
         "grade": partial(grade, channel),
         "grade_unit_tests": partial(grade_unit_tests, channel),
     }
@@ -63,71 +60,46 @@ def serve(requests: int, replies: int) -> None:
             channel.send({"error": _described(error), "kind": "ValueError"})
 
 
-class _Child:
-    def __init__(self) -> None:
-        self.namespace: dict[str, Any] = {}
-        self.session: dict[str, Any] = {"__name__": "__main__"}
-        self.objects = Objects(self.namespace)
+def _run(source: str, session: dict[str, Any]) -> None:
+    """Execute lines in a lasting session, and print the value of a last expression."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<input>", "exec"), session)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), "<input>", "eval"), session)
+        if value is not None:
+            print(repr(value))
 
-    def load(self, request: dict[str, Any]) -> None:
-        """Execute a program as a module, after the given code; it must define the required names."""
-        module = types.ModuleType(MODULE)
-        sys.modules[MODULE] = module
-        self.namespace = module.__dict__
-        self.objects = Objects(self.namespace)
-        exec(compile(request["given"], "<given>", "exec"), self.namespace)
-        for name in request["required"]:
-            self.namespace.pop(name, None)
-        exec(compile(request["source"], f"<{MODULE}>", "exec"), self.namespace)
-        for name in request["required"]:
-            if name not in self.namespace:
-                raise NameError(f"the program does not define {name}")
 
-    def call(self, request: dict[str, Any]) -> Any:
-        """Call a function of the program with copies of the arguments."""
-        arguments = decode(request["arguments"], self.objects.recall)
-        named = decode(request.get("named", {"dict": []}), self.objects.recall)
-        return encode(self.namespace[request["name"]](*arguments, **named), self.objects.keep)
-
-    def run(self, request: dict[str, Any]) -> None:
-        """Execute lines in a lasting session, and print the value of a last expression."""
-        tree = ast.parse(request["source"])
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, "<input>", "exec"), self.session)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "<input>", "eval"), self.session)
-            if value is not None:
-                print(repr(value))
-
-    def shell(self, request: dict[str, Any]) -> int:
-        """Return the exit status of a script; its background processes run until the cell ends."""
-        deadline = time.monotonic() + request["seconds"]
-        process = os.fork()
-        if process == 0:
-            if request["own_group"]:
-                os.setpgid(0, 0)
-            else:
-                landlock.scope_signals()  # without a process namespace, this process must not be stopped
-            os.closerange(3, SHELL_OPEN_FILES)
-            try:
-                os.chdir(request["folder"])
-                os.execv(SHELL, [SHELL, "-c", request["script"]])
-            except (OSError, ValueError) as error:  # too long, not to be encoded, or the folder is gone
-                os.write(2, f"bash: {error}\n".encode("ascii", "backslashreplace"))
-            os._exit(CANNOT_START)
-        pause = 0.001
+def _shell(request: dict[str, Any]) -> int:
+    """Return the exit status of a script; its background processes run until the cell ends."""
+    deadline = time.monotonic() + request["seconds"]
+    process = os.fork()
+    if process == 0:
+        if request["own_group"]:
+            os.setpgid(0, 0)
+        else:
+            landlock.scope_signals()  # without a process namespace, this process must not be stopped
+        os.closerange(3, SHELL_OPEN_FILES)
+        try:
+            os.chdir(request["folder"])
+            os.execv(SHELL, [SHELL, "-c", request["script"]])
+        except (OSError, ValueError) as error:  # too long, not to be encoded, or the folder is gone
+            os.write(2, f"bash: {error}\n".encode("ascii", "backslashreplace"))
+        os._exit(CANNOT_START)
+    pause = 0.001
+    found, raw = os.waitpid(process, os.WNOHANG)
+    while not found and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
         found, raw = os.waitpid(process, os.WNOHANG)
-        while not found and time.monotonic() < deadline:
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-            found, raw = os.waitpid(process, os.WNOHANG)
-        if not found:
-            with suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL) if request["own_group"] else os.kill(process, signal.SIGKILL)
-        with suppress(ChildProcessError):  # those that were left to this process, which is the first one
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
+    if not found:
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL) if request["own_group"] else os.kill(process, signal.SIGKILL)
+    with suppress(ChildProcessError):  # those that were left to this process, which is the first one
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return os.waitstatus_to_exitcode(raw) if found else SHELL_TIMED_OUT
 
 
 def _stop_others() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -89,21 +88,20 @@ class Files:
                         found[path] = _content(entry.path, status.st_mode & 0o777), status.st_mode & 0o777
 
 
-def pack(roots: Iterable[str]) -> str:
-    """Return all that is in folders, as a text: folders, files, links and pipes, with their modes and times.
+def pack(root: str) -> str:
+    """Return all that is in a folder, as a text: folders, files, links and pipes, with their modes and times.
 
-    Mounted file systems in them are left out.
+    Mounted file systems in it are left out.
 
     Raises:
         ValueError: the files hold more than ``MAX_PACKED_BYTES``.
     """
     packed: list[list[Any]] = []
-    waiting, size = list(roots), 0
-    devices = {os.lstat(root).st_dev for root in waiting}
+    waiting, size, device = [root], 0, os.lstat(root).st_dev
     while waiting:
         path = waiting.pop()
         status = os.lstat(path)
-        if status.st_dev not in devices:
+        if status.st_dev != device:
             continue
         mode, content = status.st_mode & 0o7777, ""
         kind = stat.S_IFMT(status.st_mode)
@@ -128,10 +126,9 @@ def pack(roots: Iterable[str]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(packed).encode(), 1)).decode()
 
 
-def unpack(roots: Iterable[str], text: str) -> None:
-    """Make folders hold what :func:`pack` found in the same ones, and nothing else."""
-    for root in roots:
-        _clear(root, os.lstat(root).st_dev)
+def unpack(root: str, text: str) -> None:
+    """Make a folder hold what :func:`pack` found in the same one, and nothing else."""
+    _clear(root, os.lstat(root).st_dev)
     packed = json.loads(zlib.decompress(base64.b64decode(text)))
     for path, kind, _, _, _, content in packed:
         if kind == stat.S_IFDIR:

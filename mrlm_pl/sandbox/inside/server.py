@@ -25,12 +25,11 @@ from mrlm_pl.sandbox.wall import confinement
 from mrlm_pl.sandbox.wall import kernel as syscalls
 from mrlm_pl.sandbox.wall.confinement import CellSettings
 
-_PRELOADED = """
+PRELOADED = """
     abc array bisect builtins calendar cmath collections contextlib copy csv dataclasses datetime decimal enum
     fractions functools hashlib heapq inspect io itertools json keyword linecache math numbers operator queue random
     re secrets statistics string struct textwrap threading time traceback types typing unicodedata unittest
 """
-PRELOADED = tuple(_PRELOADED.split())
 """Modules that a program finds loaded."""
 
 MAX_MESSAGE = 65_536
@@ -82,7 +81,7 @@ class _Server:
             self.folder = tempfile.mkdtemp(prefix="mrlm-sandbox-", dir=temporary)
             os.chmod(self.folder, 0o711)
             os.chdir(self.folder)
-        for module in PRELOADED:
+        for module in PRELOADED.split():
             importlib.import_module(module)
         for package, folder in packages.items():
             sys.path.append(folder)
@@ -152,12 +151,11 @@ class _Server:
             sys.stdin = open(0)  # noqa: SIM115 (for the life of the process)
             sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            # Its number as the trainer sees it: to watch the memory of all that the cell starts.
+            os.write(REPLIES, json.dumps({"process": int(os.readlink("/proc/self"))}).encode() + b"\n")
             if self.level == "namespaces":
-                # As the trainer sees it: to watch the memory of all that the cell starts.
-                os.write(REPLIES, json.dumps({"process": int(os.readlink("/proc/self"))}).encode() + b"\n")
                 confinement.confine_in_namespaces(cell)
             else:
-                os.write(REPLIES, json.dumps({"process": os.getpid()}).encode() + b"\n")
                 folder = f"{self.folder}/{cell.number}"
                 os.mkdir(folder, 0o700)
                 confinement.confine_in_folder(cell, folder, landlocked=self.level == "landlock")

@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 
 MAX_DEPTH = 60
 _EXACT = 2**53  # beyond it, JSON readers elsewhere lose digits
-_MOMENTS: dict[str, Any] = {kind.__name__: kind for kind in (date, datetime, time)}
 _DICTIONARIES = (dict, Counter, OrderedDict, defaultdict)
 
 
@@ -50,35 +49,25 @@ def encode(value: Any, keep: Callable[[Any], Opaque], depth: int = 0) -> Any:
     def inner(values: Any) -> list[Any]:
         return [encode(item, keep, depth + 1) for item in values]
 
-    kind = type(value)
+    kind = type(value) if type(type(value)) is type else object  # other metaclasses may compare classes as they like
     if value is None or kind is bool or kind is str:
         return value
-    if kind is int:
-        return value if -_EXACT < value < _EXACT else {"int": hex(value)}
-    if kind is float:
-        return {"float": value.hex()}
+    if kind is int and -_EXACT < value < _EXACT:
+        return value
     if kind is list:
         return inner(value)
-    if kind is tuple or kind is set or kind is frozenset:
-        return {kind.__name__: inner(value)}
     if kind in _DICTIONARIES:
         return {"dict": [inner(pair) for pair in dict.items(value)]}
     if kind is deque:
         return {"deque": [inner(value), value.maxlen]}
-    if kind is bytes:
-        return {"bytes": value.hex()}
-    if kind is complex:
-        return {"complex": inner((value.real, value.imag))}
-    name = getattr(value, "__name__", "") if kind is type else ""
+    if kind in _ITEMS:
+        return {kind.__name__: inner(_ITEMS[kind][0](value))}
+    name = value.__name__ if kind is type else ""
     if name and vars(builtins).get(name) is value:
         return {"type": name}
-    if kind is timedelta:
-        return {"timedelta": [value.days, value.seconds, value.microseconds]}
-    if kind in _MOMENTS.values() and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
-        return {kind.__name__: value.isoformat()}
-    if kind is ElementTree.Element:
-        with suppress(TypeError, ValueError, AttributeError, RecursionError):  # it holds what cannot be written as XML
-            return {"element": ElementTree.tostring(value, "unicode")}
+    if kind in _TEXTS and type(getattr(value, "tzinfo", None)) in (type(None), timezone):
+        with suppress(TypeError, ValueError, AttributeError, RecursionError):  # an element that XML cannot hold
+            return {kind.__name__: _TEXTS[kind][0](value)}
     mention = value if kind is Opaque else keep(value)
     return {"opaque": [mention.number, mention.kind]}
 
@@ -110,8 +99,8 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
     if type(data) is not dict:
         return data
     ((kind, content),) = data.items()
-    if kind in _FROM_CONTENT:
-        return _FROM_CONTENT[kind](content)
+    if kind in _FROM_TEXT:
+        return _FROM_TEXT[kind](content)
     if kind in _FROM_ITEMS:
         return _FROM_ITEMS[kind](inner(content))
     if kind == "dict":
@@ -146,18 +135,25 @@ def _complex(items: list[Any]) -> complex:
     return complex(real, imaginary)
 
 
-_FROM_CONTENT: dict[str, Callable[[Any], Any]] = {
-    "int": lambda content: int(content, 16),
-    "float": _float,
-    "bytes": bytes.fromhex,
-    "element": ElementTree.fromstring,
-    "type": _type,
-    **{name: kind.fromisoformat for name, kind in _MOMENTS.items()},
+_TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    int: (hex, lambda text: int(text, 16)),
+    float: (float.hex, _float),
+    bytes: (bytes.hex, bytes.fromhex),
+    date: (date.isoformat, date.fromisoformat),
+    datetime: (datetime.isoformat, datetime.fromisoformat),
+    time: (time.isoformat, time.fromisoformat),
+    ElementTree.Element: (lambda element: ElementTree.tostring(element, "unicode"), ElementTree.fromstring),
 }
-_FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "complex": _complex,
-    "timedelta": lambda items: timedelta(*items),
+"""Types whose values are passed as texts: how a text is made of one, and one of a text."""
+
+_ITEMS: dict[type, tuple[Callable[[Any], Any], Callable[[list[Any]], Any]]] = {
+    tuple: (iter, tuple),
+    set: (iter, set),
+    frozenset: (iter, frozenset),
+    complex: (lambda value: (value.real, value.imag), _complex),
+    timedelta: (lambda value: (value.days, value.seconds, value.microseconds), lambda items: timedelta(*items)),
 }
+"""The same for those that are passed as lists of values."""
+
+_FROM_TEXT = {kind.__name__: read for kind, (_, read) in _TEXTS.items()} | {"type": _type}
+_FROM_ITEMS = {kind.__name__: read for kind, (_, read) in _ITEMS.items()}

@@ -69,6 +69,11 @@ _DESCRIPTORS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 _SAFE = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _READ_ONLY = syscalls.MS_RDONLY | _SAFE
 MEBIBYTE = 1 << 20
+MAX_FILES = 4096
+"""Files of a cell's private folder."""
+
+PYTHON_TASKS, SHELL_TASKS = 32, 64
+"""Threads of a Python program, and processes and threads of a shell script."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,6 @@ class CellSettings:
         memory_mb: address space of each process, in MiB.
         cpu_seconds: processor time of each process.
         disk_mb: what its private folder may hold, in MiB.
-        files: how many files it may hold.
-        processes: processes and threads; 1 allows threads but no process.
         shell: it runs scripts: programs may be started, and all but the machine's folders is writable.
         folders: further ones that it may read, of packages.
     """
@@ -90,8 +93,6 @@ class CellSettings:
     memory_mb: int
     cpu_seconds: int
     disk_mb: int
-    files: int
-    processes: int
     shell: bool
     folders: tuple[str, ...] = ()
 
@@ -171,12 +172,7 @@ def _make_root(folders: Iterable[str]) -> None:
     syscalls.mount("tmpfs", root, "tmpfs", _SAFE, "size=1m,nr_inodes=512,mode=755")
     for path in [*shown, *_DEVICES, "/proc"]:
         target = root + path
-        if os.path.isdir(f"/proc/self/fd/{sources[path]}"):
-            os.makedirs(target, exist_ok=True)
-        else:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-        syscalls.mount(f"/proc/self/fd/{sources[path]}", target, None, syscalls.MS_BIND | syscalls.MS_REC)
+        _show(f"/proc/self/fd/{sources[path]}", target)
         if path != "/proc":  # in which children write the maps of their users
             syscalls.restrict_mounts(target, _READ_ONLY if path in shown else syscalls.MS_RDONLY)
     for descriptor in sources.values():
@@ -209,7 +205,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     syscalls.map_identity(INNER_USER, INNER_USER, INNER_USER, INNER_USER)
     mode = 755 if cell.shell else 700
-    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={cell.files},mode={mode}")
+    syscalls.mount("tmpfs", BOX, "tmpfs", _SAFE, f"size={cell.disk_mb}m,nr_inodes={MAX_FILES},mode={mode}")
     if own_processes:
         # This process is none of theirs to see: its descriptors lead to the trainer.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -219,7 +215,7 @@ def confine_in_namespaces(cell: CellSettings) -> None:
         _enter_own_root()
     os.chdir(HOME if cell.shell else BOX)
     syscalls.drop_capabilities()
-    _limit(cell, cell.processes)
+    _limit(cell)
     _close_file_system(cell, ["/"] if cell.shell else [BOX])  # the machine's folders in a shell's root are read-only
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     seccomp.install(_filter_in_namespaces(cell.shell))
@@ -242,8 +238,12 @@ def _enter_own_root() -> None:
     for path in _entries(OWN_PROGRAMS):
         os.symlink(f"../.bin/{os.path.basename(path)}", BOX + path)
     for place, path in (_NEVER_THEIRS | shown).items():
-        if place not in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
-            _show(path, place)
+        if place in (BOX, "/old", "/usr", "/usr/local", *SYSTEM_FOLDERS):
+            continue
+        if os.path.islink(path) and not os.path.realpath(path).startswith("/usr/"):
+            os.symlink(os.readlink(path), BOX + place)
+        else:
+            _show(path, BOX + place)
     if not _libraries_are_shown():
         syscalls.mount("/dev/null", BOX + _LINKER_CACHE, None, syscalls.MS_BIND)
     syscalls.restrict_mounts(f"{BOX}/proc", _READ_ONLY | syscalls.MS_NOEXEC)
@@ -258,21 +258,18 @@ def _entries(folder: str) -> list[str]:
     return [path for path in (os.path.join(folder, name) for name in names) if os.path.exists(path)]
 
 
-def _show(path: str, place: str) -> None:
-    """Mount a file or folder, or the folder of programs that a link leads to, at a place of the root to be."""
-    target = BOX + place
-    if os.path.islink(path) and not os.path.realpath(path).startswith("/usr/"):
-        os.symlink(os.readlink(path), target)
-        return
-    if os.path.isdir(path):
-        os.mkdir(target)
-    else:
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
-
-
 def _filter_in_namespaces(shell: bool) -> Filter:
     return Filter(processes=shell, private=True, modes=None, truncate=True, only_itself=False)
+
+
+def _show(path: str, target: str) -> None:
+    """Make a target and mount a file or folder there; links are followed."""
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    syscalls.mount(path, target, None, syscalls.MS_BIND | syscalls.MS_REC)
 
 
 def _show_own_processes() -> bool:
@@ -305,7 +302,7 @@ def confine_in_folder(cell: CellSettings, folder: str, *, landlocked: bool) -> N
     os.chdir(folder)
     if landlocked and os.getuid() == 0:
         syscalls.drop_capabilities()
-    _limit(cell, cell.processes if own_user else _tasks_of_user() + cell.processes)
+    _limit(cell, 0 if own_user else _tasks_of_user())
     # It ends with the server, and a script's processes with it, which have no such signal of their own: the process
     # that runs scripts ends its group. A change of user clears the signal.
     if cell.shell:
@@ -331,7 +328,7 @@ def _filter_by_landlock(shell: bool, own_user: bool) -> Filter:
 def _close_file_system(cell: CellSettings, writable: Iterable[str]) -> None:
     programs = [*_program_folders(), *cell.folders]
     if cell.shell:
-        landlock.restrict(_DEVICES, ["/dev/null"], programs, write_and_execute=writable)
+        landlock.restrict(read=_DEVICES, write=[*writable, "/dev/null"], execute=[*programs, *writable])
     else:
         landlock.restrict(read=[*programs, *_DEVICES], write=[*writable, "/dev/null"], execute=())
 
@@ -361,7 +358,8 @@ def _all_can_read(path: str) -> bool:
     return os.stat(path).st_mode & 0o004 != 0 and all(os.stat(folder).st_mode & 0o001 for folder in folders)
 
 
-def _limit(cell: CellSettings, tasks: int) -> None:
+def _limit(cell: CellSettings, others: int = 0) -> None:
+    """Set the limits of this process, whose user has ``others`` tasks."""
     memory = cell.memory_mb * MEBIBYTE
     for kind, value in (
         (resource.RLIMIT_AS, memory),
@@ -369,7 +367,7 @@ def _limit(cell: CellSettings, tasks: int) -> None:
         (resource.RLIMIT_STACK, 16 * MEBIBYTE),
         (resource.RLIMIT_FSIZE, cell.disk_mb * MEBIBYTE),
         (resource.RLIMIT_CPU, cell.cpu_seconds),
-        (resource.RLIMIT_NPROC, tasks),
+        (resource.RLIMIT_NPROC, others + (SHELL_TASKS if cell.shell else PYTHON_TASKS)),
         (resource.RLIMIT_NOFILE, SHELL_OPEN_FILES if cell.shell else OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),

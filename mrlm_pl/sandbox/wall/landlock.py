@@ -27,16 +27,13 @@ def version() -> int:
         return 0
 
 
-def restrict(
-    read: Iterable[str], write: Iterable[str], execute: Iterable[str], write_and_execute: Iterable[str] = ()
-) -> None:
+def restrict(read: Iterable[str], write: Iterable[str], execute: Iterable[str]) -> None:
     """Close the file system except for these paths, TCP, and abstract sockets and processes outside, for good.
 
     Args:
         read: files and folders that may be read.
         write: those that may be read, written, made and removed in, but not executed.
-        execute: those that may be read and executed.
-        write_and_execute: those of which all of this may be done.
+        execute: those that may be read and executed; one in ``write`` as well has the rights of both.
 
     Raises:
         OSError: the kernel refuses.
@@ -52,13 +49,10 @@ def restrict(
         fields.append(_ABSTRACT_SOCKETS | _SIGNALS)
     rules = _ruleset(fields)
     writing = handled & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _IOCTL)
-    rights = {
-        **dict.fromkeys(read, _READ_FILE | _READ_DIR),
-        **dict.fromkeys(execute, _READ_FILE | _READ_DIR | _EXECUTE),
-    }
-    rights |= {**dict.fromkeys(write, writing), **dict.fromkeys(write_and_execute, writing | _EXECUTE)}
-    for path, right in rights.items():
-        _allow(rules, path, right & handled)
+    reading = _READ_FILE | _READ_DIR
+    for paths, rights in ((read, reading), (execute, reading | _EXECUTE), (write, writing)):
+        for path in paths:
+            _allow(rules, path, rights)  # the kernel adds the rights of rules for one path
     _enforce(rules)
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import weakref
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +26,6 @@ from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
 from mrlm_pl.serving.transport.connection import (
     CONTROLLER_SECONDS,
     Address,
-    Connection,
     StatusError,
     connection,
     submit,
@@ -88,8 +87,6 @@ class RemoteEnvironment(Environment, proxy=True):
         self.name, self.settings, self._who = name, dict(settings or {}), f"environment {name!r}"
         self.open_seconds, self.step_seconds = open_seconds, step_seconds
         self._described: tuple[str, ...] | None = None
-        self._place: Address | None = None
-        self._session, self._turn = "", 0
         self._tools: dict[str, tuple[ToolSchema, ...]] = {}
         self._dropped: weakref.finalize[[Address, str, int], RemoteEnvironment] | None = None
 
@@ -155,7 +152,7 @@ class RemoteEnvironment(Environment, proxy=True):
             RemoteTimeoutError: the server is silent.
             RemoteError: it is gone, or refuses.
         """
-        if self._place is None:
+        if self._dropped is None:
             raise EnvironmentContractError(f"environment {self.name!r}: step was called before reset; call reset first")
         request = pb.StepRequest(session=self._session, turn=self._turn, actions=to_json(actions))
         step = await asyncio.wrap_future(submit(self._step(self._place, request)))
@@ -164,17 +161,14 @@ class RemoteEnvironment(Environment, proxy=True):
 
     def close(self) -> None:
         """End the session, if there is one."""
-        if self._place is None:
-            return
-        self._place, self._session = None, ""
         if self._dropped is not None:
             self._dropped()
+            self._dropped = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteEnvironment:
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
-        made._place, made._session, made._turn, made._tools = None, "", 0, {}  # a session has one owner
-        made._dropped = None
+        made._dropped, made._tools = None, {}  # a session has one owner
         return made
 
     async def _open(self, task: Task) -> tuple[pb.OpenReply, Address]:
@@ -185,12 +179,10 @@ class RemoteEnvironment(Environment, proxy=True):
             client=f"{os.uname().nodename}:{os.getpid()}",  # servers divide their time fairly between names
             key=secrets.token_urlsafe(16),
         )
-
-        def ask(server: Connection, left: float) -> Awaitable[pb.OpenReply]:
-            return server.call("Open", request, self.step_seconds)
-
         late = f"{self._who}: no server opened a session within {self.open_seconds:g} s"
-        reply, address = await self._servers.first_answer(ask, self.open_seconds, _ELSEWHERE, late)
+        reply, address = await self._servers.first_answer(
+            lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
+        )
         server = await connection(address)
         if reply.direct:
             server.patience = CONTROLLER_SECONDS
@@ -227,16 +219,18 @@ class RemoteEnvironment(Environment, proxy=True):
 
     def _ask(self, method: str, request: Any) -> Any:
         """Return the reply of the first server that gives one."""
-        again = (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-        def ask(server: Connection, left: float) -> Awaitable[Any]:
-            return server.call(method, request, ASK_SECONDS, patience=0)
-
         late = (
             f"{self._who}: no server answers at {self._servers.targets} within {ASK_SECONDS:g} s; start one with "
             "`mrlm serve`, or check the address and whether both sides use TLS"
         )
-        return submit(self._servers.first_answer(ask, ASK_SECONDS, again, late, rotate=False)).result()[0]
+        asking = self._servers.first_answer(
+            lambda server, left: server.call(method, request, ASK_SECONDS, patience=0),
+            ASK_SECONDS,
+            (*_ELSEWHERE, grpc.StatusCode.DEADLINE_EXCEEDED),
+            late,
+            rotate=False,
+        )
+        return submit(asking).result()[0]
 
     @property
     def _servers(self) -> Servers:

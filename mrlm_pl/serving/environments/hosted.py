@@ -15,7 +15,7 @@ import grpc
 from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.environment.hosts import EnvironmentHosts
 from mrlm_pl.environment.trial import close
-from mrlm_pl.serving.environments.sessions import RefusalError
+from mrlm_pl.serving.transport.connection import RefusalError
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer
-from mrlm_pl.serving.environments.sessions import RefusalError, Session, SessionTable
+from mrlm_pl.serving.environments.sessions import Session, SessionTable
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.codec import from_json, to_json
-from mrlm_pl.serving.transport.connection import StatusError, refuse
+from mrlm_pl.serving.transport.connection import RefusalError, StatusError, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _unary(method: str) -> Any:
             refusal = refusal_of(asyncio.CancelledError())
         except Exception as error:  # an environment may raise anything
             refusal = refusal_of(error)
-        return await refuse(context, refusal.code, refusal.reason)
+        return await refuse(context, refusal.code, refusal.text)
 
     return answered
 
@@ -176,10 +176,10 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         self, request: pb.OpenRequest, task: Task, settings: dict[str, Any], lease_seconds: float
     ) -> pb.OpenReply:
         name, client = request.environment, request.client
-        environment: Environment = await self._run(client, lambda: self.offer.template(name, settings).copy())
+        environment: Environment = await self.run(client, lambda: self.offer.template(name, settings).copy())
         try:
-            observations: Observations = await self._run(client, partial(environment.reset, task))
-            tools = await self._run(client, lambda: {agent: environment.tools(agent) for agent in environment.agents})
+            observations: Observations = await self.run(client, partial(environment.reset, task))
+            tools = await self.run(client, lambda: {agent: environment.tools(agent) for agent in environment.agents})
             reply = pb.OpenReply(lease_seconds=lease_seconds, observations=to_json(observations), tools=to_json(tools))
         except BaseException:
             self._close_soon(client, name, environment)
@@ -192,7 +192,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def _make_step(self, session: Session, actions: dict[str, Any]) -> pb.StepReply:
         try:
-            return self._made(session, await self._run(session.client, partial(session.environment.step, actions)))
+            return self._made(session, await self.run(session.client, partial(session.environment.step, actions)))
         except DeadlineError:
             self.failed_total += 1
             session.busy = None
@@ -236,7 +236,8 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
         if self._closing:
             await asyncio.wait(self._closing, timeout=timeout)
 
-    async def _run(self, client: str, function: Callable[[], Any]) -> Any:
+    async def run(self, client: str, function: Callable[[], Any]) -> Any:
+        """Call a function on a thread, within the deadline of a step."""
         return await self.workers.run(client, function, self.limits.step_seconds)
 
     def _forget_answer(self, session: Session) -> None:
@@ -254,16 +255,17 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
     Step = _unary("step")
     KeepAlive = _unary("keep_alive")
     Close = _unary("close")
-    Describe = _unary("_describe")
+    Describe = _unary("describe")
     GetTasks = _unary("_tasks")
     ListSessions = _unary("_list")
 
-    async def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        """Return names, agents and summaries of environments."""
         names = [request.environment] if request.environment else sorted(self.offer.factories)
         settings = settings_of(request)
         described = []
         for name in names:
-            template: Environment = await self._run("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
+            template: Environment = await self.run("", lambda name=name: self.offer.template(name, settings))  # type: ignore[misc]
             summary = (inspect.getdoc(type(template)) or "").split("\n", 1)[0]
             described.append(pb.EnvironmentDescription(name=name, agents=template.agents, summary=summary))
         return pb.DescribeReply(environments=described)
@@ -289,10 +291,10 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                 reply.identities = to_json([template.identity(task) for task in own])
             return reply
 
-        return await self._run("", read)
+        return await self.run("", read)
 
     async def _list(self, request: pb.ListSessionsRequest) -> pb.ListSessionsReply:
-        found = [session for session in self.sessions if request.environment in ("", session.name)]
+        found = [session for session in self.sessions.values() if request.environment in ("", session.name)]
         shown = found[: request.limit] if request.limit > 0 else found
         return pb.ListSessionsReply(sessions=[session.described() for session in shown], total=len(found))
 
@@ -302,16 +304,14 @@ def settings_of(request: Any) -> dict[str, Any]:
     return from_json(request.settings or b"{}", dict[str, Any])
 
 
-def refusal_of(error: BaseException) -> RefusalError:
-    """Return an error's status, and its class and text as the reason; a worker's status as the controller's."""
+def refusal_of(error: BaseException) -> StatusError:
+    """Return an error's status, with its class and text; a worker's status as the controller's."""
     text = f"{type(error).__name__}: {error}"
     match error:
-        case RefusalError():
-            return error
         case StatusError(too_large=True):  # clients repeat RESOURCE_EXHAUSTED, the status of a full server
             return RefusalError(Code.INVALID_ARGUMENT, f"{RemoteError.__name__}: {error.text}")
         case StatusError():
-            return RefusalError(error.code, error.text)
+            return error
         case TimeoutError():  # also that of another server, before what else that one raises
             return RefusalError(Code.DEADLINE_EXCEEDED, text)
         case RemoteError() | ConfigurationError() | IndexError():

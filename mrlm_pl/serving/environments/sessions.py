@@ -7,25 +7,17 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import grpc
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport.connection import RefusalError, StatusError
 
 DIGEST_DIGITS = 12
 REMEMBERED = 50_000
 """Number of ended sessions whose reason is kept."""
-
-
-class RefusalError(Exception):
-    """A refused request: its status and the reason."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +49,7 @@ class Session:
     touched: float = field(default_factory=time.monotonic)
     turn: int = 0
     reply: pb.StepReply | None = None
-    failure: RefusalError | None = None
+    failure: StatusError | None = None
     busy: asyncio.Future[pb.StepReply] | None = None
 
     def touch(self) -> None:
@@ -81,8 +73,8 @@ class Session:
         )
 
 
-class SessionTable:
-    """Sessions by their id.
+class SessionTable(dict[str, Session]):
+    """The live sessions by their id.
 
     Args:
         prefix: with which ids begin.
@@ -90,15 +82,8 @@ class SessionTable:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
-        self._live: dict[str, Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self.opened_total = 0
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def __iter__(self) -> Iterator[Session]:
-        return iter(list(self._live.values()))
 
     def new_id(self) -> str:
         """Return a unique id; it begins with the worker's id, if there is one."""
@@ -106,12 +91,8 @@ class SessionTable:
 
     def add(self, session: Session) -> None:
         """Add a session."""
-        self._live[session.id] = session
+        self[session.id] = session
         self.opened_total += 1
-
-    def get(self, identifier: str) -> Session | None:
-        """Return the live session of an id, or None."""
-        return self._live.get(identifier)
 
     def find(self, identifier: str) -> Session:
         """Return the session, its lease renewed.
@@ -119,7 +100,7 @@ class SessionTable:
         Raises:
             RefusalError: there is none.
         """
-        session = self._live.get(identifier)
+        session = self.get(identifier)
         if session is None:
             reason = self._ended.get(identifier, "it was never opened here, or the server was started again")
             raise RefusalError(grpc.StatusCode.NOT_FOUND, f"session {identifier[:40]!r} is unknown: {reason}")
@@ -128,7 +109,7 @@ class SessionTable:
 
     def end(self, session: Session, reason: str) -> bool:
         """Remove a session and keep the reason; return False if it was removed before."""
-        if self._live.pop(session.id, None) is None:
+        if self.pop(session.id, None) is None:
             return False
         self._ended[session.id] = reason
         while len(self._ended) > REMEMBERED:
@@ -137,9 +118,9 @@ class SessionTable:
 
     def prolong(self, seconds: float) -> None:
         """Extend all leases."""
-        for session in self._live.values():
+        for session in self.values():
             session.touched += seconds
 
     def expired(self) -> list[Session]:
         """Sessions whose lease has run out."""
-        return [session for session in self._live.values() if session.lease_left() <= 0]
+        return [session for session in self.values() if session.lease_left() <= 0]

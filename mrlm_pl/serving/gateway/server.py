@@ -247,9 +247,14 @@ class Gateway:
         try:
             if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError
-            if call.stream:
-                return await _stream(request, events(call, served, name))
-            return web.json_response(body(call, served, name))
+            if not call.stream:
+                return web.json_response(body(call, served, name))
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+            for event in events(call, served, name):
+                await response.write(event.encode())
+            await response.write_eof()
+            return response
         except ConnectionResetError:
             session.counts["disconnected"] += 1
             return web.Response()  # the client has left
@@ -297,15 +302,6 @@ class Gateway:
             else:
                 session.program.set_result(body.get("output"))
         return web.json_response({})
-
-
-async def _stream(request: web.Request, events: Iterator[str]) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in events:
-        await response.write(event.encode())
-    await response.write_eof()
-    return response
 
 
 def _refusal(request: web.Request, error: ProtocolError) -> web.Response:

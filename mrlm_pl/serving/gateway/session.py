@@ -45,12 +45,6 @@ class Limits:
     lease_seconds: float = 60.0
 
 
-@dataclass(eq=False)
-class _Waiting:
-    call: Call
-    served: asyncio.Future[list[Served]]
-
-
 class Session:
     """An episode of a program. All methods run on the gateway's event loop.
 
@@ -81,7 +75,7 @@ class Session:
         self.program: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.started = self.rewarded = False
         self.acted: set[str] = set()
-        self._queues: dict[str, deque[_Waiting]] = {agent: deque() for agent in agents}
+        self._queues: dict[str, deque[tuple[Call, asyncio.Future[list[Served]]]]] = {agent: deque() for agent in agents}
         self._past: dict[str, list[tuple[Message, ...]]] = {agent: [] for agent in agents}
         self._sampled: dict[str, Message] = {}
         self._calls: dict[str, ToolCall] = {}
@@ -105,10 +99,10 @@ class Session:
             raise ProtocolError(403, "budget_exhausted", f"{text}; end the program or raise the bound")
         self.counts["calls"] += call.count
         call.prompt = self._restored(agent, call.prompt)
-        waiting = _Waiting(call, asyncio.get_running_loop().create_future())
-        self._queues[agent].append(waiting)
+        served: asyncio.Future[list[Served]] = asyncio.get_running_loop().create_future()
+        self._queues[agent].append((call, served))
         self._arrived.set()
-        return await waiting.served
+        return await served
 
     async def next(self) -> dict[str, Prompt]:
         """Wait for calls and return the first one of each agent that has one; empty when the program has ended.
@@ -131,22 +125,22 @@ class Session:
                 f"the program made no call within {self.limits.lease_seconds:g} s and has not ended; "
                 "mend it, or raise `lease_seconds`"
             )
-        return {agent: queue[0].call.prompt for agent, queue in self._queues.items() if queue}
+        return {agent: queue[0][0].prompt for agent, queue in self._queues.items() if queue}
 
     def answer(self, actions: Mapping[str, Message]) -> None:
         """Give the first call of each agent a reply."""
         for agent, action in actions.items():
             reply = action if isinstance(action, Reply) else Reply(**vars(action))
-            waiting = self._queues[agent][0]
-            waiting.call.replies.append(reply)
+            call, served = self._queues[agent][0]
+            call.replies.append(reply)
             self.acted.add(agent)
             self._tokens += reply.tokens
-            self._past[agent].append((*waiting.call.prompt.messages, reply.message))
-            if len(waiting.call.replies) == waiting.call.count:
+            self._past[agent].append((*call.prompt.messages, reply.message))
+            if len(call.replies) == call.count:
                 self._queues[agent].popleft()
-                served = [self._served(reply, waiting.call.prompt) for reply in waiting.call.replies]
-                if not waiting.served.done():
-                    waiting.served.set_result(served)
+                replies = [self._served(reply, call.prompt) for reply in call.replies]
+                if not served.done():
+                    served.set_result(replies)
         if not any(self._queues.values()):
             self._arrived.clear()
 
@@ -188,12 +182,12 @@ class Session:
         """Refuse all waiting and later calls, and stop the program."""
         self._ended = True
         for queue in self._queues.values():
-            for waiting in queue:
-                if not waiting.served.done():
-                    waiting.served.set_exception(
+            for _, served in queue:
+                if not served.done():
+                    served.set_exception(
                         ProtocolError(410, LEFT, "the run has left the episode before its end; end the program")
                     )
-                    waiting.served.exception()  # marks it as read: the program may be gone
+                    served.exception()  # marks it as read: the program may be gone
             queue.clear()
         self.program.cancel()
         await asyncio.wait((self.program,), timeout=END_SECONDS)

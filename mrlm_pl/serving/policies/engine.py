@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,7 @@ from mrlm_pl.serving.policies.service import MAX_REQUESTS
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.addresses import Servers
-from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection, submit
+from mrlm_pl.serving.transport.connection import Address, RefusalError, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
 logger = logging.getLogger(__name__)
@@ -103,11 +103,8 @@ class RemoteEngine(Engine):
     async def _ask(self, method: str, request: Any) -> Any:
         """Return the reply; requests have seeds, so that a restarted server gives the same one."""
 
-        def ask(server: Connection, left: float) -> Awaitable[Any]:
-            return server.call(method, request, max(left, 0.001), _STUB, patience=0)
-
         def refusal(error: StatusError, address: Address) -> Exception:
-            wrong = error.refused and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
+            wrong = isinstance(error, RefusalError) and error.code in (Code.INVALID_ARGUMENT, Code.NOT_FOUND)
             return EngineError(error.text) if wrong else RemoteError(str(error))
 
         late = (
@@ -115,7 +112,12 @@ class RemoteEngine(Engine):
             "with `mrlm serve --policies ...`"
         )
         servers = Servers([self.address], "the server of policies", refusal)
-        reply, _ = await servers.first_answer(ask, self.seconds, (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED), late)
+        reply, _ = await servers.first_answer(
+            lambda server, left: server.call(method, request, max(left, 0.001), _STUB, patience=0),
+            self.seconds,
+            (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED),
+            late,
+        )
         return reply
 
 

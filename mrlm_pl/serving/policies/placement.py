@@ -44,16 +44,16 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
     }
     places = {name: place for name, place in served.items() if name not in over_http}
     by_address = {address: RemoteEngine(address, seconds=ANSWER_SECONDS) for address in sorted(set(places.values()))}
-    for address, remote in by_address.items():
-        described = remote.described()
-        for name in (name for name, place in places.items() if place == address):
-            if name not in described:
-                there = ", ".join(described) or "none"
-                raise ConfigurationError(
-                    f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {there}; "
-                    f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
-                )
-            _check_vocabulary(name, policies[name], address, described[name].model, described[name].vocabulary)
+    described = {address: remote.described() for address, remote in by_address.items()}
+    for name, address in places.items():
+        found = described[address].get(name)
+        if found is None:
+            there = ", ".join(described[address]) or "none"
+            raise ConfigurationError(
+                f"policies.{name}.served_by: {address} has no policy {name!r}; there are: {there}; "
+                f"start it with `mrlm serve --policies '{{{name}: MODEL}}'`"
+            )
+        _check_vocabulary(name, policies[name], address, found.model, found.vocabulary)
     return RoutingEngine(engine, over_http | {name: by_address[address] for name, address in places.items()})
 
 

@@ -42,21 +42,15 @@ class PolicyService(environment_pb2_grpc.PolicyServiceServicer):
         if len(request.requests) > MAX_REQUESTS:
             text = f"{len(request.requests)} turns in one call; at most {MAX_REQUESTS} are allowed"
             return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        if unknown := sorted({item.policy for item in request.requests} - self.policies.keys()):
+            text = f"there is no policy {unknown[0][:100]!r} here; there are {', '.join(sorted(self.policies))}"
+            return await refuse(context, grpc.StatusCode.NOT_FOUND, text)
         try:
             asked = [_from_request(item) for item in request.requests]
-            unknown = sorted({item.policy for item in asked} - self.policies.keys())
-            if unknown:
-                return await refuse(
-                    context,
-                    grpc.StatusCode.NOT_FOUND,
-                    f"there is no policy {unknown[0][:100]!r} here; there are {', '.join(sorted(self.policies))}",
-                )
             async with self._one_at_a_time:
                 samples = await self.engine.sample(asked)
         except (ConfigurationError, EngineError, ValueError) as error:
             return await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
-        except grpc.aio.AbortError:
-            raise  # of a refusal above
         except Exception as error:  # clients repeat statuses that are no refusals
             logger.exception("turns could not be sampled")
             return await refuse(context, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

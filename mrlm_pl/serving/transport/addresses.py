@@ -20,7 +20,7 @@ import grpc
 from mrlm_pl.concurrency.backoff import Backoff
 from mrlm_pl.errors import RemoteTimeoutError
 from mrlm_pl.serving.transport import environment_pb2 as pb
-from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, connection
+from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError, connection
 from mrlm_pl.serving.transport.security import Identity, read_token
 
 logger = logging.getLogger(__name__)
@@ -72,13 +72,11 @@ class Servers:
         addresses: of all of them.
         who: their name in messages.
         refusal: the exception for an error of one of them that no repetition changes.
-        longest_pause: seconds between two rounds over them.
     """
 
     addresses: Sequence[Address]
     who: str
     refusal: Callable[[StatusError, Address], Exception]
-    longest_pause: float = 2.0
 
     @property
     def targets(self) -> str:
@@ -109,14 +107,14 @@ class Servers:
             Exception: what ``refusal`` returned.
         """
         named = f"{self.who} at {self.targets}"
-        backoff = Backoff(seconds, longest=self.longest_pause)
+        backoff = Backoff(seconds)
         while True:
             for address in in_turn(self.addresses) if rotate else sorted(self.addresses, key=is_gone):
                 try:
                     answer = await ask(await connection(address), backoff.left)
                 except StatusError as error:
                     problem = error
-                    if not (error.transient or (error.refused and error.code in again)):
+                    if not (error.transient or (isinstance(error, RefusalError) and error.code in again)):
                         raise self.refusal(error, address) from error
                     if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                         note_gone(address)

@@ -55,21 +55,27 @@ FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grp
 
 
 class StatusError(Exception):
-    """A status in place of a reply: a service ``refused`` the request, or the network failed."""
+    """A status in place of a reply: the network failed, or a service refused the request."""
 
-    def __init__(self, code: grpc.StatusCode, text: str, refused: bool = False) -> None:
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
-        self.code, self.text, self.refused = code, text, refused
+        self.code, self.text = code, text
 
     @property
     def too_large(self) -> bool:
         """True if a message is larger than either end allows."""
-        return not self.refused and self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in self.text
+        return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in self.text
 
     @property
     def transient(self) -> bool:
         """True if the network failed in a way that a repetition may change."""
-        return not self.refused and self.code not in FINAL and not self.too_large
+        return self.code not in FINAL and not self.too_large
+
+
+class RefusalError(StatusError):
+    """A service refused the request."""
+
+    too_large = transient = False
 
 
 async def refuse(context: Any, code: grpc.StatusCode, text: str) -> Any:
@@ -118,7 +124,6 @@ class Connection:
         self.leases: dict[str, float] = {}
         self.patience = RECONNECT_SECONDS
         self._keeper: asyncio.Task[None] | None = None
-        self._shorter = asyncio.Event()
         self._closed = ""
         options = [
             ("grpc.max_receive_message_length", address.message_mb << 20),
@@ -194,7 +199,7 @@ class Connection:
     def _problem(self, error: grpc.aio.AioRpcError, timeout: float) -> StatusError:
         code, text = error.code(), f"{self.address.target}: {error.details()}"
         if any(key == _REFUSAL for key, _ in error.trailing_metadata() or ()):
-            return StatusError(code, error.details() or "", refused=True)
+            return RefusalError(code, error.details() or "")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             text += "; make the message smaller, or raise message_mb on both sides"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -207,8 +212,9 @@ class Connection:
 
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""
-        if lease_seconds < min(self.leases.values(), default=math.inf):
-            self._shorter.set()
+        if self._keeper is not None and lease_seconds < min(self.leases.values(), default=math.inf):
+            self._keeper.cancel()
+            self._keeper = None
         self.leases[session] = lease_seconds
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.ensure_future(self._keep())
@@ -226,23 +232,17 @@ class Connection:
         loop = asyncio.get_running_loop()
         renewed = loop.time()
         while self.leases and not self._closed:
-            self._shorter.clear()
-            pause = renewed + max(min(self.leases.values()) / 3, 0.05) - loop.time()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._shorter.wait(), pause)
+            await asyncio.sleep(renewed + max(min(self.leases.values()) / 3, 0.05) - loop.time())
+            renewed = loop.time()
+            try:
+                reply = await self.call("KeepAlive", pb.KeepAliveRequest(sessions=self.leases), 10.0)
+            except StatusError:
+                continue  # the next step of the session raises
+            except Exception:  # all sessions depend on this task
+                logger.exception("leases at %s could not be renewed; retrying", self.address.target)
                 continue
-            renewed, names = loop.time(), list(self.leases)
-            for start in range(0, len(names), 1000):
-                request = pb.KeepAliveRequest(sessions=names[start : start + 1000])
-                try:
-                    reply = await self.call("KeepAlive", request, 10.0)
-                except StatusError:
-                    continue  # the next step of the session raises
-                except Exception:  # all sessions depend on this task
-                    logger.exception("leases at %s could not be renewed; retrying", self.address.target)
-                    continue
-                for session in reply.unknown:
-                    self.leases.pop(session, None)
+            for session in reply.unknown:
+                self.leases.pop(session, None)
 
 
 class _Process:

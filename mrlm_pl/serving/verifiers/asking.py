@@ -31,7 +31,6 @@ REQUEST_CHARACTERS = 1 << 20
 AT_ONCE = 4
 """Requests of one call in flight."""
 
-LONGEST_PAUSE = 5.0
 _AGAIN = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
 """Refusals that a repetition may change."""
 
@@ -103,7 +102,7 @@ async def _scores(terms: Terms, conversations: Sequence[Conversation]) -> list[T
     def refusal(error: StatusError, address: Address) -> Exception:
         return RemoteError(f"the verifier at {address.target} refuses: {error}")
 
-    servers = Servers(terms.addresses, "the verifier", refusal, LONGEST_PAUSE)
+    servers = Servers(terms.addresses, "the verifier", refusal)
     late = (
         f"no verifier at {servers.targets} gave scores within {terms.patience_seconds:g} s; start it again "
         "with `mrlm serve --verifier ...`, or check the address and whether both sides use TLS"

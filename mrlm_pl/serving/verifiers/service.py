@@ -14,7 +14,6 @@ import grpc
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, RemoteError
-from mrlm_pl.grouping import grouped
 from mrlm_pl.reward_models.scorer import Conversation, TextScorer, as_probability
 from mrlm_pl.serving.transport.codec import from_json
 from mrlm_pl.serving.transport.connection import refuse
@@ -50,22 +49,7 @@ class ScoreLimits:
         at_least(1, "verifier: ", batch=self.batch, queue=self.queue)
 
 
-class _Request:
-    """The conversations of one call and their scores."""
-
-    def __init__(self, conversations: Sequence[Conversation], deadline: float | None) -> None:
-        self.conversations, self.deadline = conversations, deadline
-        self.next = 0
-        self.scores: dict[int, pb.Score] = {}
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def waiting(self) -> int:
-        """Number of conversations that wait for the model."""
-        return 0 if self.done.done() else len(self.conversations) - self.next
-
-
-_Item = tuple[_Request, int]
+_Item = tuple[Conversation, "asyncio.Future[pb.Score]"]
 
 
 class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
@@ -83,14 +67,14 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self.scorer, self.model, self.limits = scorer, model, limits
         self.draining = False
         self.scored_total = self.batches_total = self.refused_total = 0
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[deque[_Item]] = deque()
         self._thread = ThreadPoolExecutor(1, "verifier")
         self._runner: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
         """Conversations that wait for the model; also read by the thread of the metrics."""
-        return sum(request.waiting for request in tuple(self._requests))
+        return sum(map(len, tuple(self._requests)))
 
     @property
     def busy(self) -> bool:
@@ -113,33 +97,30 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         if waiting and waiting + len(conversations) > self.limits.queue:
             text = f"{waiting} conversations are waiting, and {self.limits.queue} may; ask again later"
             return await self._refuse(context, Code.RESOURCE_EXHAUSTED, text)
-        seconds = context.time_remaining()
-        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        asked = _Request(conversations, deadline)
-        self._requests.append(asked)
+        loop = asyncio.get_running_loop()
+        items = deque((conversation, loop.create_future()) for conversation in conversations)
+        scores = [score for _, score in items]
+        self._requests.append(items)
         if not self.busy:
             self._runner = asyncio.ensure_future(self._run())
         try:
-            await asked.done
-        except asyncio.CancelledError:
-            asked.done.cancel()  # the caller has gone
-            raise
-        except ConfigurationError as error:
-            return await self._refuse(context, Code.INVALID_ARGUMENT, _told(error))
-        except TimeoutError as error:
-            return await self._refuse(context, Code.DEADLINE_EXCEEDED, str(error))
+            found: list[pb.Score] = await asyncio.gather(*scores)
         except Exception as error:
+            if isinstance(error, ConfigurationError):
+                return await self._refuse(context, Code.INVALID_ARGUMENT, _told(error))
             logger.exception("conversations could not be scored")
             return await self._refuse(context, Code.INTERNAL, _told(error))
-        for number, item in enumerate(request.conversations):
-            asked.scores[number].id = item.id
-        return pb.ScoreReply(scores=[asked.scores[number] for number in range(len(conversations))])
+        finally:
+            items.clear()  # of a request that failed, or whose caller has gone or is late
+            for score in scores:
+                score.cancel()
+        for reply, item in zip(found, request.conversations, strict=True):
+            reply.id = item.id
+        return pb.ScoreReply(scores=found)
 
     def close(self) -> None:
-        """Stop scoring and cancel waiting requests; may be called twice."""
+        """Stop scoring; may be called twice."""
         self.draining = True
-        for request in self._requests:
-            request.done.cancel()
         if self._runner is not None:
             self._runner.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -151,49 +132,37 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     async def _run(self) -> None:
         """Score until no request waits."""
         while batch := self._next_batch():
-            await self._settle(batch)
+            await self._score(batch)
 
     def _next_batch(self) -> list[_Item]:
         """Return conversations of the current requests, one of each in turn."""
-        now = asyncio.get_running_loop().time()
         batch: list[_Item] = []
         while self._requests and len(batch) < self.limits.batch:
             request = self._requests.popleft()
-            if request.deadline is not None and now > request.deadline and not request.done.done():
-                request.done.set_exception(TimeoutError("the deadline passed before all conversations were scored"))
-            if request.waiting:
-                batch.append((request, request.next))
-                request.next += 1
+            if request:
+                batch.append(request.popleft())
                 self._requests.append(request)
         return batch
 
     async def _score(self, batch: Sequence[_Item]) -> None:
-        """Score a batch, and answer the requests that are complete.
-
-        Raises:
-            Exception: of the scorer; no request of the batch is answered then.
-        """
-        conversations = [request.conversations[number] for request, number in batch]
+        """Score a batch; if that fails, one by one, so that no conversation fails the requests of others."""
         self.batches_total += 1
-        scores = await asyncio.get_running_loop().run_in_executor(self._thread, self._scores, conversations)
-        self.scored_total += len(batch)
-        for (request, number), score in zip(batch, scores, strict=True):
-            request.scores[number] = score
-            if len(request.scores) == len(request.conversations) and not request.done.done():
-                request.done.set_result(None)
-
-    async def _settle(self, batch: Sequence[_Item]) -> None:
-        """Score a batch; if that fails, request by request, so that one does not fail the others."""
+        conversations = [conversation for conversation, _ in batch]
         try:
-            await self._score(batch)
+            scores = await asyncio.get_running_loop().run_in_executor(self._thread, self._scores, conversations)
         except Exception as error:
-            shares = grouped((item[0], item) for item in batch)
-            for request, share in shares.items():
-                if not request.done.done():
-                    if len(shares) > 1:
-                        await self._settle(share)
-                    else:
-                        request.done.set_exception(error)
+            for item in batch:
+                if item[1].done():
+                    continue
+                if len(batch) > 1:
+                    await self._score([item])
+                else:
+                    item[1].set_exception(error)
+            return
+        self.scored_total += len(batch)
+        for (_, score), found in zip(batch, scores, strict=True):
+            if not score.done():
+                score.set_result(found)
 
     def _scores(self, conversations: Sequence[Conversation]) -> list[pb.Score]:
         """Return the scores; runs on the thread of the model."""

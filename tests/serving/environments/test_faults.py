@@ -29,7 +29,7 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.connection import StatusError
+from mrlm_pl.serving.transport.connection import RefusalError
 from tests.support.environment_servers import (
     TASK,
     Proxy,
@@ -270,7 +270,7 @@ def test_a_server_that_is_silent_is_late_at_a_reset_as_at_a_step(served: Served)
 def test_a_late_answer_of_a_server_behind_a_server_is_late() -> None:
     found = refusal_of(RemoteTimeoutError("the verifier was silent"))
     assert found.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    told = client._told(StatusError(found.code, found.reason, refused=True), "environment 'x'")
+    told = client._told(RefusalError(found.code, found.text), "environment 'x'")
     assert (type(told), str(told)) == (RemoteTimeoutError, "the verifier was silent")
 
 

@@ -13,7 +13,7 @@ from mrlm_pl.concurrency.backoff import until
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.connection import Address, Connection, StatusError, refuse
+from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError, refuse
 
 Code = grpc.StatusCode
 Answer = Callable[[Any], Any]
@@ -85,7 +85,7 @@ async def keep_alive(connection: Connection) -> Any:
 )
 def test_any_text_of_a_refusal_arrives(loop: EventLoopThread, text: str, arrives: str) -> None:
     problem, calls = asked(loop, of_the_service(Code.ABORTED, text), use=keep_alive)
-    assert (problem.code, problem.text, problem.refused, calls) == (Code.ABORTED, arrives, True, 1)
+    assert (problem.code, problem.text, type(problem), calls) == (Code.ABORTED, arrives, RefusalError, 1)
 
 
 TRANSIENT = [

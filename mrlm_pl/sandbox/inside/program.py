@@ -1,8 +1,10 @@
-"""Actions on a candidate's own objects at the request of tests: calls, attributes, operators."""
+"""A candidate's program: it is loaded, and its functions and objects are used at the request of tests."""
 
 from __future__ import annotations
 
 import operator
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -10,29 +12,42 @@ from mrlm_pl.sandbox.inside.files import Files
 from mrlm_pl.sandbox.inside.shared import KINDS, Shared
 from mrlm_pl.sandbox.inside.values import Opaque, decode, encode
 
+MODULE = "solution"
 BUILT_IN: dict[str, Callable[..., Any]] = {
     "get": getattr, "set": setattr, "delete": delattr, "is_instance": isinstance, "__bool__": bool, "__hash__": hash,
     "__iter__": iter, "__len__": len, "__next__": next, "__repr__": repr, "__str__": str,
 }  # fmt: skip
 
 
-class Objects:
-    """A program's objects, by number: those that cannot be passed by value stay here and are mentioned.
+class Program:
+    """A program and its objects, by number: those that cannot be passed by value stay here and are mentioned."""
 
-    Args:
-        namespace: the program's global names.
-    """
-
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        self.namespace = namespace
+    def __init__(self) -> None:
+        self._module = types.ModuleType(MODULE)
+        self._names = self._module.__dict__
         self._kept: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._files = Files()
         self._shared = Shared(lambda value: encode(value, self.keep), lambda data: decode(data, self.recall))
 
+    def load(self, request: dict[str, Any]) -> None:
+        """Execute the program as a module, after the given code; it must define the required names."""
+        sys.modules[MODULE] = self._module
+        exec(compile(request["given"], "<given>", "exec"), self._names)
+        for name in request["required"]:
+            self._names.pop(name, None)
+        exec(compile(request["source"], f"<{MODULE}>", "exec"), self._names)
+        for name in request["required"]:
+            if name not in self._names:
+                raise NameError(f"the program does not define {name}")
+
+    def call(self, request: dict[str, Any]) -> Any:
+        """Call a function of the program with copies of the arguments."""
+        arguments, named = (decode(request[kind], self.recall) for kind in ("arguments", "named"))
+        return encode(self._names[request["name"]](*arguments, **named), self.keep)
+
     def use(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return an action's value or error, numbers of containers, and files and containers
-        that changed.
+        """Return an action's value or error, numbers of containers, and files and containers that changed.
 
         Args:
             request: ``action`` (``global``, ``call``, a key of ``BUILT_IN`` or the name of an operator's method),
@@ -78,7 +93,7 @@ class Objects:
 
     def _perform(self, action: str, arguments: list[Any], named: dict[str, Any]) -> Any:
         if action == "global":
-            return self.namespace[arguments[0]]
+            return self._names[arguments[0]]
         if action == "call":
             return arguments[0](*arguments[1:], **named)
         known = BUILT_IN.get(action) or getattr(operator, action, None)
