@@ -250,13 +250,11 @@ def _check_actions(environment: Any, actions: Any) -> None:
     order.check_actions(actions)
 
 
-def _stepped(environment: Any, step: Any) -> None:
-    environment.__dict__["_order"].stepped(step)
-
-
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "reset": functools.partial(checked, check=_begin, note=_began),
-    "step": functools.partial(checked, check=_check_actions, note=_stepped),
+    "step": functools.partial(
+        checked, check=_check_actions, note=lambda environment, step: environment.__dict__["_order"].stepped(step)
+    ),
     "copy": copying,
 }
 """Wrappers of an environment's methods by name, which keep a :class:`TurnOrder` for each episode."""
