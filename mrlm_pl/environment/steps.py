@@ -172,9 +172,7 @@ class TurnOrder:
 
 
 def checked(
-    method: Callable[..., Any],
-    check: Callable[[Any, Any], None] | None = None,
-    note: Callable[[Any, Any], None] | None = None,
+    method: Callable[..., Any], note: Callable[[Any, Any], None], check: Callable[[Any, Any], None] | None = None
 ) -> Callable[..., Any]:
     """Return an environment's method with a check of its argument and one of its result.
 
@@ -183,8 +181,8 @@ def checked(
 
     Args:
         method: of an environment's class.
+        note: receives the environment and the result.
         check: receives the environment and the argument; None checks nothing.
-        note: receives the environment and the result; None checks nothing.
     """
 
     @contextmanager
@@ -201,8 +199,7 @@ def checked(
         finally:
             environment.__dict__["_inside"] = False
         try:
-            if note is not None:
-                note(environment, result[0])
+            note(environment, result[0])
         except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
             raise type(error)(f"{error} ({place(method)})") from None
 
