@@ -142,17 +142,12 @@ def number_value(text: str) -> Fraction | None:
     match = _VALUE.fullmatch(plain) if len(plain) <= 3 * MAX_DIGITS else None
     if match is None:
         return None
-    value = Fraction(0)
-    if match["left"] is not None:
-        top, bottom = _part_value(match["left"]), _part_value(match["right"] or "1")
-    elif match["units"] is not None:
-        value, top, bottom = Fraction(match["units"]), Fraction(match["over"]), Fraction(match["under"])
-    else:
-        value = Fraction(match["whole"] or 0)
-        top, bottom = _part_value(match["top"]), _part_value(match["bottom"])
+    whole = Fraction(match["whole"] or match["units"] or 0)
+    top = _part_value(match["top"] or match["over"] or match["left"])
+    bottom = _part_value(match["bottom"] or match["under"] or match["right"] or "1")
     if top is None or not bottom:
         return None
-    value = (value + top / bottom) * SCALES.get(match["scale"], 1)
+    value = (whole + top / bottom) * SCALES.get(match["scale"], 1)
     if "-" in match["sign"]:
         value = -value
     return value / 100 if plain.endswith("%") else value

@@ -361,7 +361,6 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
     source = environment.tasks(split)
     if source.size is None:
         raise ConfigurationError(f"environment {environment.name!r} generates its tasks; give it data to check")
-    checker = _Checker(environment, source.size, max_turns)
     numbers = getattr(source, "numbers", None) or range(1, source.size + 1)
     solved: dict[int, float] = {}
     failed: dict[int, str] = {}
@@ -372,7 +371,7 @@ def check_data(environment: Environment, split: str, *, max_turns: int = 64) -> 
             if replies is None:
                 without.append(number)
                 continue
-            played = checker.play(task, replies)
+            played = play_copy(environment, task, replies, max_turns=max_turns)
         except Exception as error:  # an environment may raise anything
             failed[number] = f"{type(error).__name__}: {error}"
             continue

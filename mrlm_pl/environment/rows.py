@@ -165,13 +165,9 @@ def read_split(
     if faults and not rows:
         raise faults[0]
     if faults:
-        first = [
-            *map(str, faults[:NAMED_ROWS]),
-            *([f"and {len(faults) - NAMED_ROWS} more"] * (len(faults) > NAMED_ROWS)),
-        ]
-        logger.warning(
-            "skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), named(source), "\n".join(first)
-        )
+        told = "\n".join(map(str, faults[:NAMED_ROWS]))
+        told += f"\nand {len(faults) - NAMED_ROWS} more" if len(faults) > NAMED_ROWS else ""
+        logger.warning("skipped %d of %d rows of %s:\n%s", len(faults), len(faults) + len(rows), named(source), told)
     made = [(number, item) for number, item, assigned in rows if assigned in belongs]
     if not made:
         raise ConfigurationError(

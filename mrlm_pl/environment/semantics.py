@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from statistics import fmean
 from typing import TypeAlias
 
 from mrlm_pl.environment.contract import Environment
@@ -113,7 +114,7 @@ class SemanticChecks:
         known = "the declared maximum" if declared else "`bounds` declares no maximum"
         return Finding(
             f"gold replies earn {span(best)} on {len(best)} tasks: {known}",
-            measures={"tasks": len(best), "gold": _mean(best)},
+            measures={"tasks": len(best), "gold": fmean(best)},
         )
 
     def floor(self) -> Finding:
@@ -132,11 +133,11 @@ class SemanticChecks:
             )
         tasks = [task for task in self.tasks if task.key in bounds]
         opponents = all(len({*(self.environment.bounds(task) or (0.0, 1.0))}) == 1 for task in tasks)
-        floor, maximum = (_mean([bounds[task.key][side] for task in tasks]) for side in (0, 1))
+        floor, maximum = (fmean([bounds[task.key][side] for task in tasks]) for side in (0, 1))
         rewards = grouped(
             (name, self._play(task, replies).reward) for task in tasks for name, replies in worthless(task).items()
         )
-        earned = {name: _mean(found) for name, found in rewards.items()}
+        earned = {name: fmean(found) for name, found in rewards.items()}
         name = max(earned, key=lambda name: earned[name])
         margin = maximum - earned[name]
         if earned[name] > floor + CHANCE * (maximum - floor) + TOLERANCE or (margin < TOLERANCE and not opponents):
@@ -373,10 +374,6 @@ def answer_replay() -> None:
         print(json.dumps(str(error)))
         return
     print(json.dumps([play_copy(environment, *one, max_turns=max_turns, must_end=False).as_json() for one in plays]))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def span(values: Sequence[float]) -> str:

@@ -172,9 +172,7 @@ class TurnOrder:
 
 
 def checked(
-    method: Callable[..., Any],
-    check: Callable[[Any, Any], None] | None = None,
-    note: Callable[[Any, Any], None] | None = None,
+    method: Callable[..., Any], note: Callable[[Any, Any], None], check: Callable[[Any, Any], None] | None = None
 ) -> Callable[..., Any]:
     """Return an environment's method with a check of its argument and one of its result.
 
@@ -183,8 +181,8 @@ def checked(
 
     Args:
         method: of an environment's class.
+        note: receives the environment and the result.
         check: receives the environment and the argument; None checks nothing.
-        note: receives the environment and the result; None checks nothing.
     """
 
     @contextmanager
@@ -201,8 +199,7 @@ def checked(
         finally:
             environment.__dict__["_inside"] = False
         try:
-            if note is not None:
-                note(environment, result[0])
+            note(environment, result[0])
         except (EnvironmentContractError, ConfigurationError, NonFiniteError) as error:
             raise type(error)(f"{error} ({place(method)})") from None
 
@@ -250,13 +247,11 @@ def _check_actions(environment: Any, actions: Any) -> None:
     order.check_actions(actions)
 
 
-def _stepped(environment: Any, step: Any) -> None:
-    environment.__dict__["_order"].stepped(step)
-
-
 ORDER_OF_CALLS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "reset": functools.partial(checked, check=_begin, note=_began),
-    "step": functools.partial(checked, check=_check_actions, note=_stepped),
+    "step": functools.partial(
+        checked, check=_check_actions, note=lambda environment, step: environment.__dict__["_order"].stepped(step)
+    ),
     "copy": copying,
 }
 """Wrappers of an environment's methods by name, which keep a :class:`TurnOrder` for each episode."""

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from mrlm_pl.environment.contract import ToolSchema
@@ -25,6 +26,8 @@ MAX_CALLS = 8
 
 MAX_CALL_CHARACTERS = 100_000
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+# A last call may lack its closing tag, which some models sample as the token that ends their turn.
+_CALL = re.compile(rf"{_OPEN}(.*?)(?={_OPEN}|{_CLOSE}|\Z)", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
@@ -112,20 +115,10 @@ def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:
     """
     if message.tool_calls:
         return message.tool_calls
-    found: list[ToolCall | MalformedCall] = []
-    position = message.content.find(_OPEN)
-    while position >= 0:
-        start = position + len(_OPEN)
-        following, end = message.content.find(_OPEN, start), message.content.find(_CLOSE, start)
-        # A last call may lack its closing tag, which some models sample as the token that ends their turn.
-        stop = min((place for place in (following, end) if place >= 0), default=len(message.content))
-        text = message.content[start:stop].strip()
-        if len(found) == MAX_CALLS:
-            found.append(MalformedCall(text[:MAX_CALL_CHARACTERS], f"a reply may ask for {MAX_CALLS} calls at most"))
-            break
-        found.append(read_call(text, len(found)))
-        position = following
-    return tuple(found)
+    texts = [match[1].strip() for match in islice(_CALL.finditer(message.content), MAX_CALLS + 1)]
+    found = [read_call(text, number) for number, text in enumerate(texts[:MAX_CALLS])]
+    fault = f"a reply may ask for {MAX_CALLS} calls at most"
+    return (*found, *(MalformedCall(text[:MAX_CALL_CHARACTERS], fault) for text in texts[MAX_CALLS:]))
 
 
 def written_call(tool: str, /, **arguments: Any) -> str:

@@ -13,6 +13,7 @@ from mrlm_pl.environment.contract import Environment
 from mrlm_pl.environment.steps import Observations, Step, TurnOrder
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import EnvironmentContractError
+from mrlm_pl.grouping import summed
 
 SPAM = "I do not know."
 
@@ -35,11 +36,7 @@ class Play:
     @property
     def returns(self) -> dict[str, float]:
         """The sum of each agent's rewards."""
-        found: dict[str, float] = {}
-        for step in self.steps:
-            for agent, reward in step.rewards.items():
-                found[agent] = found.get(agent, 0.0) + reward
-        return found
+        return summed(pair for step in self.steps for pair in step.rewards.items())
 
     @property
     def shown(self) -> str:
@@ -94,7 +91,6 @@ def play(
                 text = replies[agent][min(spoken[agent], len(replies[agent]) - 1)]
             actions[agent] = Message("assistant", text)
             spoken[agent] += 1
-        order.check_actions(actions)
         step: Step = finished(environment.step(actions))
         order.stepped(step)
         steps.append(step)

@@ -21,7 +21,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mrlm_pl.environment.tools import described
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, PolicyError, nearest
+from mrlm_pl.errors import ConfigurationError, PolicyError, meant
 from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
 
@@ -97,11 +97,9 @@ def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> s
     known = template_variables(template)
     for name in arguments:
         if name not in known:
-            near = nearest(name, known)
-            hint = f"did you mean {near!r}? It reads" if near else "it reads"
             raise ConfigurationError(
-                f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; {hint} "
-                f"{known or 'none'}"
+                f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; "
+                + meant(name, known, f"it reads {known or 'none'}")
             )
     sets = (
         f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
@@ -142,7 +140,6 @@ class ChatFormat:
         self._special_ids, self._extra_stop_ids = special_ids(tokenizer), tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
         self._encoded: dict[str, list[int]] = {}
-        self._loss_warned = False
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
@@ -153,7 +150,6 @@ class ChatFormat:
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""
         if self.call_form is None:
-            self._warn_of_lost_description()
             return False
         key = json.dumps(tools)  # nearly all conversations of a run have the same tools
         if key not in self._describes:
@@ -162,22 +158,6 @@ class ChatFormat:
             text = self.render([Message("user", "x")], tools, generation_prompt=True)
             self._describes[key] = all(tool["function"]["name"] in text for tool in tools)
         return self._describes[key]
-
-    def _warn_of_lost_description(self) -> None:
-        """Warn once if the template names tools but writes no call: the prompt then has the tools twice."""
-        if self._loss_warned:
-            return
-        self._loss_warned = True
-        try:
-            text = self._applied([Message("user", "x")], [PROBE_TOOL], True)
-        except Exception:  # templates raise errors of their own classes
-            return
-        if PROBE_TOOL["function"]["name"] in text:
-            logger.warning(
-                "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
-                "can be read back; the tools and the form of calls are described again before the first message",
-                self.tokenizer.name_or_path or "the policy",
-            )
 
     def heard(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
         """Return a sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
@@ -195,22 +175,31 @@ class ChatFormat:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """The template's form of tool calls; None if it has none, or one that cannot be parsed."""
+        """The template's form of tool calls; None if it has none, or one that cannot be parsed.
 
-        def render(messages: list[Message], generation_prompt: bool) -> str:
-            return self._applied(messages, [PROBE_TOOL], generation_prompt)
+        A template that names tools all the same is warned of: the prompt then has the tools twice.
+        """
+        form = find_call_form(lambda messages, prompt: self._applied(messages, [PROBE_TOOL], prompt))
+        if form is None and PROBE_TOOL["function"]["name"] in self._probed(Message("user", "x")):
+            logger.warning(
+                "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
+                "can be read back; the tools and the form of calls are described again before the first message",
+                self.tokenizer.name_or_path or "the policy",
+            )
+        return form
 
-        return find_call_form(render)
+    def _probed(self, *messages: Message) -> str:
+        """Return the prompt of messages with a tool; empty where the template refuses them."""
+        try:
+            return self._applied(messages, [PROBE_TOOL], True)
+        except Exception:  # templates raise errors of their own classes
+            return ""
 
     @cached_property
     def _takes_results(self) -> bool:
         """True if the template accepts results of tools after a reply with the calls in its text."""
         answer = Message("tool", _SENTINEL, tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
-        messages = [Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer]
-        try:
-            text = self._applied(messages, [PROBE_TOOL], True)
-        except Exception:  # templates raise errors of their own classes
-            return False
+        text = self._probed(Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer)
         return text.count(_SENTINEL) == 2
 
     def _shown(self, message: Message) -> dict[str, Any]:

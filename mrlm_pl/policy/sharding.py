@@ -137,5 +137,4 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def world_size() -> int:
     """Return the number of processes that train together."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1

@@ -8,13 +8,13 @@ still block the process.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import jinja2
 
@@ -74,13 +74,13 @@ def deadline(name: str) -> Iterator[None]:
     Raises:
         EndlessTemplateError: it was interrupted.
     """
-    thread = threading.get_ident()
+    thread, watch = threading.get_ident(), _watch()
     try:
-        _WATCH.begin(thread, RENDER_SECONDS)
+        watch.begin(thread, RENDER_SECONDS)
         try:
             yield
         finally:
-            _WATCH.end(thread)
+            watch.end(thread)
     except _Interruption:
         raise EndlessTemplateError(
             f"the chat template of {name!r} was not rendered within {RENDER_SECONDS:g} s of processor time; give the "
@@ -95,27 +95,22 @@ Clock = Callable[[], float]
 def _clock_of(thread: int) -> Clock:
     """Return the clock of a thread's processor time: a busy machine delays a rendering without being its fault."""
     if hasattr(time, "pthread_getcpuclockid"):
-        return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
+        return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
     return time.monotonic
 
 
 class _Watch:
-    """A thread that interrupts others, from the first rendering on."""
+    """A thread that interrupts others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[int, tuple[Clock, float]] = {}
-        self._running = False
+        threading.Thread(target=self._run, name="template-watch", daemon=True).start()
 
     def begin(self, thread: int, seconds: float) -> None:
         """Interrupt a thread after these seconds of its processor time."""
         clock = _clock_of(thread)
         self._ends[thread] = clock, clock() + seconds
-        if not self._running:
-            with self._lock:
-                if not self._running:
-                    self._running = True
-                    threading.Thread(target=self._run, name="template-watch", daemon=True).start()
 
     def end(self, thread: int) -> None:
         """Do not interrupt the thread any more."""
@@ -132,10 +127,12 @@ class _Watch:
                     error = ctypes.py_object(_Interruption)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
-    def forget(self) -> None:
-        """Reset in a forked process, which has none of its parent's other threads."""
-        self.__init__()  # type: ignore[misc]
+
+@functools.cache
+def _watch() -> _Watch:
+    """Return the watch of this process."""
+    return _Watch()
 
 
-_WATCH = _Watch()
-os.register_at_fork(after_in_child=_WATCH.forget)
+# A forked process has none of its parent's other threads.
+os.register_at_fork(after_in_child=_watch.cache_clear)

@@ -43,14 +43,12 @@ class ValueHead(nn.Module):
         if write:
             save_file(weights, Path(folder) / VALUE_HEAD_FILE)
 
-    def read(self, folder: str | Path) -> bool:
-        """Read the weights from a folder; return False if it has none.
+    def read(self, folder: str | Path) -> None:
+        """Read the weights from a folder, if it has any.
 
         Raises:
             RuntimeError: they are those of another hidden size.
         """
         path = Path(folder) / VALUE_HEAD_FILE
-        if not path.is_file():
-            return False
-        self.load_state_dict(load_file(path))
-        return True
+        if path.is_file():
+            self.load_state_dict(load_file(path))

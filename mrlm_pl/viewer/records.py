@@ -141,18 +141,14 @@ def whole(line: bytes, episode: str) -> dict[str, Any]:
     number = next((number for number, path in enumerate(stored) if path.get("id") == episode), None)
     if number is None:
         raise ValueError(f"the record has no episode {episode!r}")
-    reward = dict(zip(COLUMNS, summary(heads(line)[number], False), strict=True))["reward"]
-    found = {**stored[number], "tree": "paths" in record, "reward": reward}
-    if found["tree"]:
-        expanded = TurnTree.from_dict(record).paths[number].to_dict()
-        for agent, rows in expanded["trajectories"].items():
-            for row, own in zip(rows, stored[number]["trajectories"][agent], strict=True):
-                row["turns"] = own["turns"]
-        found["trajectories"] = expanded["trajectories"]
-    else:
-        episodes_of(record)  # validates
-    _number_messages(found)
-    for row in stored_rows(found):
+    read = episodes_of(record)[number]
+    found = {**stored[number], "tree": "paths" in record, "reward": read.reward}
+    for row, own in zip(stored_rows(found), read.rows(), strict=True):
+        # A turn tree holds the tokens by decision.
+        row.update({name: [*getattr(own, name)] for name in ("token_ids", "action_mask", "logprobs")})
+        messages = row.setdefault("messages", [])
+        for turn, place in zip(reversed(range(len(own.turns))), reversed(own.replies), strict=False):
+            messages[place]["turn"] = turn
         for turn in row["turns"]:
             turn["return"] = turn.pop("return_", None)
     return found
@@ -164,8 +160,7 @@ def branches_of(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: the line is not a turn tree.
     """
-    record = msgspec.json.decode(line)
-    tree = TurnTree.from_dict(record)
+    tree = TurnTree.from_dict(msgspec.json.decode(line))
     actions = [
         {
             "name": name,
@@ -177,17 +172,12 @@ def branches_of(line: bytes) -> dict[str, Any]:
         }
         for name, action in tree.actions.items()
     ]
-    decisions: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for path in record["paths"]:
-        _number_messages(path)
-        for row in stored_rows(path):
-            for message in row["messages"]:
-                if "turn" in message:
-                    turn = row["turns"][message["turn"]]
-                    key = (turn["node"], turn["agent"], turn["sample"])
-                    found = {**turn, "return": turn.get("return_"), "text": message["content"][:TEXT]}
-                    decisions.setdefault(key, found)
-    return {"actions": actions, "decisions": list(decisions.values())}
+    decisions = []
+    for turn, row in tree.decisions.values():
+        behind = len(row.turns) - row.turns.index(turn)
+        text = row.messages[row.replies[-behind]].content if behind <= len(row.replies) else ""  # records may lack them
+        decisions.append({**vars(turn), "return": turn.return_, "text": text[:TEXT]})
+    return {"actions": actions, "decisions": decisions}
 
 
 MEASURES = ("ratio", "entropy", "kl")
@@ -222,15 +212,6 @@ def add_measures(record: dict[str, Any], lines: Iterable[bytes]) -> None:
                         if len(values := found.get(name, ())) == turn["stop"] - turn["start"]:
                             table = row.setdefault(name, [None] * len(row["token_ids"]))
                             table[turn["start"] : turn["stop"]] = values
-
-
-def _number_messages(record: Mapping[str, Any]) -> None:
-    """Give each message that an agent sampled the number of its turn."""
-    for row in stored_rows(record):
-        said = [message for message in row.setdefault("messages", []) if message["role"] == "assistant"]
-        # A trajectory may begin with messages that it did not sample: its turns are the last ones.
-        for turn, message in zip(reversed(range(len(row["turns"]))), reversed(said), strict=False):
-            message["turn"] = turn
 
 
 def report_records(text: bytes) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from mrlm_pl.environment.tools import tool_schema
+from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.policy import Policy
 from tests.support.logs import logged_here
@@ -19,6 +22,17 @@ def test_a_policy_is_light_until_it_is_loaded(model_folder: Path) -> None:
     assert policy.context_window == 2048
     policy.load()
     assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
+
+
+def test_a_policy_that_has_played_can_be_sent_to_another_process(model_folder: Path) -> None:
+    policy = Policy(str(model_folder))
+    policy.load()
+    tools = [tool_schema("add", "Add numbers.", {"a": {"type": "number"}}).to_chat()]
+    described, ids = policy.chat.describes_tools(tools), policy.chat.encode("Hi")
+    sent = pickle.loads(pickle.dumps(policy))
+    assert (sent.chat.describes_tools(tools), sent.chat.encode("Hi")) == (described, ids)
+    question = [Message("user", "Hi")]
+    assert sent.chat.render(question, generation_prompt=True) == policy.chat.render(question, generation_prompt=True)
 
 
 def test_dropout_is_off_whatever_the_folder_says(model_folder: Path) -> None:

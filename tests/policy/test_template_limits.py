@@ -35,7 +35,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_an_endless_template_is_interrupted_once(kind: str) -> None:
     chat = ChatFormat(build_tokenizer(), ENDLESS[kind] + REST)
-    with mock.patch.object(template_limits._WATCH, "begin", wraps=template_limits._WATCH.begin) as watched:
+    with mock.patch.object(template_limits._watch(), "begin", wraps=template_limits._watch().begin) as watched:
         for _ in range(20):
             with pytest.raises(
                 EndlessTemplateError, match=r"was not rendered within 0\.3 s of processor time; give .* `chat_template`"

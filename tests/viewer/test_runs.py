@@ -215,7 +215,7 @@ def test_a_path_of_a_turn_tree_has_all_its_tokens_and_numbers(tmp_path: Path) ->
     run = run_of(write_run(tmp_path / "run", [[path("0-0", 0), path("0-1", 1)]]))
     assert [row["tree"] for row in rows(run)] == [True, True]
     record = run.record("0-1")
-    assert record["trajectories"]["first"][0]["token_ids"] == (4, 27, 2, 24, 2)
+    assert record["trajectories"]["first"][0]["token_ids"] == [4, 27, 2, 24, 2]
     assert record["tree"] is True
 
 

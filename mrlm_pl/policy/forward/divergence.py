@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrlm_pl.policy.forward.head import compute_dtype_of, default_chunk_size
+from mrlm_pl.policy.forward.head import HeadGradients, compute_dtype_of, default_chunk_size
 
 
 def weighted_divergence(
@@ -95,10 +95,7 @@ class _WeightedDivergence(torch.autograd.Function):
         head, teacher_head = weight.to(compute), teacher_weight.to(compute)
         divergences = hidden.new_empty(hidden.shape[0], dtype=wide)
         logp = hidden.new_empty(2, 0 if targets is None else hidden.shape[0], dtype=wide)
-        wanted = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if wanted[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=wide) if wanted[2] and bias is not None else None
+        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, wide)
         chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
         for start in range(0, hidden.shape[0], chunk_size):
             rows = slice(start, start + chunk_size)
@@ -109,19 +106,9 @@ class _WeightedDivergence(torch.autograd.Function):
             for place, table in () if targets is None else enumerate((log_q, log_p)):
                 logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
             divergences[rows], slope = compare(log_p, log_q)
-            if not any(wanted):
-                continue
-            slope.mul_(token_weights[rows, None] / divisor)
-            if grad_bias is not None:
-                grad_bias += slope.sum(0)
-            slope = slope.to(compute)
-            if grad_hidden is not None:
-                grad_hidden[rows] = slope @ head
-            if grad_weight is not None and compute == wide:
-                grad_weight.addmm_(slope.t(), states)
-            elif grad_weight is not None:
-                grad_weight += slope.t() @ states
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            if any(ctx.needs_input_grad[:3]):
+                gradients.add(rows, slope.mul_(token_weights[rows, None] / divisor), states, head)
+        ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(divergences, logp)
         return (divergences * token_weights).sum(), divergences, logp
 

@@ -7,6 +7,7 @@ the log-normalizer of every token and the backward pass computes the chunk's log
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,10 +129,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         if grad_log_probs is None and grad_entropy is None:
             return (None,) * 6
         head = _Head(hidden, weight, bias, temperature, compute_dtype)
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=head.softmax_dtype) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=head.softmax_dtype) if needs_bias else None
+        found = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, head.softmax_dtype)
         if grad_log_probs is None:
             grad_log_probs = torch.zeros_like(normalizers)
         if temperature is not None:
@@ -148,19 +146,39 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 slope = log_p.add_(entropy[rows].unsqueeze(-1)).mul_(grad_entropy[rows].unsqueeze(-1))
                 grad_logits = p.mul_(slope.add_(grad_target)).neg_()
             grad_logits.scatter_add_(-1, targets[rows].unsqueeze(-1), grad_target)
-            if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
-            grad_logits = grad_logits.to(compute_dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = grad_logits @ head.weight
-            if grad_weight is not None:
-                if compute_dtype == grad_weight.dtype:
-                    grad_weight.addmm_(grad_logits.t(), head.hidden[rows])
-                else:
-                    grad_weight += grad_logits.t() @ head.hidden[rows]
-        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+            found.add(rows, grad_logits, head.hidden[rows], head.weight)
+        grad_weight = None if found.weight is None else found.weight.to(weight.dtype)
+        grad_bias = None if found.bias is None else found.bias.to(bias.dtype)
+        return found.hidden, grad_weight, grad_bias, None, None, None
+
+
+class HeadGradients:
+    """Gradients of hidden states, weight and bias of a head, added up chunk by chunk; None: not needed.
+
+    Args:
+        needed: whether each is.
+        hidden, weight, bias: the head's inputs.
+        wide: dtype of the sums over tokens.
+    """
+
+    def __init__(
+        self, needed: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype
+    ) -> None:
+        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
+        self.bias = torch.zeros_like(bias, dtype=wide) if needed[2] and bias is not None else None
+
+    def add(self, rows: slice, slope: Tensor, states: Tensor, head: Tensor) -> None:
+        """Add the gradients of some tokens, given that of their logits, their states and the weight to compute with."""
+        if self.bias is not None:
+            self.bias += slope.sum(0)
+        slope = slope.to(states.dtype)
+        if self.hidden is not None:
+            self.hidden[rows] = slope @ head
+        if self.weight is not None and self.weight.dtype == states.dtype:
+            self.weight.addmm_(slope.t(), states)
+        elif self.weight is not None:
+            self.weight += slope.t() @ states
 
 
 class _Head:

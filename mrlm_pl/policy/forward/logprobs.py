@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.families import base_model, forward_path, log_path
-from mrlm_pl.policy.forward.packing import RowPlan
+from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan
 from mrlm_pl.policy.forward.passes import (
     NoisyRowOptions,
     RowOptions,
@@ -137,37 +137,33 @@ def _evaluate(
     planned, max_tokens = forward_passes(model, *rows, **options), options.get("max_tokens")
     B, T = rows[0].shape
     log_path(type(base_model(model)).__name__, forward_path(model))
-    if not planned:
-        # every rank of a sharded model takes part in all forward passes, and in their gradient
-        passes = passes_on_all_ranks(model, 1)
-        idle = torch.stack([_idle_pass(model, wanted, torch.is_grad_enabled() and passes > 1) for _ in range(passes)])
-        return torch.zeros(wanted.rows, B, T, device=model_device(model)) + 0.0 * idle.sum()
-
-    passes = passes_on_all_ranks(model, len(planned))
+    # every rank of a sharded model takes part in all forward passes, and in their gradient
+    passes = passes_on_all_ranks(model, max(1, len(planned)))
     recompute = torch.is_grad_enabled() and passes > 1
-    if torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
+    if planned and torch.is_grad_enabled() and passes == 1 and max_tokens is not None and not is_sharded(model):
         # the ranks of a sharded model must recompute alike
         recompute = not hold(planned[0].input_ids.numel(), max_tokens)
-    results = []
-    for number, inputs in enumerate(planned):
-        seed = None if noise_seed is None else derive_seed("noise", noise_seed, number)
-        run = functools.partial(pass_values, model, inputs, wanted, seed)
-        results.append(checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run())
-    values = torch.cat(results, 1)
+
+    def run(inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
+        compute = functools.partial(pass_values, model, inputs, wanted, seed)
+        return checkpoint(compute, use_reentrant=False, preserve_rng_state=False) if recompute else compute()
+
+    seeds = [None if noise_seed is None else derive_seed("noise", noise_seed, n) for n in range(len(planned))]
+    results = [run(inputs, wanted, seed) for inputs, seed in zip(planned, seeds, strict=True)]
+    values = torch.cat(results, 1) if planned else torch.zeros(wanted.rows, 1, device=model_device(model))
     for _ in range(passes - len(planned)):
-        values = values + 0.0 * _idle_pass(model, wanted, recompute)
+        values = values + 0.0 * run(_shortest_pass(model), wanted._replace(teaching=None), None).sum()
+    if not planned:
+        return values[:, :, None].repeat(1, B, T)
     flat = values.new_zeros(values.shape[0], B * T)
     destinations = on_device(torch.cat([inputs.destinations for inputs in planned]), flat.device)
     return flat.index_copy(1, destinations, values).view(-1, B, T)
 
 
-def _idle_pass(model: nn.Module, wanted: Wanted, recompute: bool) -> Tensor:
-    """Return a number (0-dim) that depends on all weights, from the shortest possible row."""
-    mask = torch.tensor([[False, True]])
-    plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), mask, None)
-    (inputs,) = row_chunks(model, plan, None)
-    run = functools.partial(pass_values, model, inputs, wanted._replace(teaching=None), None)
-    return (checkpoint(run, use_reentrant=False, preserve_rng_state=False) if recompute else run()).sum()
+def _shortest_pass(model: nn.Module) -> ForwardPass:
+    """Return a pass whose values depend on all weights, of the shortest possible row."""
+    plan = RowPlan(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]]), None)
+    return row_chunks(model, plan, None)[0]
 
 
 _HELD: ContextVar[list[int] | None] = ContextVar("held_tokens", default=None)

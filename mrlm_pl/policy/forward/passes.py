@@ -75,9 +75,9 @@ def forward_passes(
     if not action_mask.any():
         return []
     chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
-    if temperatures is None or not temperatures.dim():
-        return [replace(one, temperature=temperatures) for one in chunks]
-    return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
+    if temperatures is not None and temperatures.dim():
+        return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
+    return [replace(one, temperature=temperatures) for one in chunks]
 
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
@@ -99,17 +99,12 @@ class Wanted(NamedTuple):
         taught = 4 if self.teaching is not None else 0
         return int(self.log_probs) + int(self.entropy) + int(self.value_head is not None) + taught
 
-    def values(self, hidden: Tensor) -> Tensor:
-        """Return values [n] in at least float32."""
-        assert self.value_head is not None
-        values = self.value_head(hidden)
-        return values.to(torch.promote_types(values.dtype, torch.float32))
-
-    def stack(self, log_probs: Tensor, entropy: Tensor | None, hidden: Callable[[], Tensor]) -> Tensor:
-        """Return the requested quantities of n tokens as rows [1 to 3, n]."""
-        rows = [log_probs] if entropy is None else [log_probs, entropy]
+    def stack(self, log_probs: Tensor | None, entropy: Tensor | None, hidden: Callable[[], Tensor]) -> Tensor:
+        """Return the requested quantities of n tokens as rows [1 to 3, n], in at least float32."""
+        rows = [row for row in (log_probs, entropy) if row is not None]
         if self.value_head is not None:
-            rows.append(self.values(hidden()).to(log_probs.dtype))
+            values = self.value_head(hidden())
+            rows.append(values.to(rows[0].dtype if rows else torch.promote_types(values.dtype, torch.float32)))
         return torch.stack(rows)
 
 
@@ -165,7 +160,7 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
 
     def forward(predicting: Tensor) -> Tensor:
         if not wanted.log_probs:
-            return wanted.values(predicting)[None]
+            return wanted.stack(None, None, lambda: predicting)
         teaching = wanted.teaching
         states, targets, temperature, count = predicting, inputs.targets, inputs.temperature, len(predicting)
         if kernels_by_shape(states.device, head.weight.dtype):
@@ -245,7 +240,7 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
         return selected(output.hidden_states[-1].flatten(0, 1), inputs.predictors)
 
     if not wanted.log_probs:
-        return wanted.values(predicting())[None]
+        return wanted.stack(None, None, predicting)
     logits = output.logits
     kept = logits.shape[1]
     row, column = inputs.predictors // width, inputs.predictors % width
