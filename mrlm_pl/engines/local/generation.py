@@ -134,10 +134,6 @@ class Backend(ABC):
     asynchronous: bool = False
 
     @abstractmethod
-    def refresh(self) -> None:
-        """Read the current weights of the module."""
-
-    @abstractmethod
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Return logits ``[U, V]`` after each of the U contexts, and rows that continue them.
 
@@ -380,8 +376,7 @@ class _Batch:
         self._stops = [frozenset(request.stop_ids) for request in requests]
         self._sessions = sessions
         self.present = list(range(len(requests)))
-        self._unfinished = [True] * len(requests)
-        self._left = len(requests)
+        self._unfinished = set(self.present)
 
     def record(self, rows: Rows, drawn: Sequence[_Drawn]) -> list[int]:
         """Append drawn tokens to their rows; return the indices of the remaining rows, none when all are finished.
@@ -392,16 +387,16 @@ class _Batch:
         for steps in drawn:
             for tokens, logprobs in steps.steps():
                 self._append(steps.present, tokens, logprobs)
-        if self._left and self._left > _COMPACT_BELOW * len(self.present):
+        if len(self._unfinished) > _COMPACT_BELOW * len(self.present):
             return list(range(len(self.present)))
         for i, b in enumerate(self.present):
             request = self.requests[b]
-            if request.session and not self._unfinished[b]:
+            if request.session and b not in self._unfinished:
                 fed = (*request.token_ids, *self.out[b].token_ids[:-1])  # the last sampled token was never fed
                 states = rows.states(i, len(fed))
                 if states is not None:
                     self._sessions.put(request.policy, request.session, fed, states)
-        kept = [i for i, b in enumerate(self.present) if self._unfinished[b]]
+        kept = [i for i, b in enumerate(self.present) if b in self._unfinished]
         if kept:
             rows.keep(kept)
             self.present = [self.present[i] for i in kept]
@@ -409,7 +404,7 @@ class _Batch:
 
     def _append(self, present: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         for b, token, logprob in zip(present, tokens, logprobs, strict=True):
-            if not self._unfinished[b]:
+            if b not in self._unfinished:
                 continue
             out = self.out[b]
             out.token_ids.append(token)
@@ -417,5 +412,4 @@ class _Batch:
             stopped = token in self._stops[b]
             if stopped or len(out.token_ids) == self._limits[b]:
                 out.finish_reason = "stop" if stopped else "length"
-                self._unfinished[b] = False
-                self._left -= 1
+                self._unfinished.remove(b)

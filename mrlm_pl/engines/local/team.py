@@ -57,9 +57,7 @@ class TeamWeights:
 
     def __init__(self, members: Sequence[FusedDecoder], counts: list[int]) -> None:
         self._members, self._counts = [member.weights for member in members], counts
-        first = self._members[0]
-        self.dtype, self.eps, self.scale = first.dtype, first.eps, first.scale
-        self.heads, self.kv_heads, self.head_dim = first.heads, first.kv_heads, first.head_dim
+        self.sizes = self._members[0].sizes
         self.norm = self._by_row([w.norm for w in self._members])
         self.head = self._linear([w.head for w in self._members])
         self.layers = [self._joined(layers) for layers in zip(*(w.layers for w in self._members), strict=True)]
@@ -72,16 +70,13 @@ class TeamWeights:
         return torch.cat([w.embed(part) for w, part in parts])
 
     def _joined(self, layers: Sequence[LayerWeights[Any]]) -> LayerWeights[Linear]:
-        qk_norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
-        return LayerWeights(
-            attention_norm=self._by_row([layer.attention_norm for layer in layers]),
-            qkv=self._linear([layer.qkv for layer in layers]),
-            qk_norm=self._by_row(qk_norms) if qk_norms else None,
-            out=self._linear([layer.out for layer in layers]),
-            mlp_norm=self._by_row([layer.mlp_norm for layer in layers]),
-            gate_up=self._linear([layer.gate_up for layer in layers]),
-            down=self._linear([layer.down for layer in layers]),
-        )
+        return LayerWeights(*map(self._part, zip(*(vars(layer).values() for layer in layers), strict=True)))
+
+    def _part(self, parts: Sequence[Any]) -> Any:
+        """Return a part of a layer, a norm or a linear layer, of all policies."""
+        if isinstance(parts[0], Tensor):
+            return self._by_row(parts)
+        return None if parts[0] is None else self._linear(parts)
 
     def _linear(self, layers: Sequence[Affine | Adapted]) -> Linear:
         """Return a layer of each policy; a base that all share is multiplied once."""
@@ -109,16 +104,11 @@ class TeamDecoder(Decoder):
 
     def __init__(self, members: Mapping[str, FusedDecoder]) -> None:
         self._members = members
-        super().__init__(self._first.device, self._first.weights.dtype)
+        super().__init__(self._first.device, self._first.weights.sizes.dtype)
 
     @property
     def _first(self) -> FusedDecoder:
         return next(iter(self._members.values()))
-
-    def refresh(self) -> None:
-        """Read the current weights of the modules."""
-        for member in self._members.values():
-            member.refresh()
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines; see :class:`Decoder`."""
