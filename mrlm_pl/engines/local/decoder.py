@@ -81,18 +81,12 @@ def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
 
     Those of a tensor-parallel module are gathered from all ranks, and a low-rank adapter is added; these are copies.
     Without ``adapters`` the weight is that below the adapter.
-
-    Raises:
-        TypeError: the module holds no plain dense weight.
     """
-    layer = getattr(module, "base_layer", module)
-    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"{type(module).__name__} holds no dense weight")
-    adapted = adapted_weight(module) if adapters and layer is not module else None
-    return Affine(
-        whole(weight.detach()) if adapted is None else adapted, None if bias is None else whole(bias.detach())
-    )
+    layer: Any = getattr(module, "base_layer", module)
+    weight, bias = adapted_weight(module) if adapters else None, getattr(layer, "bias", None)
+    if weight is None:
+        weight = whole(layer.weight.detach())
+    return Affine(weight, None if bias is None else whole(bias.detach()))
 
 
 def _in_place(module: nn.Module, adapters: bool) -> bool:

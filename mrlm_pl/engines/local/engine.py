@@ -325,7 +325,7 @@ class InProcessEngine(Engine):
         self._closed = True
         self._work.close()
         self._loaded.clear()
-        self._sessions.clear()
+        self._sessions.release("")
         if self._static is not None:
             self._static.clear()
 

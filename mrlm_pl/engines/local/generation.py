@@ -210,10 +210,6 @@ class SessionCache:
         for key in [key for key in self._entries if key[1].startswith(prefix)]:
             self._drop(key)
 
-    def clear(self) -> None:
-        """Drop all sessions."""
-        self.release("")
-
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:

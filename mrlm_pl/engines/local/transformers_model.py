@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from mrlm_pl.engines.local.generation import Backend, Context, Rows, States
 from mrlm_pl.errors import EngineError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.compilation import plain_layers
 from mrlm_pl.policy.forward.families import rope_boundary
@@ -60,7 +63,7 @@ class GenericModel(Backend):
     Attributes:
         cache_name: the argument of ``forward`` that takes the cache; None where there is none.
         use: of the cache; none before :func:`~.cache_check.cache_use`.
-        boundary: length beyond which the rotary embedding changes; None if it never does.
+        boundary: length beyond which the rotary embedding changes; infinite if it never does.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
@@ -70,7 +73,7 @@ class GenericModel(Backend):
         self._takes = set(inspect.signature(model.forward).parameters)
         self.cache_name = next((name for name in _CACHES if name in self._takes), None)
         self.use = CacheUse()
-        self.boundary = rope_boundary(model.config)
+        self.boundary = rope_boundary(model.config) or math.inf
         self.refresh()
 
     @torch.no_grad()
@@ -127,18 +130,14 @@ class GenericModel(Backend):
     def logits(self, ids: Tensor) -> Tensor:
         """Return logits ``[B, T, V]`` after all tokens of rows ``ids`` ``[B, T]``, without a cache."""
         with self._evaluation():
-            found: Tensor = self.model(
-                input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {})
-            ).logits
-        return found
+            output = self.model(input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {}))
+        return output.logits
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         found: list[Tensor] = [torch.empty(0)] * len(contexts)
         parts = []
-        first = [0]
-        for context in contexts:
-            first.append(first[-1] + context.rows)
+        first = list(accumulate((context.rows for context in contexts), initial=0))
         for together in self._together([context.token_ids for context in contexts]):
             logits, part = self.start([contexts[u] for u in together])
             for u, row in zip(together, logits, strict=True):
@@ -150,13 +149,8 @@ class GenericModel(Backend):
 
     def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the indices of rows that are computed together."""
-        groups: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            key = len(row)
-            if self.use.padded:
-                key = 0 if self.boundary is None else int(len(row) > self.boundary)
-            groups.setdefault(key, []).append(i)
-        return list(groups.values())
+        kinds = (len(row) > self.boundary if self.use.padded else len(row) for row in rows)
+        return list(grouped((kind, i) for i, kind in enumerate(kinds)).values())
 
     def start(self, contexts: Sequence[Context]) -> tuple[Tensor, Part]:
         """Return logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
@@ -181,8 +175,7 @@ class GenericModel(Backend):
 
     def _known(self, context: Context) -> int:
         """Return the number of a context's tokens with usable states."""
-        beyond = self.boundary is not None and len(context.token_ids) > self.boundary
-        return context.cached if self.use.sessions and not beyond else 0
+        return context.cached if self.use.sessions and len(context.token_ids) <= self.boundary else 0
 
     def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
         """Return a cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
@@ -241,7 +234,7 @@ class Part:
 
     def states(self, row: int, length: int) -> States | None:
         """Return a copy of keys and values of a row's first ``length`` tokens; None unless all layers store them."""
-        if not self._model.use.sessions or (self._model.boundary or length) < length:
+        if not self._model.use.sessions or length > self._model.boundary:
             return None
         parts: list[Tensor] = []
         for layer in self._cache.layers:
@@ -281,10 +274,9 @@ class GenericRows(Rows):
 
     def _cross(self, part: Part, tokens: Tensor, found: list[tuple[list[int], Tensor]]) -> None:
         """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
-        boundary = self._model.boundary
-        if boundary is None or not any(len(row) == boundary for row in part.token_ids):
+        over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
+        if not over:
             return
-        over = [i for i, row in enumerate(part.token_ids) if len(row) == boundary]
         rows = [part.rows[i] for i in over]
         contexts = [Context([*part.token_ids[i], int(tokens[part.rows[i]])], 1) for i in over]
         logits, new = self._model.start(contexts)
