@@ -122,6 +122,53 @@ class Rows(ABC):
         """
 
 
+class RowsInParts(Rows):
+    """Rows of several parts, which take each step one after the other.
+
+    Args:
+        parts: rows that take a step together, with their numbers in the batch, ascending.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Rows, list[int]]]) -> None:
+        self._parts = list(parts)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of the next token after one more token per row, ``tokens`` ``[B]``."""
+        order = self._order()
+        given = tokens if order == sorted(order) else tokens[on_device(order, tokens.device)]
+        parts = zip(self._parts, given.split([len(numbers) for _, numbers in self._parts]), strict=True)
+        stepped = [one for (part, numbers), own in parts for one in self._stepped(part, numbers, own)]
+        self._parts = [(part, numbers) for part, numbers, _ in stepped]
+        if len(stepped) == 1:
+            return stepped[0][2]
+        logits, order = torch.cat([found for _, _, found in stepped]), self._order()
+        return logits if order == sorted(order) else logits[on_device(order, logits.device).argsort()]
+
+    def _order(self) -> list[int]:
+        """Return the numbers of the rows, part by part."""
+        return [number for _, numbers in self._parts for number in numbers]
+
+    def _stepped(self, part: Any, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
+        """Return the parts that a part's rows are in after a step with ``tokens``, with their numbers and logits."""
+        return [(part, numbers, part.step(tokens))]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``, and parts without rows."""
+        new, parts = {row: place for place, row in enumerate(rows)}, []
+        for part, numbers in self._parts:
+            stay = [i for i, number in enumerate(numbers) if number in new]
+            if 0 < len(stay) < len(numbers):
+                part.keep(stay)
+            if stay:
+                parts.append((part, [new[numbers[i]] for i in stay]))
+        self._parts = parts
+
+    def states(self, row: int, length: int) -> States | None:
+        """Return copies of the keys and values of a row's first ``length`` tokens; see :class:`Rows`."""
+        part, numbers = next(one for one in self._parts if row in one[1])
+        return part.states(numbers.index(row), length)
+
+
 class Backend(ABC):
     """The generation loop's view of a model.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.local.adapters import Adapted, joined
 from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear
-from mrlm_pl.engines.local.generation import Context, Rows, States
+from mrlm_pl.engines.local.generation import Context, Rows, RowsInParts
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.grouping import grouped
@@ -119,8 +119,10 @@ class TeamDecoder(Decoder):
         by_policy = grouped((context.policy, context) for context in contexts)
         if self._first.rows is not DecoderRows:
             found = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
-            counts = [sum(context.rows for context in own) for own in by_policy.values()]
-            return torch.cat([logits for logits, _ in found]), RowsByPolicy([rows for _, rows in found], counts)
+            owners = (context.policy for context in contexts for _ in range(context.rows))
+            numbers = grouped((owner, row) for row, owner in enumerate(owners)).values()
+            parts = [(rows, own) for (_, rows), own in zip(found, numbers, strict=True)]
+            return torch.cat([logits for logits, _ in found]), RowsInParts(parts)
         rows = TeamRows(self, contexts, reserve)
         logits, start = [], 0
         for name, own in by_policy.items():
@@ -156,40 +158,3 @@ class TeamRows(DecoderRows):
         self._owners = [self._owners[row] for row in rows]
         self._owners += [self._owners[-1]] * (len(self._contexts) - len(rows))  # the last row is repeated
         self._team.arrange(self._owners)
-
-
-class RowsByPolicy(Rows):
-    """Rows of several policies, which take each step one after the other.
-
-    Args:
-        parts: the rows of each policy.
-        counts: number of rows of each.
-    """
-
-    def __init__(self, parts: Sequence[Rows], counts: Sequence[int]) -> None:
-        self._parts, self._counts = list(parts), list(counts)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token after one more token per row, ``tokens`` ``[B]``."""
-        return torch.cat([rows.step(own) for rows, own in zip(self._parts, tokens.split(self._counts), strict=True)])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``, and policies without rows."""
-        own = grouped(self._place(row) for row in rows)
-        for part, kept in own.items():
-            if len(kept) < self._counts[part]:
-                self._parts[part].keep(kept)
-        self._parts, self._counts = [self._parts[part] for part in own], [len(kept) for kept in own.values()]
-
-    def states(self, row: int, length: int) -> States | None:
-        """Return copies of the keys and values of a row's first ``length`` tokens; see :class:`Rows`."""
-        part, own = self._place(row)
-        return self._parts[part].states(own, length)
-
-    def _place(self, row: int) -> tuple[int, int]:
-        """Return the policy of a row, and its place among that policy's rows."""
-        part = 0
-        while row >= self._counts[part]:
-            row -= self._counts[part]
-            part += 1
-        return part, row

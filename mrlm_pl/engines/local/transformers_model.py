@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from mrlm_pl.engines.local.generation import Backend, Context, Rows, States
+from mrlm_pl.engines.local.generation import Backend, Context, Rows, RowsInParts, States
 from mrlm_pl.errors import EngineError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.policy.architecture import Architecture
@@ -142,9 +142,8 @@ class GenericModel(Backend):
             logits, part = self.start([contexts[u] for u in together])
             for u, row in zip(together, logits, strict=True):
                 found[u] = row
-            part.select([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
-            part.rows = [row for u in together for row in range(first[u], first[u + 1])]
-            parts.append(part)
+            part.keep([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
+            parts.append((part, [row for u in together for row in range(first[u], first[u + 1])]))
         return torch.stack(found), GenericRows(self, parts)
 
     def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -192,7 +191,7 @@ class GenericModel(Backend):
         return cache
 
 
-class Part:
+class Part(Rows):
     """Rows of one forward pass.
 
     Args:
@@ -200,15 +199,11 @@ class Part:
         token_ids: tokens of each row up to now.
         cache: their states; None recomputes the rows for every token.
         mask: 1 at the tokens of the row, shape ``[B, T]``; None if no row is padded.
-
-    Attributes:
-        rows: number of each row in the whole batch.
     """
 
     def __init__(self, model: GenericModel, token_ids: list[list[int]], cache: Any, mask: Tensor | None) -> None:
         self._model = model
         self.token_ids, self._cache, self._mask = token_ids, cache, mask
-        self.rows: list[int] = []
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
@@ -221,8 +216,8 @@ class Part:
         logits, self._cache = self._model.forward(tokens[:, None], self._mask, self._cache)
         return logits
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Replace the rows by copies of ``rows`` (indices into the current ones)."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Replace the rows by copies of ``rows``; an index may come several times."""
         if list(rows) == list(range(len(self.token_ids))):
             return
         self.token_ids = [list(self.token_ids[b]) for b in rows]
@@ -247,58 +242,28 @@ class Part:
         return States((torch.stack([part[:, first : first + length] for part in parts]).unflatten(0, (-1, 2)),))
 
 
-class GenericRows(Rows):
+class GenericRows(RowsInParts):
     """Rows of a :class:`~mrlm_pl.engines.local.transformers_model.GenericModel`.
 
     Args:
         model: the model.
-        parts: the rows; each is in one of them.
+        parts: the rows of each forward pass, with their numbers in the batch.
     """
 
-    def __init__(self, model: GenericModel, parts: list[Part]) -> None:
+    def __init__(self, model: GenericModel, parts: Sequence[tuple[Part, list[int]]]) -> None:
+        super().__init__(parts)
         self._model = model
-        self._parts = parts
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        found: list[tuple[list[int], Tensor]] = []
-        for part in list(self._parts):
-            self._cross(part, tokens, found)
-            if part.rows:
-                found.append((part.rows, part.step(tokens if len(part.rows) == len(tokens) else tokens[part.rows])))
-        self._parts = [part for part in self._parts if part.rows]
-        if len(found) == 1:
-            return found[0][1]
-        order = torch.tensor([row for rows, _ in found for row in rows], device=tokens.device)
-        return torch.cat([logits for _, logits in found])[order.argsort()]
-
-    def _cross(self, part: Part, tokens: Tensor, found: list[tuple[list[int], Tensor]]) -> None:
+    def _stepped(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
         """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
         over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
         if not over:
-            return
-        rows = [part.rows[i] for i in over]
-        contexts = [Context([*part.token_ids[i], int(tokens[part.rows[i]])], 1) for i in over]
+            return super()._stepped(part, numbers, tokens)
+        contexts = [Context([*part.token_ids[i], int(tokens[i])], 1) for i in over]
         logits, new = self._model.start(contexts)
-        new.rows = rows
-        found.append((rows, logits))
-        self._parts.append(new)
-        stay = [i for i in range(len(part.rows)) if i not in over]
-        part.rows = [part.rows[i] for i in stay]
-        if stay:
-            part.select(stay)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``."""
-        new = {row: place for place, row in enumerate(rows)}
-        for part in self._parts:
-            stay = [i for i, row in enumerate(part.rows) if row in new]
-            part.rows = [new[part.rows[i]] for i in stay]
-            if stay:
-                part.select(stay)
-        self._parts = [part for part in self._parts if part.rows]
-
-    def states(self, row: int, length: int) -> States | None:
-        """Return a copy of the keys and values of a row's first ``length`` tokens; None if they cannot be reused."""
-        part = next(part for part in self._parts if row in part.rows)
-        return part.states(part.rows.index(row), length)
+        crossed = (new, [numbers[i] for i in over], logits)
+        stay = [i for i in range(len(numbers)) if i not in over]
+        if not stay:
+            return [crossed]
+        part.keep(stay)
+        return [crossed, *super()._stepped(part, [numbers[i] for i in stay], tokens[stay])]
