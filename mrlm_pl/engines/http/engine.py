@@ -47,13 +47,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """A policy's version; of a trained one also the label, the folder and the checksums of its weights."""
+    """A policy's version; of a trained one also the label and the folder of its weights.
+
+    The checksums are those of weights that all servers were seen to have.
+    """
 
     version: int
     label: str = ""
     folder: str = ""
     checksums: tuple[int, ...] = ()
-    confirmed: bool = False
 
 
 class OpenAICompatible(Engine):
@@ -225,20 +227,20 @@ class OpenAICompatible(Engine):
         if known is not None and not trained:
             known.version = version
             return
+        served = _Served(version, f"{policy}-{version}")
+        checksums: tuple[int, ...] = ()
         if trained:
             check_servers(self, [*(name for name, item in self._policies.items() if item.folder), policy])
             folder = checked_folder(policy, self._folder, self._replicas.targets)
-        checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
-        if known is not None and known.confirmed and (known.version, known.checksums) == (version, checksums):
-            return  # another part of the same evaluation
-        served = _Served(version, f"{policy}-{version}", checksums=checksums)
-        if trained:
+            checksums = tuple(checksum(value) for value in weights.state_dict().values())
+            if known is not None and (known.version, known.checksums) == (version, checksums):
+                return  # another part of the same evaluation
             served.folder = str(write_version(folder, policy, weights, version, self.dialect.save))
         self._running().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
                 check_weights(probe, weights, url, policy)
-        served.confirmed = True
+        served.checksums = checksums
 
     def check(self, policy: str) -> None:
         """Check that the servers can sample for a policy; :meth:`load` does so too.

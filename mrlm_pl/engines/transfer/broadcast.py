@@ -9,6 +9,7 @@ secret, and never use the default group of ``torch.distributed``: members can ch
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.engines.transfer.manifest import Manifest, checksum
-from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
+from mrlm_pl.engines.transfer.store_gate import StoreGate, reached_store
 from mrlm_pl.errors import EngineError, first_line
 
 Transport = Literal["gloo", "nccl"]
@@ -73,7 +74,7 @@ class WeightSender:
     ) -> None:
         self.host, self.seconds, self.transport = host, seconds, transport
         self._device = memory_of(transport, gpu)
-        self._secret = new_secret()
+        self._secret = secrets.token_hex(32)
         self._gate = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()
         self._joined: tuple[str, Any] = ("", None)
