@@ -100,10 +100,9 @@ class OpenAICompatible(Engine):
     ) -> None:
         self.dialect = dialect_of(dialect, tokenizer)
         self.name = f"openai/{dialect}"
-        self._stats = HttpStats()
         urls = [url] if isinstance(url, str) else url
-        self._replicas = Replicas(urls, api_key_env, terms, self._stats, self._prepare)
-        self._terms, self._model = terms, model
+        self._replicas = Replicas(urls, api_key_env, terms, self._prepare)
+        self._model = model
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._policies: dict[str, _Served] = {}
         self._facts: ServerFacts | None = None
@@ -117,7 +116,7 @@ class OpenAICompatible(Engine):
     @property
     def stats(self) -> HttpStats:
         """Counters since the engine was made; a copy."""
-        return replace(self._stats)
+        return replace(self._replicas.stats)
 
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
@@ -144,7 +143,7 @@ class OpenAICompatible(Engine):
     @property
     def calls_at_once(self) -> int:
         """The most concurrent requests: servers batch them by themselves."""
-        return self._terms.concurrency
+        return self._replicas.terms.concurrency
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order, from concurrent requests.
@@ -186,8 +185,8 @@ class OpenAICompatible(Engine):
                     f"{replica.url} sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
-            self._stats.tokens += len(drawn.token_ids)
-            self._stats.re_encoded += not drawn.certain
+            self._replicas.stats.tokens += len(drawn.token_ids)
+            self._replicas.stats.re_encoded += not drawn.certain
             return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
 
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
@@ -259,10 +258,10 @@ class OpenAICompatible(Engine):
             while self._under_way:
                 self._idle.clear()
                 try:
-                    await asyncio.wait_for(self._idle.wait(), self._terms.patience_seconds)
+                    await asyncio.wait_for(self._idle.wait(), self._replicas.terms.patience_seconds)
                 except asyncio.TimeoutError as error:
                     raise RemoteTimeoutError(
-                        f"new weights of policy {policy!r} waited {self._terms.patience_seconds:g} s for "
+                        f"new weights of policy {policy!r} waited {self._replicas.terms.patience_seconds:g} s for "
                         f"{self._under_way} running requests at {self._replicas.targets}; lower sampling.max_tokens or "
                         "raise patience_seconds"
                     ) from error
@@ -277,8 +276,8 @@ class OpenAICompatible(Engine):
     async def _ready_anywhere(self, policy: str) -> None:
         """Prepare all reachable servers, at least one."""
         loop = asyncio.get_running_loop()
-        backoff = Backoff(self._terms.patience_seconds, first=0.2, longest=5.0)
-        for attempt in range(self._terms.retries + 1):
+        backoff = Backoff(self._replicas.terms.patience_seconds, first=0.2, longest=5.0)
+        for attempt in range(self._replicas.terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
             found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
             final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
@@ -288,7 +287,7 @@ class OpenAICompatible(Engine):
                 for item in filter(None, found):
                     logger.warning("not used until it answers: %s", item)
                 return
-            if attempt == self._terms.retries or not await backoff.pause():
+            if attempt == self._replicas.terms.retries or not await backoff.pause():
                 break
         raise RemoteError(f"policy {policy!r}: no server answers: {found[0]}; start one, or check the URL")
 

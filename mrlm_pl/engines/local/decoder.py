@@ -208,14 +208,6 @@ class DecoderWeights:
         layers = (len(self.layers), self.sizes, first.qk_norm is None)
         self.architecture: Hashable = (layers, shapes, rotation, embedding)
 
-    def tensors(self) -> list[Tensor]:
-        """Return all weights, in one order."""
-        found = [self.embedding, self.norm, *self.head]
-        for layer in self.layers:
-            found += [layer.attention_norm, layer.qk_norm, layer.mlp_norm]
-            found += [tensor for affine in (layer.qkv, layer.out, layer.gate_up, layer.down) for tensor in affine]
-        return [tensor for tensor in found if tensor is not None]
-
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
         return F.embedding(ids, self.embedding)

@@ -193,13 +193,6 @@ class StaticDecode:
         self._logits.clear()
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def _logits_of(self, decoder: FusedDecoder, rows: int) -> Tensor:
-        """Return the place of a step's logits ``[rows, V]``; earlier steps keep that of fewer rows."""
-        key = decoder.weights.head.weight.shape[0], decoder.weights.sizes.dtype
-        if key not in self._logits or len(self._logits[key]) < rows:
-            self._logits[key] = torch.empty(rows, key[0], dtype=key[1], device=decoder.device)
-        return self._logits[key][:rows]
-
     def zeros(self, first: Sequence[int], second: Sequence[int], like: FusedDecoder) -> tuple[Tensor, Tensor]:
         """Return zeros of two shapes for a decoder's keys and values; tensors returned before are lost."""
         sizes = [math.prod(first), math.prod(second)]
@@ -214,7 +207,7 @@ class StaticDecode:
     def step(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int) -> StaticStep:
         """Return the step over these tensors, the one of an earlier batch if there is one."""
         decoder.rotation(shared.shape[4] + own.shape[4])
-        addresses = decoder.addresses()
+        addresses = tuple(tensor.data_ptr() for tensor in decoder.tensors())
         if self._addresses.get(id(decoder)) != addresses:
             self._addresses[id(decoder)] = addresses
             for key in [key for key in self._steps if key[0] == id(decoder)]:
@@ -222,8 +215,10 @@ class StaticDecode:
         layout = tuple((states.data_ptr(), states.shape, states.stride()) for states in (shared, own))
         key = id(decoder), (layout, width)
         if key not in self._steps:
-            logits = self._logits_of(decoder, own.shape[2])
-            self._steps[key] = StaticStep(decoder, shared, own, logits, width, self._capture)
+            kind, rows = (decoder.weights.head.weight.shape[0], decoder.weights.sizes.dtype), own.shape[2]
+            if kind not in self._logits or len(self._logits[kind]) < rows:  # earlier steps keep the place of fewer rows
+                self._logits[kind] = torch.empty(rows, kind[0], dtype=kind[1], device=decoder.device)
+            self._steps[key] = StaticStep(decoder, shared, own, self._logits[kind][:rows], width, self._capture)
         self._steps.move_to_end(key)
         if len(self._steps) > _MOST_STEPS:
             self._steps.popitem(last=False)

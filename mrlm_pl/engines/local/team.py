@@ -103,12 +103,8 @@ class TeamDecoder(Decoder):
     """
 
     def __init__(self, members: Mapping[str, FusedDecoder]) -> None:
-        self._members = members
+        self._members, self._first = members, next(iter(members.values()))
         super().__init__(self._first.device, self._first.weights.sizes.dtype)
-
-    @property
-    def _first(self) -> FusedDecoder:
-        return next(iter(self._members.values()))
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines; see :class:`Decoder`."""
