@@ -132,6 +132,10 @@ class AdaptedWeights:
             for i, (own, layer) in enumerate(zip(layers, decoder.layers, strict=True))
         ]
 
+    def tensors(self) -> list[Tensor]:
+        """Return all weights, in one order."""
+        return [*self.base.tensors(), *(tensor for pair in self._factors.values() for tensor in pair)]
+
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
         return self.base.embed(ids)

@@ -60,10 +60,10 @@ def compiled_layers(decoder: Decoder) -> list[Code]:
 
 def _key(decoder: Decoder, layer: LayerWeights[Any]) -> Hashable:
     """Return all that the code of a layer depends on."""
-    embeddings = decoder.rotation(1)[0].dtype
+    dtypes = (decoder.attention_dtype, decoder.rotation(1)[0].dtype)  # the last is that of the embeddings
     leaves, structure = _flat(layer)
     weights = tuple(leaf if leaf is None else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
-    return decoder.weights.sizes, embeddings, str(structure), weights, torch.get_num_threads()
+    return decoder.weights.sizes, dtypes, str(structure), weights, torch.get_num_threads()
 
 
 def _flat(layer: LayerWeights[Any]) -> tuple[list[Tensor | None], pytree.TreeSpec]:
@@ -86,7 +86,7 @@ class _Layer(nn.Module):
 
     def __init__(self, decoder: Decoder, layer: LayerWeights[Any]) -> None:
         super().__init__()
-        self._sizes = decoder.weights.sizes
+        self._sizes, self._between = decoder.weights.sizes, decoder.attention_dtype
         leaves, self._structure = _flat(layer)
         self._present = [leaf is not None for leaf in leaves]
 
@@ -145,7 +145,7 @@ class _Layer(nn.Module):
             mixed = torch.bmm(of_own, values) + by_row(of_context)
             return mixed.unflatten(0, (kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
-        x = through_layer(w, layer, x, (-1,), cos, sin, attend)
+        x = through_layer(w, self._between, layer, x, (-1,), cos, sin, attend)
         return x.contiguous()  # as the next layer reads it
 
 
@@ -158,7 +158,7 @@ def _compiled(decoder: Decoder, layer: LayerWeights[Any]) -> Code:
         )
     from torch._inductor.exc import InductorError  # of seconds, and only where something is compiled
 
-    w, dtype = decoder.weights.sizes, decoder.weights.sizes.attention_dtype
+    w, dtype = decoder.weights.sizes, decoder.attention_dtype
     zeros, x = torch.zeros, decoder.weights.embed(torch.zeros(_ROWS, dtype=torch.long))
     own = [zeros(w.kv_heads * _ROWS, _CAPACITY, w.head_dim, dtype=dtype)[:, :_END] for _ in range(2)]
     context = [zeros(w.kv_heads * _CONTEXTS, _LENGTH, w.head_dim, dtype=dtype) for _ in range(2)]

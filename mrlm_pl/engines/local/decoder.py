@@ -83,9 +83,8 @@ def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
     Without ``adapters`` the weight is that below the adapter.
     """
     layer: Any = getattr(module, "base_layer", module)
-    weight, bias = adapted_weight(module) if adapters else None, getattr(layer, "bias", None)
-    if weight is None:
-        weight = whole(layer.weight.detach())
+    adapted, bias = adapted_weight(module) if adapters and layer is not module else None, getattr(layer, "bias", None)
+    weight = whole(layer.weight.detach()) if adapted is None else adapted
     return Affine(weight, None if bias is None else whole(bias.detach()))
 
 
@@ -113,7 +112,6 @@ class Sizes:
 
     Args:
         dtype: of the projections.
-        attention_dtype: of keys, values and element-wise results between two projections.
         heads: number of query heads.
         kv_heads: number of key and value heads.
         head_dim: size of a head.
@@ -122,7 +120,6 @@ class Sizes:
     """
 
     dtype: torch.dtype
-    attention_dtype: torch.dtype
     heads: int
     kv_heads: int
     head_dim: int
@@ -174,7 +171,6 @@ class DecoderWeights:
         self.own, self._adapters = own, adapters
         self.sizes = Sizes(
             dtype=dtype,
-            attention_dtype=attention_dtype(dtype, model.device),
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=attention.head_dim,
@@ -207,6 +203,14 @@ class DecoderWeights:
         embedding = (self.embedding.dtype, self.device)
         layers = (len(self.layers), self.sizes, first.qk_norm is None)
         self.architecture: Hashable = (layers, shapes, rotation, embedding)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all weights, in one order."""
+        found = [self.embedding, self.norm, *self.head]
+        for layer in self.layers:
+            for part in vars(layer).values():
+                found += part if isinstance(part, Affine) else [part]
+        return [tensor for tensor in found if tensor is not None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings ``[N, hidden size]`` of tokens ``[N]``."""
@@ -293,6 +297,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def through_layer(
     w: Sizes,
+    between: torch.dtype,
     layer: LayerWeights[Any],
     x: Tensor,
     shape: Sequence[int],
@@ -302,20 +307,20 @@ def through_layer(
 ) -> Tensor:
     """Return the residual stream ``x`` ``[N, hidden size]`` of N tokens in this shape after one layer.
 
-    See :meth:`Decoder.hidden`.
+    ``between`` is :attr:`Decoder.attention_dtype`; for the others see :meth:`Decoder.hidden`.
     """
     rotated = w.heads + w.kv_heads
     h = rms_norm(x, layer.attention_norm, w.eps).to(w.dtype)
-    qkv = layer.qkv.of(h).to(w.attention_dtype).contiguous()
+    qkv = layer.qkv.of(h).to(between).contiguous()
     qkv = qkv.view(*shape, rotated + w.kv_heads, w.head_dim)
     qk = qkv[..., :rotated, :]
     if layer.qk_norm is not None:
         qk = rms_norm(qk, layer.qk_norm, w.eps)
-    qk = torch.addcmul(qk * cos, qk.roll(w.head_dim // 2, -1), sin).to(w.attention_dtype)
+    qk = torch.addcmul(qk * cos, qk.roll(w.head_dim // 2, -1), sin).to(between)
     mixed = attend(qk[..., : w.heads, :], qk[..., w.heads :, :], qkv[..., rotated:, :])
     x = layer.out.added(x, mixed.reshape(x.shape[0], -1).to(w.dtype))
     h = rms_norm(x, layer.mlp_norm, w.eps).to(w.dtype)
-    gate, up = layer.gate_up.of(h).to(w.attention_dtype).chunk(2, -1)
+    gate, up = layer.gate_up.of(h).to(between).chunk(2, -1)
     return layer.down.added(x, F.silu(gate).mul_(up).to(w.dtype))
 
 
@@ -370,6 +375,7 @@ class Decoder(Backend):
 
     Attributes:
         weights: of the present rows.
+        attention_dtype: of keys, values and element-wise results between two projections.
         rounded: returns a number of rows or tokens, rounded up where a CPU makes a kernel for every new shape.
     """
 
@@ -377,6 +383,7 @@ class Decoder(Backend):
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.asynchronous = device, device.type != "cpu"
+        self.attention_dtype = attention_dtype(dtype, device)
         self.rounded: Callable[[int], int] = bucket if kernels_by_shape(device, dtype) else int  # int changes nothing
 
     @abstractmethod
@@ -392,7 +399,7 @@ class Decoder(Backend):
         w = self.weights
         x = w.embed(ids.flatten())
         for i, layer in enumerate(w.layers):
-            x = through_layer(w.sizes, layer, x, ids.shape, cos, sin, partial(attend, i))
+            x = through_layer(w.sizes, self.attention_dtype, layer, x, ids.shape, cos, sin, partial(attend, i))
         return x.view(*ids.shape, -1)
 
     def logits(self, x: Tensor) -> Tensor:

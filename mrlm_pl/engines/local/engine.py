@@ -164,7 +164,7 @@ class InProcessEngine(Engine):
                     f"policy {policy!r} is on {model.device}, and compile is for CPUs; leave it out: on a GPU the "
                     "decode steps run as CUDA graphs"
                 )
-            base = self._shared_base(policy, model, dtype)
+            base = self._shared_base(policy, model, dtype) if self._loaded else None
             return FusedDecoder(model, dtype, self._own_weights, base)
         if self._compile:
             raise EngineError(
@@ -197,11 +197,11 @@ class InProcessEngine(Engine):
 
         A single policy adds its adapters to the weights: its steps then have fewer products.
         """
-        base = base_of(model)
         for name, loaded in self._loaded.items():
             decoder = loaded.backend
             if name == policy or loaded.dtype != dtype or not isinstance(decoder, FusedDecoder):
                 continue
+            base = base_of(model)
             if base is None or base_of(loaded.model) != base:
                 continue
             if isinstance(decoder.weights, AdaptedWeights):

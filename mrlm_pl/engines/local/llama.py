@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.adapters import AdaptedWeights
@@ -111,12 +110,9 @@ class FusedDecoder(Decoder):
             self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return self._cos, self._sin
 
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors that a step reads beside the rows' own, in one order."""
-        w = self.weights
-        layers = [tuple(vars(layer).values()) for layer in w.layers]
-        found = tree_leaves((w.embedding, w.norm, w.head, layers, self._cos, self._sin))
-        return [tensor for tensor in found if tensor is not None]
+    def addresses(self) -> tuple[int, ...]:
+        """Return where in memory all tensors lie that a step reads beside the rows' own."""
+        return tuple(tensor.data_ptr() for tensor in (*self.weights.tensors(), self._cos, self._sin))
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
@@ -149,7 +145,7 @@ class FusedDecoder(Decoder):
         ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=self.device)
         capacity = max(offsets) + width
         shape = (len(w.layers), 2, len(contexts), sizes.kv_heads, capacity, sizes.head_dim)
-        states = torch.zeros(shape, dtype=sizes.attention_dtype, device=self.device)
+        states = torch.zeros(shape, dtype=self.attention_dtype, device=self.device)
         for u, context in enumerate(contexts):
             if context.states is not None:
                 context.states.copy_to(states[:, :, u, :, : context.cached])

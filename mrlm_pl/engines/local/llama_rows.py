@@ -102,7 +102,7 @@ class DecoderRows(ContextRows):
         """Return zeros ``[layers, 2, count, KV heads, rounded length, head size]``, in memory with KV heads first."""
         decoder, w = self._decoder, self._decoder.weights.sizes
         shape = (len(decoder.weights.layers), 2, w.kv_heads, count, decoder.rounded(length), w.head_dim)
-        return torch.zeros(shape, dtype=w.attention_dtype, device=decoder.device).transpose(2, 3)
+        return torch.zeros(shape, dtype=decoder.attention_dtype, device=decoder.device).transpose(2, 3)
 
     def _arrange(self) -> None:
         """Recompute the tensors that depend on the rows and contexts."""

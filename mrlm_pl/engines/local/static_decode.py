@@ -207,7 +207,7 @@ class StaticDecode:
     def step(self, decoder: FusedDecoder, shared: Tensor, own: Tensor, width: int) -> StaticStep:
         """Return the step over these tensors, the one of an earlier batch if there is one."""
         decoder.rotation(shared.shape[4] + own.shape[4])
-        addresses = tuple(tensor.data_ptr() for tensor in decoder.tensors())
+        addresses = decoder.addresses()
         if self._addresses.get(id(decoder)) != addresses:
             self._addresses[id(decoder)] = addresses
             for key in [key for key in self._steps if key[0] == id(decoder)]:

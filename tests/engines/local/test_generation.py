@@ -31,7 +31,7 @@ def decoder(name: str = "qwen2", asynchronous: bool = True) -> FusedDecoder:
 
 def waits(backend: FusedDecoder, requests: Sequence[SampleRequest]) -> list[str]:
     with DeviceWaits() as device:
-        device.place(backend.tensors())
+        device.place(backend.weights.tensors())
         generated(backend, requests)
     return device.places
 

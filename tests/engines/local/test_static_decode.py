@@ -197,7 +197,7 @@ def test_a_step_waits_for_nothing() -> None:
     backend.asynchronous = True
     rows = [request(prompt(9, row // 4), row, max_tokens=40) for row in range(8)]
     with DeviceWaits() as device:
-        device.place(backend.tensors())
+        device.place(backend.weights.tensors())
         generated(backend, rows)
     assert len(device.places) == 2 * 40 // 8  # tokens and log-probabilities of 8 steps at once
 
