@@ -63,10 +63,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _check_ranges(self, "sampling.")
-        own = {name: f"sampling.policies.{name}" for name in self.policies}
-        policies = {name: as_settings(PolicySampling, self.policies[name], key) for name, key in own.items()}
-        for name, key in own.items():
-            _check_ranges(policies[name], f"{key}.")
+        policies = {}
+        for name, own in self.policies.items():
+            policies[name] = as_settings(PolicySampling, own, f"sampling.policies.{name}")
+            _check_ranges(policies[name], f"sampling.policies.{name}.")
         object.__setattr__(self, "policies", policies)
 
     def of(self, policy: str) -> Sampling:

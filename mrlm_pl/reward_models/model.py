@@ -150,8 +150,7 @@ class _ValueModel:
         last = torch.arange(padded.shape[1]) == lengths[:, None] - 1
         with torch.no_grad():
             values = self.policy.values(*(item.to(self.device) for item in (padded, lengths, last)))
-        found: list[float] = values.cpu()[last].tolist()
-        return found
+        return values.cpu()[last].tolist()
 
 
 class _Classifier:
@@ -193,26 +192,21 @@ class _Classifier:
                     "and reads a question and its reply"
                 )
             question, reply = messages
-            ids: list[int] = self.tokenizer(question.content, reply.content)["input_ids"]
-            return ids
+            return self.tokenizer(question.content, reply.content)["input_ids"]
         from mrlm_pl.policy.chat import ChatFormat
 
         return _rendered(ChatFormat(self.tokenizer), messages)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        padding = self.network.config.get_text_config().pad_token_id
-        if padding is None:  # classifiers of transformers find a sequence's end by it
-            return [self._run([ids], 0)[0] for ids in rows]
-        return self._run(rows, padding)
-
-    def _run(self, rows: Sequence[Sequence[int]], padding: int) -> list[float]:
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
-        padded = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=padding)
+        padding = self.network.config.get_text_config().pad_token_id
+        if padding is None and len(rows) > 1:  # classifiers of transformers find a sequence's end by it
+            return [score for ids in rows for score in self.score([ids])]
+        padded = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=padding or 0)
         lengths = torch.tensor([[len(ids)] for ids in rows])
         mask = (torch.arange(padded.shape[1]) < lengths).long()
         with torch.no_grad():
             logits = self.network(input_ids=padded.to(self.device), attention_mask=mask.to(self.device)).logits
-        found: list[float] = logits[:, 0].tolist()
-        return found
+        return logits[:, 0].tolist()

@@ -47,13 +47,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Served:
-    """A policy's version; of a trained one also the label, the folder and the checksums of its weights."""
+    """A policy's version; of a trained one also the label and the folder of its weights.
+
+    The checksums are those of weights that all servers were seen to have.
+    """
 
     version: int
     label: str = ""
     folder: str = ""
     checksums: tuple[int, ...] = ()
-    confirmed: bool = False
 
 
 class OpenAICompatible(Engine):
@@ -98,10 +100,9 @@ class OpenAICompatible(Engine):
     ) -> None:
         self.dialect = dialect_of(dialect, tokenizer)
         self.name = f"openai/{dialect}"
-        self._stats = HttpStats()
         urls = [url] if isinstance(url, str) else url
-        self._replicas = Replicas(urls, api_key_env, terms, self._stats, self._prepare)
-        self._terms, self._model = terms, model
+        self._replicas = Replicas(urls, api_key_env, terms, self._prepare)
+        self._model = model
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._policies: dict[str, _Served] = {}
         self._facts: ServerFacts | None = None
@@ -115,7 +116,7 @@ class OpenAICompatible(Engine):
     @property
     def stats(self) -> HttpStats:
         """Counters since the engine was made; a copy."""
-        return replace(self._stats)
+        return replace(self._replicas.stats)
 
     def reports_logprobs(self, policy: str) -> bool:
         """Return whether samples have token ids and log-probabilities; those of ``transformers serve`` do not."""
@@ -142,7 +143,7 @@ class OpenAICompatible(Engine):
     @property
     def calls_at_once(self) -> int:
         """The most concurrent requests: servers batch them by themselves."""
-        return self._terms.concurrency
+        return self._replicas.terms.concurrency
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order, from concurrent requests.
@@ -184,8 +185,8 @@ class OpenAICompatible(Engine):
                     f"{replica.url} sampled with weights {drawn.version!r}, not {served.label!r}; was it started again?"
                 )
             stopped = ended_by_stop(drawn, request)
-            self._stats.tokens += len(drawn.token_ids)
-            self._stats.re_encoded += not drawn.certain
+            self._replicas.stats.tokens += len(drawn.token_ids)
+            self._replicas.stats.re_encoded += not drawn.certain
             return Sample(drawn.token_ids, drawn.logprobs, "stop" if stopped else "length", served.version, self.name)
 
         return await self._replicas.ask(self.dialect.path, body, f"policy {request.policy!r}", read)
@@ -225,20 +226,20 @@ class OpenAICompatible(Engine):
         if known is not None and not trained:
             known.version = version
             return
+        served = _Served(version, f"{policy}-{version}")
+        checksums: tuple[int, ...] = ()
         if trained:
             check_servers(self, [*(name for name, item in self._policies.items() if item.folder), policy])
             folder = checked_folder(policy, self._folder, self._replicas.targets)
-        checksums = tuple(checksum(value) for value in weights.state_dict().values()) if trained else ()
-        if known is not None and known.confirmed and (known.version, known.checksums) == (version, checksums):
-            return  # another part of the same evaluation
-        served = _Served(version, f"{policy}-{version}", checksums=checksums)
-        if trained:
+            checksums = tuple(checksum(value) for value in weights.state_dict().values())
+            if known is not None and (known.version, known.checksums) == (version, checksums):
+                return  # another part of the same evaluation
             served.folder = str(write_version(folder, policy, weights, version, self.dialect.save))
         self._running().submit(self._take_over(policy, served)).result()
         if self.dialect.reports_logprobs:
             for url, probe in self._running().submit(self._probes(policy)).result().items():
                 check_weights(probe, weights, url, policy)
-        served.confirmed = True
+        served.checksums = checksums
 
     def check(self, policy: str) -> None:
         """Check that the servers can sample for a policy; :meth:`load` does so too.
@@ -257,10 +258,10 @@ class OpenAICompatible(Engine):
             while self._under_way:
                 self._idle.clear()
                 try:
-                    await asyncio.wait_for(self._idle.wait(), self._terms.patience_seconds)
+                    await asyncio.wait_for(self._idle.wait(), self._replicas.terms.patience_seconds)
                 except asyncio.TimeoutError as error:
                     raise RemoteTimeoutError(
-                        f"new weights of policy {policy!r} waited {self._terms.patience_seconds:g} s for "
+                        f"new weights of policy {policy!r} waited {self._replicas.terms.patience_seconds:g} s for "
                         f"{self._under_way} running requests at {self._replicas.targets}; lower sampling.max_tokens or "
                         "raise patience_seconds"
                     ) from error
@@ -275,8 +276,8 @@ class OpenAICompatible(Engine):
     async def _ready_anywhere(self, policy: str) -> None:
         """Prepare all reachable servers, at least one."""
         loop = asyncio.get_running_loop()
-        backoff = Backoff(self._terms.patience_seconds, first=0.2, longest=5.0)
-        for attempt in range(self._terms.retries + 1):
+        backoff = Backoff(self._replicas.terms.patience_seconds, first=0.2, longest=5.0)
+        for attempt in range(self._replicas.terms.retries + 1):
             awake = [item for item in self._replicas.all if item.rests_until <= loop.time()] or self._replicas.all
             found = await asyncio.gather(*map(self._replicas.make_ready, awake), return_exceptions=True)
             final = [item for item in found if isinstance(item, BaseException) and not isinstance(item, PassingError)]
@@ -286,7 +287,7 @@ class OpenAICompatible(Engine):
                 for item in filter(None, found):
                     logger.warning("not used until it answers: %s", item)
                 return
-            if attempt == self._terms.retries or not await backoff.pause():
+            if attempt == self._replicas.terms.retries or not await backoff.pause():
                 break
         raise RemoteError(f"policy {policy!r}: no server answers: {found[0]}; start one, or check the URL")
 

@@ -133,7 +133,6 @@ class Replicas:
         urls: ``http://HOST:PORT`` or ``https://...``, with the path of a proxy if there is one.
         api_key_env: name of the environment variable with the key; None sends none.
         terms: deadlines and bounds.
-        stats: counters to update.
         prepare: checks a new server and gives it the current weights.
 
     Raises:
@@ -145,7 +144,6 @@ class Replicas:
         urls: Sequence[str],
         api_key_env: str | None,
         terms: Terms,
-        stats: HttpStats,
         prepare: Callable[[Replica], Awaitable[None]],
     ) -> None:
         self.all = [Replica(_checked_url(url)) for url in dict.fromkeys(urls)]
@@ -155,7 +153,8 @@ class Replicas:
             raise ConfigurationError(
                 f"api_key_env is {api_key_env!r}, and that environment variable is not set; `export {api_key_env}=...`"
             )
-        self._key_env, self.terms, self._stats, self._prepare = api_key_env, terms, stats, prepare
+        self._key_env, self.terms, self._prepare = api_key_env, terms, prepare
+        self.stats = HttpStats()
         self._session: aiohttp.ClientSession | None = None
 
     def keep(self, urls: Sequence[str]) -> None:
@@ -195,7 +194,7 @@ class Replicas:
                 await asyncio.sleep(pause)
                 continue
             tries += 1
-            self._stats.retries += tries > 1
+            self.stats.retries += tries > 1
             try:
                 answer = read(await self._asked(replica, path, body, whom, deadline), replica)
             except PassingError as error:
@@ -203,7 +202,7 @@ class Replicas:
                 logger.info("%s: %s", whom, problem)
                 replica.note_failure(loop.time(), gone=False)
                 continue
-            self._stats.requests += 1
+            self.stats.requests += 1
             return answer
 
     async def _asked(self, replica: Replica, path: str, body: dict[str, Any], whom: str, deadline: float) -> Any:

@@ -11,7 +11,6 @@ from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError
-from mrlm_pl.policy.chat import special_ids
 from mrlm_pl.policy.policy import BUILTIN_TINY, read_config, read_tokenizer
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.settings import one_of
@@ -44,7 +43,6 @@ class TransformersDialect(Dialect):
         self.source = str(tiny_model_path()) if tokenizer == BUILTIN_TINY else tokenizer
         self.tokenizer, config = read_tokenizer(tokenizer, self.source), read_config(tokenizer, self.source)
         self.window: int | None = getattr(config, "max_position_embeddings", None)
-        self._special = special_ids(self.tokenizer)
 
     def body(self, request: SampleRequest, model: str, limit: int, seed: int) -> dict[str, Any]:
         sampling = request.sampling
@@ -93,16 +91,12 @@ class TransformersDialect(Dialect):
         Raises:
             EngineError: there is no such text.
         """
-        text = self._decoded(token_ids, without_special=False)
-        read = self.tokenizer(text)["input_ids"]
-        if list(read) == list(token_ids):
-            return text
-        # A server adds its tokenizer's first tokens itself.
-        head = self._decoded(token_ids[:1], without_special=False)
-        if token_ids and token_ids[0] in self._special and text.startswith(head):
-            shorter = text.removeprefix(head)
-            if list(self.tokenizer(shorter)["input_ids"]) == list(token_ids):
-                return shorter
+        whole, head = (self._decoded(ids, without_special=False) for ids in (token_ids, token_ids[:1]))
+        read, shorter = list(self.tokenizer(whole)["input_ids"]), whole.removeprefix(head)
+        if read == list(token_ids):
+            return whole
+        if list(self.tokenizer(shorter)["input_ids"]) == list(token_ids):  # a server adds the first token itself
+            return shorter
         raise EngineError(
             f"a context of {len(token_ids)} tokens would be read as {len(read)} others when it is sent as text "
             "(sampled tokens often differ from the tokenizer's own choice); use a server that takes token ids"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +25,6 @@ class Adapted(NamedTuple):
     def weight(self) -> Tensor:
         """The base's weight."""
         return self.base.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The base's bias."""
-        return self.base.bias
 
     def of(self, h: Tensor) -> Tensor:
         """Return ``h`` ``[N, in]`` through the layer, ``[N, out]``; see :meth:`Affine.of`."""
@@ -95,13 +90,10 @@ def joined(layers: Sequence[Adapted], counts: list[int]) -> TeamAdapted:
     return TeamAdapted(layers[0].base, a, b, counts)
 
 
-def base_of(model: PreTrainedModel) -> tuple[nn.Parameter, ...] | None:
-    """Return the weights of a model below its adapters; None without adapters.
-
-    Two models have one base if these are the same objects.
-    """
+def base_of(model: PreTrainedModel) -> tuple[int, ...] | None:
+    """Return the identities of a model's weights below its adapters, equal for models on one base; None without."""
     named = list(model.named_parameters())
-    base = tuple(parameter for name, parameter in named if not is_adapter(name))
+    base = tuple(id(parameter) for name, parameter in named if not is_adapter(name))
     return base if len(base) < len(named) else None
 
 
@@ -114,9 +106,7 @@ class AdaptedWeights:
     """
 
     def __init__(self, model: PreTrainedModel, base: DecoderWeights) -> None:
-        self.model, self.base = model, base
-        self.dtype, self.eps, self.scale = base.dtype, base.eps, base.scale
-        self.heads, self.kv_heads, self.head_dim = base.heads, base.kv_heads, base.head_dim
+        self.model, self.base, self.sizes = model, base, base.sizes
         self._factors: dict[str, tuple[Tensor, Tensor]] = {}
         self.read()
 
@@ -126,21 +116,20 @@ class AdaptedWeights:
         base = self.base
         base.read()
         decoder: Any = self.model.model
+        layers: list[LayerWeights[Any]] = base.layers
         self.embedding, self.device, self.norm = base.embedding, base.device, base.norm
         self.inverse_frequency, self.rotary_scale = base.inverse_frequency, base.rotary_scale
         self.architecture = base.architecture
         self.head = self._adapted("head", base.head, self.model.lm_head)
         self.layers = [
-            LayerWeights(
-                attention_norm=own.attention_norm,
+            replace(
+                own,
                 qkv=self._adapted(f"{i} qkv", own.qkv, *(getattr(layer.self_attn, f"{part}_proj") for part in "qkv")),
-                qk_norm=own.qk_norm,
                 out=self._adapted(f"{i} out", own.out, layer.self_attn.o_proj),
-                mlp_norm=own.mlp_norm,
                 gate_up=self._adapted(f"{i} gate_up", own.gate_up, layer.mlp.gate_proj, layer.mlp.up_proj),
                 down=self._adapted(f"{i} down", own.down, layer.mlp.down_proj),
             )
-            for i, (own, layer) in enumerate(zip(base.layers, decoder.layers, strict=True))
+            for i, (own, layer) in enumerate(zip(layers, decoder.layers, strict=True))
         ]
 
     def tensors(self) -> list[Tensor]:

@@ -6,12 +6,11 @@ import functools
 import logging
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.engines.local.decoder import read_affine
 from mrlm_pl.engines.local.generation import Context, Rows
 from mrlm_pl.engines.local.transformers_model import CacheUse, GenericModel
 
@@ -95,7 +94,8 @@ class _Rows:
         config = model.model.config.get_text_config(decoder=True)
         named = config.to_dict().items()
         special = {value for name, value in named if name.endswith(("_id", "_index")) and isinstance(value, int)}
-        vocabulary = len(read_affine(model.model.get_input_embeddings())[0])
+        embedding: Any = model.model.get_input_embeddings()
+        vocabulary = len(embedding.weight)
         draw = random.Random(0)
         ordinary = [token for token in range(min(vocabulary, 4096)) if token not in special] or [0]
         self._contexts = [[draw.choice(ordinary) for _ in range(length)] for length in _CONTEXTS]
@@ -106,7 +106,6 @@ class _Rows:
 
     def failure(self, use: CacheUse) -> str | None:
         """Return why the cache cannot be used in this way; None if it can."""
-        before = self._model.use
         self._model.use = use
         try:
             return self._later_turn() if use.sessions else self._first_turn()[0]
@@ -115,8 +114,6 @@ class _Rows:
         except Exception as error:  # a cache may fail in any way
             text = str(error).strip().splitlines()
             return f"{type(error).__name__}{': ' + text[0][:200] if text else ''}"
-        finally:
-            self._model.use = before
 
     def _first_turn(self) -> tuple[str | None, Rows, list[list[int]]]:
         """Feed the contexts and some tokens; the rows are those of contexts 0, 0, 1 and 2, then 0, 1 and 2."""
@@ -151,7 +148,7 @@ class _Rows:
     def leak(self) -> float:
         """Return :attr:`Checked.leak`."""
         row, length = tuple(self._contexts[0]), len(self._contexts[1])
-        if self._model.boundary is not None and self._model.boundary < len(row):
+        if len(row) > self._model.boundary:
             return 0.0
         found = self._model.logits(torch.tensor([row], device=self._model.device))[0, length - 1]
         error = _error(found, self._expected(row[:length]))
@@ -168,11 +165,8 @@ class _Rows:
     def _expected(self, row: tuple[int, ...]) -> Tensor:
         """Return the logits [V] after a row, from its tokens alone."""
         if row not in self._known:
-            before = self._model.use
-            self._model.use = CacheUse()
             ids = torch.tensor([row], device=self._model.device)
-            self._known[row] = self._model.forward(ids, None, None)[0][0].float()
-            self._model.use = before
+            self._known[row] = self._model.logits(ids)[0, -1].float()
         return self._known[row]
 
 

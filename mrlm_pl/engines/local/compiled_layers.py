@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,12 +60,10 @@ def compiled_layers(decoder: Decoder) -> list[Code]:
 
 def _key(decoder: Decoder, layer: LayerWeights[Any]) -> Hashable:
     """Return all that the code of a layer depends on."""
-    w = decoder.weights
-    dtypes = (w.dtype, decoder.attention_dtype, decoder.rotation(1)[0].dtype)  # the last is that of the embeddings
-    sizes = (w.heads, w.kv_heads, w.head_dim, w.scale, w.eps)
+    dtypes = (decoder.attention_dtype, decoder.rotation(1)[0].dtype)  # the last is that of the embeddings
     leaves, structure = _flat(layer)
     weights = tuple(leaf if leaf is None else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
-    return dtypes, sizes, str(structure), weights, torch.get_num_threads()
+    return decoder.weights.sizes, dtypes, str(structure), weights, torch.get_num_threads()
 
 
 def _flat(layer: LayerWeights[Any]) -> tuple[list[Tensor | None], pytree.TreeSpec]:
@@ -89,9 +86,7 @@ class _Layer(nn.Module):
 
     def __init__(self, decoder: Decoder, layer: LayerWeights[Any]) -> None:
         super().__init__()
-        names = ("dtype", "heads", "kv_heads", "head_dim", "scale", "eps")
-        self._sizes: Any = SimpleNamespace(**{name: getattr(decoder.weights, name) for name in names})
-        self._between = decoder.attention_dtype
+        self._sizes, self._between = decoder.weights.sizes, decoder.attention_dtype
         leaves, self._structure = _flat(layer)
         self._present = [leaf is not None for leaf in leaves]
 
@@ -163,8 +158,8 @@ def _compiled(decoder: Decoder, layer: LayerWeights[Any]) -> Code:
         )
     from torch._inductor.exc import InductorError  # of seconds, and only where something is compiled
 
-    w, dtype = decoder.weights, decoder.attention_dtype
-    zeros, x = torch.zeros, w.embed(torch.zeros(_ROWS, dtype=torch.long))
+    w, dtype = decoder.weights.sizes, decoder.attention_dtype
+    zeros, x = torch.zeros, decoder.weights.embed(torch.zeros(_ROWS, dtype=torch.long))
     own = [zeros(w.kv_heads * _ROWS, _CAPACITY, w.head_dim, dtype=dtype)[:, :_END] for _ in range(2)]
     context = [zeros(w.kv_heads * _CONTEXTS, _LENGTH, w.head_dim, dtype=dtype) for _ in range(2)]
     rotation = [zeros(_ROWS, 1, w.head_dim, dtype=x.dtype) for _ in range(2)]
@@ -216,7 +211,7 @@ class CompiledRows(DecoderRows):
         self._context_states = [layer.unbind() for layer in self.shared.transpose(2, 3).flatten(2, 3)]
 
     def _hidden(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        rows, heads = len(self._contexts), self._decoder.weights.head_dim
+        rows, heads = len(self._contexts), self._decoder.weights.sizes.head_dim
         rotation = [numbers.expand(rows, 1, heads).contiguous() for numbers in (cos, sin)]
         x = self._decoder.weights.embed(tokens)
         own = self._own.transpose(2, 3)[..., : self._fed + 1, :].flatten(2, 3).flatten(0, 1).unbind()

@@ -48,12 +48,7 @@ class ContinuousTurn:
                 self.spans.append(span)
         if sample.finish_reason == "stop":
             return "stop"
-        limit = self.request.sampling.max_tokens - self.request.offset
-        if self.request.piece is not None:
-            limit = min(limit, self.request.piece)
-        if window is not None:
-            limit = min(limit, window - len(self.request.token_ids))
-        return "length" if len(self.token_ids) >= limit else None
+        return "length" if len(self.token_ids) >= self.request.limit(window) else None
 
     def sample(self, reason: FinishReason) -> Sample:
         version = min(span.version for span in self.spans)
@@ -180,11 +175,6 @@ class ContinuousEngine(EngineWrapper):
         """Seconds in which the engine had requests; any thread may read it."""
         seconds, since = self._busy  # a tuple, so that both are of one moment
         return seconds if since is None else seconds + time.perf_counter() - since
-
-    @property
-    def takes_pieces(self) -> bool:
-        """Requests may have an ``offset`` and a ``piece``."""
-        return True
 
     def close(self) -> None:
         """Close the engine; may be called twice.

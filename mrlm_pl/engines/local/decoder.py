@@ -81,18 +81,11 @@ def read_affine(module: nn.Module, adapters: bool = True) -> Affine:
 
     Those of a tensor-parallel module are gathered from all ranks, and a low-rank adapter is added; these are copies.
     Without ``adapters`` the weight is that below the adapter.
-
-    Raises:
-        TypeError: the module holds no plain dense weight.
     """
-    layer = getattr(module, "base_layer", module)
-    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"{type(module).__name__} holds no dense weight")
-    adapted = adapted_weight(module) if adapters and layer is not module else None
-    return Affine(
-        whole(weight.detach()) if adapted is None else adapted, None if bias is None else whole(bias.detach())
-    )
+    layer: Any = getattr(module, "base_layer", module)
+    adapted, bias = adapted_weight(module) if adapters and layer is not module else None, getattr(layer, "bias", None)
+    weight = whole(layer.weight.detach()) if adapted is None else adapted
+    return Affine(weight, None if bias is None else whole(bias.detach()))
 
 
 def _in_place(module: nn.Module, adapters: bool) -> bool:
@@ -113,8 +106,18 @@ class LayerWeights(Generic[LinearT]):
     down: LinearT
 
 
-class Sizes(Protocol):
-    """Sizes and settings of a layer, beside its weights."""
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes and precision of a layer, beside its weights.
+
+    Args:
+        dtype: of the projections.
+        heads: number of query heads.
+        kv_heads: number of key and value heads.
+        head_dim: size of a head.
+        scale: of the scores of attention.
+        eps: of norms.
+    """
 
     dtype: torch.dtype
     heads: int
@@ -124,9 +127,10 @@ class Sizes(Protocol):
     eps: float
 
 
-class StepWeights(Sizes, Protocol):
+class StepWeights(Protocol):
     """Weights that a step of a decoder reads."""
 
+    sizes: Sizes
     norm: Tensor
 
     @property
@@ -164,12 +168,15 @@ class DecoderWeights:
         config = model.config
         attention = model.model.layers[0].self_attn
         self.model = model
-        self.dtype, self.own, self._adapters = dtype, own, adapters
-        self.head_dim: int = attention.head_dim
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.scale: float = attention.scaling
-        self.eps: float = config.rms_norm_eps
+        self.own, self._adapters = own, adapters
+        self.sizes = Sizes(
+            dtype=dtype,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            scale=attention.scaling,
+            eps=config.rms_norm_eps,
+        )
         self._buffers: dict[str, Tensor] = {}
         self.read()
 
@@ -180,7 +187,7 @@ class DecoderWeights:
         self.embedding = self._keep("embedding", decoder.embed_tokens)
         self.device = self.embedding.device
         self.norm = self._keep("norm", decoder.norm)
-        tied = self.model.lm_head.weight is decoder.embed_tokens.weight and self.embedding.dtype == self.dtype
+        tied = self.model.lm_head.weight is decoder.embed_tokens.weight and self.embedding.dtype == self.sizes.dtype
         if self.own and tied and self.model.lm_head.bias is None:
             self.head = Affine(self.embedding, None)
         else:
@@ -191,18 +198,18 @@ class DecoderWeights:
         self.rotary_scale: float = rotary.attention_scaling
         first = self.layers[0]
         affine = (first.qkv, first.out, first.gate_up, first.down, self.head)
-        sizes = tuple((tuple(a.weight.shape), a.weight.dtype, a.bias is None) for a in affine)
+        shapes = tuple((tuple(a.weight.shape), a.weight.dtype, a.bias is None) for a in affine)
         rotation = (self.rotary_scale, tuple(self.inverse_frequency.tolist()))
-        heads = (self.heads, self.kv_heads, self.scale, self.eps, first.qk_norm is None)
         embedding = (self.embedding.dtype, self.device)
-        self.architecture: Hashable = (len(self.layers), heads, sizes, rotation, embedding)
+        layers = (len(self.layers), self.sizes, first.qk_norm is None)
+        self.architecture: Hashable = (layers, shapes, rotation, embedding)
 
     def tensors(self) -> list[Tensor]:
         """Return all weights, in one order."""
         found = [self.embedding, self.norm, *self.head]
         for layer in self.layers:
-            found += [layer.attention_norm, layer.qk_norm, layer.mlp_norm]
-            found += [tensor for affine in (layer.qkv, layer.out, layer.gate_up, layer.down) for tensor in affine]
+            for part in vars(layer).values():
+                found += part if isinstance(part, Affine) else [part]
         return [tensor for tensor in found if tensor is not None]
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -211,11 +218,11 @@ class DecoderWeights:
 
     def _read_layer(self, name: str, layer: Any) -> LayerWeights[Affine]:
         attention, mlp = layer.self_attn, layer.mlp
-        turned = input_major(self.device, self.dtype)
+        turned = input_major(self.device, self.sizes.dtype)
         qk_norm = None
         if hasattr(attention, "q_norm"):
             q_norm, k_norm = read_affine(attention.q_norm)[0], read_affine(attention.k_norm)[0]
-            rows = [q_norm.expand(self.heads, -1), k_norm.expand(self.kv_heads, -1)]
+            rows = [q_norm.expand(self.sizes.heads, -1), k_norm.expand(self.sizes.kv_heads, -1)]
             qk_norm = self._hold(f"{name} qk_norm", rows, q_norm.dtype, lasting=False)
         return LayerWeights(
             attention_norm=self._keep(f"{name} attention_norm", layer.input_layernorm),
@@ -242,9 +249,10 @@ class DecoderWeights:
         """
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
-        weight = self._hold(name, [weight for weight, _ in pairs], self.dtype, lasting, turned)
+        dtype = self.sizes.dtype
+        weight = self._hold(name, [weight for weight, _ in pairs], dtype, lasting, turned)
         biases = [bias for _, bias in pairs if bias is not None]
-        return Affine(weight, self._hold(f"{name} bias", biases, self.dtype, lasting) if biases else None)
+        return Affine(weight, self._hold(f"{name} bias", biases, dtype, lasting) if biases else None)
 
     def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype, lasting: bool, turned: bool = False) -> Tensor:
         """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype.
@@ -382,24 +390,19 @@ class Decoder(Backend):
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines ``[>= length, head size]``; the first half of the sines is negated."""
 
-    def grouped_queries(self, q: Tensor) -> Tensor:
-        """Return queries ``[B, heads, head size]`` scaled, as ``[B, KV heads, group, head size]``."""
-        w = self.weights
-        return q.reshape(len(q), w.kv_heads, w.heads // w.kv_heads, w.head_dim) * w.scale
-
     def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Return the residual stream after the last layer, shape ``[*ids.shape, hidden size]``.
 
         ``cos`` and ``sin`` broadcast against ``[*ids.shape, heads, head size]``. ``attend`` gets the layer's index,
         queries, keys and values ``[*ids.shape, heads, head size]`` and returns the queries' shape.
         """
-        w, between = self.weights, self.attention_dtype
+        w = self.weights
         x = w.embed(ids.flatten())
         for i, layer in enumerate(w.layers):
-            x = through_layer(w, between, layer, x, ids.shape, cos, sin, partial(attend, i))
+            x = through_layer(w.sizes, self.attention_dtype, layer, x, ids.shape, cos, sin, partial(attend, i))
         return x.view(*ids.shape, -1)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of a residual stream ``[B, hidden size]``."""
         w = self.weights
-        return w.head.of(rms_norm(x, w.norm, w.eps).to(w.dtype))
+        return w.head.of(rms_norm(x, w.norm, w.sizes.eps).to(w.sizes.dtype))

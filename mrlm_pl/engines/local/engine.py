@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,19 +40,12 @@ T = TypeVar("T")
 class _Loaded:
     model: PreTrainedModel
     dtype: torch.dtype
-    backend: Backend
+    backend: FusedDecoder | GenericModel
     window: int | None
     vocabulary: int
     version: int
     kind: Hashable
     """Policies of one kind generate in one batch."""
-
-
-def _same_objects(first: Sequence[Any] | None, second: Sequence[Any] | None) -> bool:
-    """Return whether both hold the same objects, and are not None."""
-    if first is None or second is None or len(first) != len(second):
-        return False
-    return all(one is other for one, other in zip(first, second, strict=True))
 
 
 class InProcessEngine(Engine):
@@ -163,7 +156,7 @@ class InProcessEngine(Engine):
         self._loaded[policy] = loaded
         self._sessions.drop_policy(policy)
 
-    def _backend(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> Backend:
+    def _backend(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> FusedDecoder | GenericModel:
         reason = unsupported_reason(model) if self._fused else "fused is off"
         if reason is None:
             if self._compile and model.device.type != "cpu":
@@ -171,8 +164,7 @@ class InProcessEngine(Engine):
                     f"policy {policy!r} is on {model.device}, and compile is for CPUs; leave it out: on a GPU the "
                     "decode steps run as CUDA graphs"
                 )
-            others = {name: loaded for name, loaded in self._loaded.items() if name != policy and loaded.dtype == dtype}
-            base = self._shared_base(model, dtype, others) if others else None
+            base = self._shared_base(policy, model, dtype) if self._loaded else None
             return FusedDecoder(model, dtype, self._own_weights, base)
         if self._compile:
             raise EngineError(
@@ -200,28 +192,25 @@ class InProcessEngine(Engine):
             logger.info("policy %r: layers of the decode step compiled in %.1f s", policy, seconds)
         return partial(CompiledRows, codes)
 
-    def _shared_base(
-        self, model: PreTrainedModel, dtype: torch.dtype, others: Mapping[str, _Loaded]
-    ) -> DecoderWeights | None:
+    def _shared_base(self, policy: str, model: PreTrainedModel, dtype: torch.dtype) -> DecoderWeights | None:
         """Return the weights below the model's adapters if another policy has adapters on them, else None.
 
         A single policy adds its adapters to the weights: its steps then have fewer products.
         """
-        base = base_of(model)
-        sharing = {
-            name: loaded
-            for name, loaded in others.items()
-            if isinstance(loaded.backend, FusedDecoder) and _same_objects(base, base_of(loaded.model))
-        }
-        for loaded in sharing.values():
-            if isinstance(loaded.backend, FusedDecoder) and isinstance(loaded.backend.weights, AdaptedWeights):
-                return loaded.backend.weights.base
-        shared = DecoderWeights(model, dtype, self._own_weights, adapters=False) if sharing else None
-        for name, loaded in sharing.items():
-            decoder = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
-            decoder.rows = self._rows(name, decoder)
-            loaded.backend = decoder
-        return shared
+        for name, loaded in self._loaded.items():
+            decoder = loaded.backend
+            if name == policy or loaded.dtype != dtype or not isinstance(decoder, FusedDecoder):
+                continue
+            base = base_of(model)
+            if base is None or base_of(loaded.model) != base:
+                continue
+            if isinstance(decoder.weights, AdaptedWeights):
+                return decoder.weights.base
+            shared = DecoderWeights(model, dtype, self._own_weights, adapters=False)
+            loaded.backend = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
+            loaded.backend.rows = self._rows(name, loaded.backend)
+            return shared
+        return None
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one :class:`~mrlm_pl.engines.base.Sample` per request, in order.
@@ -275,7 +264,7 @@ class InProcessEngine(Engine):
             own = [requests[r] for r in limits]
             policies = {request.policy for request in own}
             backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
-            backend = next(iter(backends.values()))
+            backend: Backend = next(iter(backends.values()))
             if len(backends) > 1:  # of one kind
                 backend = TeamDecoder({n: each for n, each in backends.items() if isinstance(each, FusedDecoder)})
             with torch.inference_mode(isinstance(backend, Decoder)):
@@ -336,7 +325,7 @@ class InProcessEngine(Engine):
         self._closed = True
         self._work.close()
         self._loaded.clear()
-        self._sessions.clear()
+        self._sessions.release("")
         if self._static is not None:
             self._static.clear()
 

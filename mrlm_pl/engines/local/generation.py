@@ -122,6 +122,53 @@ class Rows(ABC):
         """
 
 
+class RowsInParts(Rows):
+    """Rows of several parts, which take each step one after the other.
+
+    Args:
+        parts: rows that take a step together, with their numbers in the batch, ascending.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Rows, list[int]]]) -> None:
+        self._parts = list(parts)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of the next token after one more token per row, ``tokens`` ``[B]``."""
+        order = self._order()
+        given = tokens if order == sorted(order) else tokens[on_device(order, tokens.device)]
+        parts = zip(self._parts, given.split([len(numbers) for _, numbers in self._parts]), strict=True)
+        stepped = [one for (part, numbers), own in parts for one in self._stepped(part, numbers, own)]
+        self._parts = [(part, numbers) for part, numbers, _ in stepped]
+        if len(stepped) == 1:
+            return stepped[0][2]
+        logits, order = torch.cat([found for _, _, found in stepped]), self._order()
+        return logits if order == sorted(order) else logits[on_device(order, logits.device).argsort()]
+
+    def _order(self) -> list[int]:
+        """Return the numbers of the rows, part by part."""
+        return [number for _, numbers in self._parts for number in numbers]
+
+    def _stepped(self, part: Any, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
+        """Return the parts that a part's rows are in after a step with ``tokens``, with their numbers and logits."""
+        return [(part, numbers, part.step(tokens))]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but ``rows``, and parts without rows."""
+        new, parts = {row: place for place, row in enumerate(rows)}, []
+        for part, numbers in self._parts:
+            stay = [i for i, number in enumerate(numbers) if number in new]
+            if 0 < len(stay) < len(numbers):
+                part.keep(stay)
+            if stay:
+                parts.append((part, [new[numbers[i]] for i in stay]))
+        self._parts = parts
+
+    def states(self, row: int, length: int) -> States | None:
+        """Return copies of the keys and values of a row's first ``length`` tokens; see :class:`Rows`."""
+        part, numbers = next(one for one in self._parts if row in one[1])
+        return part.states(numbers.index(row), length)
+
+
 class Backend(ABC):
     """The generation loop's view of a model.
 
@@ -132,10 +179,6 @@ class Backend(ABC):
 
     device: torch.device
     asynchronous: bool = False
-
-    @abstractmethod
-    def refresh(self) -> None:
-        """Read the current weights of the module."""
 
     @abstractmethod
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
@@ -213,10 +256,6 @@ class SessionCache:
         """Drop the sessions whose key begins with ``prefix``, of all policies."""
         for key in [key for key in self._entries if key[1].startswith(prefix)]:
             self._drop(key)
-
-    def clear(self) -> None:
-        """Drop all sessions."""
-        self.release("")
 
     def _drop(self, key: tuple[str, str]) -> None:
         entry = self._entries.pop(key, None)
@@ -380,8 +419,7 @@ class _Batch:
         self._stops = [frozenset(request.stop_ids) for request in requests]
         self._sessions = sessions
         self.present = list(range(len(requests)))
-        self._unfinished = [True] * len(requests)
-        self._left = len(requests)
+        self._unfinished = set(self.present)
 
     def record(self, rows: Rows, drawn: Sequence[_Drawn]) -> list[int]:
         """Append drawn tokens to their rows; return the indices of the remaining rows, none when all are finished.
@@ -392,16 +430,16 @@ class _Batch:
         for steps in drawn:
             for tokens, logprobs in steps.steps():
                 self._append(steps.present, tokens, logprobs)
-        if self._left and self._left > _COMPACT_BELOW * len(self.present):
+        if len(self._unfinished) > _COMPACT_BELOW * len(self.present):
             return list(range(len(self.present)))
         for i, b in enumerate(self.present):
             request = self.requests[b]
-            if request.session and not self._unfinished[b]:
+            if request.session and b not in self._unfinished:
                 fed = (*request.token_ids, *self.out[b].token_ids[:-1])  # the last sampled token was never fed
                 states = rows.states(i, len(fed))
                 if states is not None:
                     self._sessions.put(request.policy, request.session, fed, states)
-        kept = [i for i, b in enumerate(self.present) if self._unfinished[b]]
+        kept = [i for i, b in enumerate(self.present) if b in self._unfinished]
         if kept:
             rows.keep(kept)
             self.present = [self.present[i] for i in kept]
@@ -409,7 +447,7 @@ class _Batch:
 
     def _append(self, present: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         for b, token, logprob in zip(present, tokens, logprobs, strict=True):
-            if not self._unfinished[b]:
+            if b not in self._unfinished:
                 continue
             out = self.out[b]
             out.token_ids.append(token)
@@ -417,5 +455,4 @@ class _Batch:
             stopped = token in self._stops[b]
             if stopped or len(out.token_ids) == self._limits[b]:
                 out.finish_reason = "stop" if stopped else "length"
-                self._unfinished[b] = False
-                self._left -= 1
+                self._unfinished.remove(b)

@@ -9,8 +9,7 @@ All else is in the compute dtype, or on a CPU in at least float32, as attention 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,12 +65,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-class MakeRows(Protocol):
-    """Makes the rows of a batch of a decoder, from the lengths of the contexts and the number of rows of each."""
-
-    def __call__(
-        self, decoder: FusedDecoder, lengths: Sequence[int], rows: Sequence[int], reserve: int
-    ) -> ContextRows: ...
+MakeRows = Callable[["FusedDecoder", Sequence[int], Sequence[int], int], ContextRows]
+"""Makes rows of a decoder, from the lengths of contexts, the number of rows of each, and the most tokens to append."""
 
 
 class FusedDecoder(Decoder):
@@ -143,23 +138,23 @@ class FusedDecoder(Decoder):
 
     def _prefill_chunk(self, contexts: Sequence[Context]) -> tuple[Tensor, Tensor]:
         """Return logits ``[u, V]``, and keys and values ``[layers, 2, u, KV heads, T, head size]``, left-aligned."""
-        w = self.weights
+        w, sizes = self.weights, self.weights.sizes
         offsets = [context.cached for context in contexts]
         new = [list(context.token_ids[context.cached :]) for context in contexts]
         width = self.rounded(max(map(len, new)))
         ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=self.device)
         capacity = max(offsets) + width
-        shape = (len(w.layers), 2, len(contexts), w.kv_heads, capacity, w.head_dim)
+        shape = (len(w.layers), 2, len(contexts), sizes.kv_heads, capacity, sizes.head_dim)
         states = torch.zeros(shape, dtype=self.attention_dtype, device=self.device)
         for u, context in enumerate(contexts):
             if context.states is not None:
                 context.states.copy_to(states[:, :, u, :, : context.cached])
         cos, sin = self.rotation(capacity)
         if max(offsets) == 0:
-            x = self.hidden(ids, cos[:width, None], sin[:width, None], causal_attention(states, w.scale, None))
+            x = self.hidden(ids, cos[:width, None], sin[:width, None], causal_attention(states, sizes.scale, None))
         else:
             positions = torch.tensor(offsets, device=self.device)[:, None] + torch.arange(width, device=self.device)
-            attend = causal_attention(states, w.scale, positions)
+            attend = causal_attention(states, sizes.scale, positions)
             x = self.hidden(ids, cos[positions][:, :, None], sin[positions][:, :, None], attend)
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.device)
         return self.logits(x[torch.arange(len(new), device=self.device), last]), states

@@ -100,8 +100,8 @@ class DecoderRows(ContextRows):
 
     def _zeros(self, count: int, length: int) -> Tensor:
         """Return zeros ``[layers, 2, count, KV heads, rounded length, head size]``, in memory with KV heads first."""
-        decoder, w = self._decoder, self._decoder.weights
-        shape = (len(w.layers), 2, w.kv_heads, count, decoder.rounded(length), w.head_dim)
+        decoder, w = self._decoder, self._decoder.weights.sizes
+        shape = (len(decoder.weights.layers), 2, w.kv_heads, count, decoder.rounded(length), w.head_dim)
         return torch.zeros(shape, dtype=decoder.attention_dtype, device=decoder.device).transpose(2, 3)
 
     def _arrange(self) -> None:
@@ -118,7 +118,7 @@ class DecoderRows(ContextRows):
             self._mask = hidden_beyond(lengths, self.shared.shape[4], self.shared.dtype)
         self._equal = len(set(self._lengths)) == 1
         self._context_length = lengths[on_device(self._contexts, device)]
-        w, rows = self._decoder.weights, len(self._contexts)
+        w, rows = self._decoder.weights.sizes, len(self._contexts)
         self._q = self.shared.new_empty(w.kv_heads, rows, w.heads // w.kv_heads, w.head_dim)
         self._mixed = self.shared.new_empty(rows, w.heads, w.head_dim)
 
@@ -163,7 +163,7 @@ class DecoderRows(ContextRows):
         keys, values = own[..., : self._end, :].flatten(1, 2)
         context_keys, context_values = self.shared[i].transpose(1, 2).flatten(1, 2)
         grouped = q.unflatten(1, (kv_heads, group)).transpose(0, 1)
-        torch.mul(grouped, self._decoder.weights.scale, out=self._q)
+        torch.mul(grouped, self._decoder.weights.sizes.scale, out=self._q)
         length = context_keys.shape[1]
         of_context = torch.bmm(self._by_context(self._q), context_keys.transpose(1, 2))
         if self._mask is not None:

@@ -88,9 +88,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, asynchronous: bool
         logits = logits / sampling.temperature
     if sampling.top_k or sampling.top_p < 1:
         return _draw_truncated(logits, uniform[:, None], sampling, asynchronous)
-    if logits.shape[-1] <= _ONE_LEVEL_VOCABULARY:
-        return _draw_full(logits, uniform[:, None])
-    return _draw_blocks(logits, uniform[:, None])
+    return _draw_whole(logits, uniform[:, None])
 
 
 def _invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,19 +106,16 @@ def _invert(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return index, total, ((target - lower) / (upper - lower)).clamp_(0.0, 1.0 - 2.0**-52)
 
 
-def _draw_full(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from the whole softmax by one cumulative sum, which is cheapest for small vocabularies."""
+def _draw_whole(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from the whole softmax, by one cumulative sum where the vocabulary is small, else in two levels."""
     peak = logits.amax(-1, keepdim=True)
-    cumulative = (logits - peak).exp_().contiguous().cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, uniform * total, right=True).clamp_(max=logits.shape[-1] - 1)
-    return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
-
-
-def _draw_blocks(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from the whole softmax in two levels; see :func:`_in_blocks`."""
-    peak = logits.amax(-1, keepdim=True)
-    index, total = _in_blocks((logits - peak).exp_(), uniform)
+    mass = (logits - peak).exp_()
+    if mass.shape[-1] <= _ONE_LEVEL_VOCABULARY:
+        cumulative = mass.contiguous().cumsum(-1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        index = torch.searchsorted(cumulative, uniform * total, right=True).clamp_(max=mass.shape[-1] - 1)
+    else:
+        index, total = _in_blocks(mass, uniform)
     return index[:, 0], (logits.gather(-1, index) - peak - total.log().float())[:, 0]
 
 

@@ -11,7 +11,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -41,35 +40,6 @@ def bucket(number: int, least: int) -> int:
     """
     step = max(least, 2 ** (number.bit_length() - 1) // 4)
     return -(-number // step) * step
-
-
-class Seen(NamedTuple):
-    """Keys and values ``[N, KV heads, T, head size]``, and the mask that is added to their scores, if any."""
-
-    keys: Tensor
-    values: Tensor
-    mask: Tensor | None
-
-
-def attention(
-    q: Tensor, context: Seen, own: Seen, by_context: Callable[[Tensor], Tensor], by_row: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return the attention ``[B, KV heads, group, head size]`` of scaled queries to their contexts and own tokens.
-
-    The query heads of a group take the place of query positions, so keys and values are not repeated. ``by_context``
-    puts the rows of a context side by side, so that its keys and values are read once; ``by_row`` is its inverse.
-    """
-    context_scores = torch.matmul(by_context(q), context.keys.transpose(-1, -2))
-    if context.mask is not None:
-        context_scores += context.mask
-    own_scores = torch.matmul(q, own.keys.transpose(-1, -2))
-    if own.mask is not None:
-        own_scores += own.mask
-    scores = torch.cat((by_row(context_scores), own_scores), -1)
-    shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    length = context.keys.shape[2]
-    of_own = torch.matmul(shares[..., length:], own.values)
-    return of_own + by_row(torch.matmul(by_context(shares[..., :length]), context.values))
 
 
 class CudaGraphs:
@@ -159,7 +129,7 @@ class StaticStep:
         return replay()
 
     def _compute(self, window: int) -> Tensor:
-        positions = self._lengths + self._fed
+        sizes, positions = self._decoder.weights.sizes, self._lengths + self._fed
         cos, sin = self._decoder.rotation(self._shared.shape[4] + self._own.shape[4])
         hidden = hidden_beyond(self._fed + 1, window, self._mask.dtype)
 
@@ -167,16 +137,25 @@ class StaticStep:
             keys, values = self._own[i]
             keys.index_copy_(2, self._fed, k[:, :, None])
             values.index_copy_(2, self._fed, v[:, :, None])
-            own = Seen(keys[:, :, :window], values[:, :, :window], hidden)
-            context = Seen(self._shared[i, 0], self._shared[i, 1], self._mask)
-            return attention(self._decoder.grouped_queries(q), context, own, self._by_context, self._by_row)
+            context_keys, context_values = self._shared[i]
+            # The query heads of a group take the place of query positions, so keys and values are not repeated.
+            grouped = q.unflatten(1, (sizes.kv_heads, -1)) * sizes.scale
+            of_context = torch.matmul(self._by_context(grouped), context_keys.transpose(-1, -2))
+            of_context += self._mask
+            of_own = torch.matmul(grouped, keys[:, :, :window].transpose(-1, -2))
+            of_own += hidden
+            scores = torch.cat((self._by_row(of_context), of_own), -1)
+            shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+            length = context_keys.shape[2]
+            mixed = torch.matmul(shares[..., length:], values[:, :, :window])
+            return mixed + self._by_row(torch.matmul(self._by_context(shares[..., :length]), context_values))
 
         x = self._decoder.hidden(self.tokens, cos[positions][:, None], sin[positions][:, None], attend)
         self._fed += 1
         return self._logits.copy_(self._decoder.logits(x))
 
     def _by_context(self, x: Tensor) -> Tensor:
-        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, width * group, N]``."""
+        """Return ``[B, KV heads, group, N]`` of rows as ``[U, KV heads, width * group, N]``: a context is read once."""
         x = x.index_select(0, self._row).unflatten(0, (-1, self.width))
         return x.transpose(1, 2).flatten(2, 3)
 
@@ -214,17 +193,10 @@ class StaticDecode:
         self._logits.clear()
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def _logits_of(self, decoder: FusedDecoder, rows: int) -> Tensor:
-        """Return the place of a step's logits ``[rows, V]``; earlier steps keep that of fewer rows."""
-        key = decoder.weights.head.weight.shape[0], decoder.weights.dtype
-        if key not in self._logits or len(self._logits[key]) < rows:
-            self._logits[key] = torch.empty(rows, key[0], dtype=key[1], device=decoder.device)
-        return self._logits[key][:rows]
-
     def zeros(self, first: Sequence[int], second: Sequence[int], like: FusedDecoder) -> tuple[Tensor, Tensor]:
         """Return zeros of two shapes for a decoder's keys and values; tensors returned before are lost."""
         sizes = [math.prod(first), math.prod(second)]
-        dtype, device = like.weights.dtype, like.device
+        dtype, device = like.weights.sizes.dtype, like.device
         needed = sum(sizes) * dtype.itemsize
         if self._memory.device != device or len(self._memory) < needed:
             self.clear()  # before the allocation, as the steps keep the memory too
@@ -243,8 +215,10 @@ class StaticDecode:
         layout = tuple((states.data_ptr(), states.shape, states.stride()) for states in (shared, own))
         key = id(decoder), (layout, width)
         if key not in self._steps:
-            logits = self._logits_of(decoder, own.shape[2])
-            self._steps[key] = StaticStep(decoder, shared, own, logits, width, self._capture)
+            kind, rows = (decoder.weights.head.weight.shape[0], decoder.weights.sizes.dtype), own.shape[2]
+            if kind not in self._logits or len(self._logits[kind]) < rows:  # earlier steps keep the place of fewer rows
+                self._logits[kind] = torch.empty(rows, kind[0], dtype=kind[1], device=decoder.device)
+            self._steps[key] = StaticStep(decoder, shared, own, self._logits[kind][:rows], width, self._capture)
         self._steps.move_to_end(key)
         if len(self._steps) > _MOST_STEPS:
             self._steps.popitem(last=False)
@@ -278,7 +252,7 @@ class StaticRows(ContextRows):
         w = self._decoder.weights
         contexts, rows = bucket(len(self._lengths), 1), bucket(len(self._contexts), _LEAST_ROWS)
         shared, own = (
-            (len(w.layers), 2, count, w.kv_heads, columns, w.head_dim)
+            (len(w.layers), 2, count, w.sizes.kv_heads, columns, w.sizes.head_dim)
             for count, columns in ((contexts, length), (rows, capacity))
         )
         self.shared, self._own = self._static.zeros(shared, own, self._decoder)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.local.adapters import Adapted, joined
 from mrlm_pl.engines.local.decoder import Affine, Decoder, LayerWeights, Linear
-from mrlm_pl.engines.local.generation import Context, Rows, States
+from mrlm_pl.engines.local.generation import Context, Rows, RowsInParts
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.grouping import grouped
@@ -57,9 +57,7 @@ class TeamWeights:
 
     def __init__(self, members: Sequence[FusedDecoder], counts: list[int]) -> None:
         self._members, self._counts = [member.weights for member in members], counts
-        first = self._members[0]
-        self.dtype, self.eps, self.scale = first.dtype, first.eps, first.scale
-        self.heads, self.kv_heads, self.head_dim = first.heads, first.kv_heads, first.head_dim
+        self.sizes = self._members[0].sizes
         self.norm = self._by_row([w.norm for w in self._members])
         self.head = self._linear([w.head for w in self._members])
         self.layers = [self._joined(layers) for layers in zip(*(w.layers for w in self._members), strict=True)]
@@ -72,16 +70,13 @@ class TeamWeights:
         return torch.cat([w.embed(part) for w, part in parts])
 
     def _joined(self, layers: Sequence[LayerWeights[Any]]) -> LayerWeights[Linear]:
-        qk_norms = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
-        return LayerWeights(
-            attention_norm=self._by_row([layer.attention_norm for layer in layers]),
-            qkv=self._linear([layer.qkv for layer in layers]),
-            qk_norm=self._by_row(qk_norms) if qk_norms else None,
-            out=self._linear([layer.out for layer in layers]),
-            mlp_norm=self._by_row([layer.mlp_norm for layer in layers]),
-            gate_up=self._linear([layer.gate_up for layer in layers]),
-            down=self._linear([layer.down for layer in layers]),
-        )
+        return LayerWeights(*map(self._part, zip(*(vars(layer).values() for layer in layers), strict=True)))
+
+    def _part(self, parts: Sequence[Any]) -> Any:
+        """Return a part of a layer, a norm or a linear layer, of all policies."""
+        if isinstance(parts[0], Tensor):
+            return self._by_row(parts)
+        return None if parts[0] is None else self._linear(parts)
 
     def _linear(self, layers: Sequence[Affine | Adapted]) -> Linear:
         """Return a layer of each policy; a base that all share is multiplied once."""
@@ -108,17 +103,8 @@ class TeamDecoder(Decoder):
     """
 
     def __init__(self, members: Mapping[str, FusedDecoder]) -> None:
-        self._members = members
-        super().__init__(self._first.device, self._first.weights.dtype)
-
-    @property
-    def _first(self) -> FusedDecoder:
-        return next(iter(self._members.values()))
-
-    def refresh(self) -> None:
-        """Read the current weights of the modules."""
-        for member in self._members.values():
-            member.refresh()
+        self._members, self._first = members, next(iter(members.values()))
+        super().__init__(self._first.device, self._first.weights.sizes.dtype)
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines; see :class:`Decoder`."""
@@ -129,8 +115,10 @@ class TeamDecoder(Decoder):
         by_policy = grouped((context.policy, context) for context in contexts)
         if self._first.rows is not DecoderRows:
             found = [self._members[name].prefill(own, reserve) for name, own in by_policy.items()]
-            counts = [sum(context.rows for context in own) for own in by_policy.values()]
-            return torch.cat([logits for logits, _ in found]), RowsByPolicy([rows for _, rows in found], counts)
+            owners = (context.policy for context in contexts for _ in range(context.rows))
+            numbers = grouped((owner, row) for row, owner in enumerate(owners)).values()
+            parts = [(rows, own) for (_, rows), own in zip(found, numbers, strict=True)]
+            return torch.cat([logits for logits, _ in found]), RowsInParts(parts)
         rows = TeamRows(self, contexts, reserve)
         logits, start = [], 0
         for name, own in by_policy.items():
@@ -166,40 +154,3 @@ class TeamRows(DecoderRows):
         self._owners = [self._owners[row] for row in rows]
         self._owners += [self._owners[-1]] * (len(self._contexts) - len(rows))  # the last row is repeated
         self._team.arrange(self._owners)
-
-
-class RowsByPolicy(Rows):
-    """Rows of several policies, which take each step one after the other.
-
-    Args:
-        parts: the rows of each policy.
-        counts: number of rows of each.
-    """
-
-    def __init__(self, parts: Sequence[Rows], counts: Sequence[int]) -> None:
-        self._parts, self._counts = list(parts), list(counts)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token after one more token per row, ``tokens`` ``[B]``."""
-        return torch.cat([rows.step(own) for rows, own in zip(self._parts, tokens.split(self._counts), strict=True)])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``, and policies without rows."""
-        own = grouped(self._place(row) for row in rows)
-        for part, kept in own.items():
-            if len(kept) < self._counts[part]:
-                self._parts[part].keep(kept)
-        self._parts, self._counts = [self._parts[part] for part in own], [len(kept) for kept in own.values()]
-
-    def states(self, row: int, length: int) -> States | None:
-        """Return copies of the keys and values of a row's first ``length`` tokens; see :class:`Rows`."""
-        part, own = self._place(row)
-        return self._parts[part].states(own, length)
-
-    def _place(self, row: int) -> tuple[int, int]:
-        """Return the policy of a row, and its place among that policy's rows."""
-        part = 0
-        while row >= self._counts[part]:
-            row -= self._counts[part]
-            part += 1
-        return part, row

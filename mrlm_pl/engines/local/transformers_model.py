@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from mrlm_pl.engines.local.generation import Backend, Context, Rows, States
+from mrlm_pl.engines.local.generation import Backend, Context, Rows, RowsInParts, States
 from mrlm_pl.errors import EngineError
+from mrlm_pl.grouping import grouped
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.compilation import plain_layers
 from mrlm_pl.policy.forward.families import rope_boundary
@@ -60,7 +63,7 @@ class GenericModel(Backend):
     Attributes:
         cache_name: the argument of ``forward`` that takes the cache; None where there is none.
         use: of the cache; none before :func:`~.cache_check.cache_use`.
-        boundary: length beyond which the rotary embedding changes; None if it never does.
+        boundary: length beyond which the rotary embedding changes; infinite if it never does.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False) -> None:
@@ -70,7 +73,7 @@ class GenericModel(Backend):
         self._takes = set(inspect.signature(model.forward).parameters)
         self.cache_name = next((name for name in _CACHES if name in self._takes), None)
         self.use = CacheUse()
-        self.boundary = rope_boundary(model.config)
+        self.boundary = rope_boundary(model.config) or math.inf
         self.refresh()
 
     @torch.no_grad()
@@ -127,36 +130,26 @@ class GenericModel(Backend):
     def logits(self, ids: Tensor) -> Tensor:
         """Return logits ``[B, T, V]`` after all tokens of rows ``ids`` ``[B, T]``, without a cache."""
         with self._evaluation():
-            found: Tensor = self.model(
-                input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {})
-            ).logits
-        return found
+            output = self.model(input_ids=ids, **({"use_cache": False} if "use_cache" in self._takes else {}))
+        return output.logits
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, Rows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
         found: list[Tensor] = [torch.empty(0)] * len(contexts)
         parts = []
-        first = [0]
-        for context in contexts:
-            first.append(first[-1] + context.rows)
+        first = list(accumulate((context.rows for context in contexts), initial=0))
         for together in self._together([context.token_ids for context in contexts]):
             logits, part = self.start([contexts[u] for u in together])
             for u, row in zip(together, logits, strict=True):
                 found[u] = row
-            part.select([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
-            part.rows = [row for u in together for row in range(first[u], first[u + 1])]
-            parts.append(part)
+            part.keep([i for i, u in enumerate(together) for _ in range(contexts[u].rows)])
+            parts.append((part, [row for u in together for row in range(first[u], first[u + 1])]))
         return torch.stack(found), GenericRows(self, parts)
 
     def _together(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the indices of rows that are computed together."""
-        groups: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            key = len(row)
-            if self.use.padded:
-                key = 0 if self.boundary is None else int(len(row) > self.boundary)
-            groups.setdefault(key, []).append(i)
-        return list(groups.values())
+        kinds = (len(row) > self.boundary if self.use.padded else len(row) for row in rows)
+        return list(grouped((kind, i) for i, kind in enumerate(kinds)).values())
 
     def start(self, contexts: Sequence[Context]) -> tuple[Tensor, Part]:
         """Return logits ``[U, V]`` after contexts that are computed together, and a part with one row for each.
@@ -181,8 +174,7 @@ class GenericModel(Backend):
 
     def _known(self, context: Context) -> int:
         """Return the number of a context's tokens with usable states."""
-        beyond = self.boundary is not None and len(context.token_ids) > self.boundary
-        return context.cached if self.use.sessions and not beyond else 0
+        return context.cached if self.use.sessions and len(context.token_ids) <= self.boundary else 0
 
     def _resumed(self, contexts: Sequence[Context], cached: Sequence[int]) -> DynamicCache:
         """Return a cache that holds the states of each context's first ``cached`` tokens, right-aligned."""
@@ -199,7 +191,7 @@ class GenericModel(Backend):
         return cache
 
 
-class Part:
+class Part(Rows):
     """Rows of one forward pass.
 
     Args:
@@ -207,15 +199,11 @@ class Part:
         token_ids: tokens of each row up to now.
         cache: their states; None recomputes the rows for every token.
         mask: 1 at the tokens of the row, shape ``[B, T]``; None if no row is padded.
-
-    Attributes:
-        rows: number of each row in the whole batch.
     """
 
     def __init__(self, model: GenericModel, token_ids: list[list[int]], cache: Any, mask: Tensor | None) -> None:
         self._model = model
         self.token_ids, self._cache, self._mask = token_ids, cache, mask
-        self.rows: list[int] = []
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
@@ -228,8 +216,8 @@ class Part:
         logits, self._cache = self._model.forward(tokens[:, None], self._mask, self._cache)
         return logits
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Replace the rows by copies of ``rows`` (indices into the current ones)."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Replace the rows by copies of ``rows``; an index may come several times."""
         if list(rows) == list(range(len(self.token_ids))):
             return
         self.token_ids = [list(self.token_ids[b]) for b in rows]
@@ -241,7 +229,7 @@ class Part:
 
     def states(self, row: int, length: int) -> States | None:
         """Return a copy of keys and values of a row's first ``length`` tokens; None unless all layers store them."""
-        if not self._model.use.sessions or (self._model.boundary or length) < length:
+        if not self._model.use.sessions or length > self._model.boundary:
             return None
         parts: list[Tensor] = []
         for layer in self._cache.layers:
@@ -254,59 +242,28 @@ class Part:
         return States((torch.stack([part[:, first : first + length] for part in parts]).unflatten(0, (-1, 2)),))
 
 
-class GenericRows(Rows):
+class GenericRows(RowsInParts):
     """Rows of a :class:`~mrlm_pl.engines.local.transformers_model.GenericModel`.
 
     Args:
         model: the model.
-        parts: the rows; each is in one of them.
+        parts: the rows of each forward pass, with their numbers in the batch.
     """
 
-    def __init__(self, model: GenericModel, parts: list[Part]) -> None:
+    def __init__(self, model: GenericModel, parts: Sequence[tuple[Part, list[int]]]) -> None:
+        super().__init__(parts)
         self._model = model
-        self._parts = parts
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token after ``tokens`` ``[B]``."""
-        found: list[tuple[list[int], Tensor]] = []
-        for part in list(self._parts):
-            self._cross(part, tokens, found)
-            if part.rows:
-                found.append((part.rows, part.step(tokens if len(part.rows) == len(tokens) else tokens[part.rows])))
-        self._parts = [part for part in self._parts if part.rows]
-        if len(found) == 1:
-            return found[0][1]
-        order = torch.tensor([row for rows, _ in found for row in rows], device=tokens.device)
-        return torch.cat([logits for _, logits in found])[order.argsort()]
-
-    def _cross(self, part: Part, tokens: Tensor, found: list[tuple[list[int], Tensor]]) -> None:
+    def _stepped(self, part: Part, numbers: list[int], tokens: Tensor) -> list[tuple[Rows, list[int], Tensor]]:
         """Recompute rows that cross the model's boundary with their next token, in a part of their own."""
-        boundary = self._model.boundary
-        if boundary is None or not any(len(row) == boundary for row in part.token_ids):
-            return
-        over = [i for i, row in enumerate(part.token_ids) if len(row) == boundary]
-        rows = [part.rows[i] for i in over]
-        contexts = [Context([*part.token_ids[i], int(tokens[part.rows[i]])], 1) for i in over]
+        over = [i for i, row in enumerate(part.token_ids) if len(row) == self._model.boundary]
+        if not over:
+            return super()._stepped(part, numbers, tokens)
+        contexts = [Context([*part.token_ids[i], int(tokens[i])], 1) for i in over]
         logits, new = self._model.start(contexts)
-        new.rows = rows
-        found.append((rows, logits))
-        self._parts.append(new)
-        stay = [i for i in range(len(part.rows)) if i not in over]
-        part.rows = [part.rows[i] for i in stay]
-        if stay:
-            part.select(stay)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but ``rows``."""
-        new = {row: place for place, row in enumerate(rows)}
-        for part in self._parts:
-            stay = [i for i, row in enumerate(part.rows) if row in new]
-            part.rows = [new[part.rows[i]] for i in stay]
-            if stay:
-                part.select(stay)
-        self._parts = [part for part in self._parts if part.rows]
-
-    def states(self, row: int, length: int) -> States | None:
-        """Return a copy of the keys and values of a row's first ``length`` tokens; None if they cannot be reused."""
-        part = next(part for part in self._parts if row in part.rows)
-        return part.states(part.rows.index(row), length)
+        crossed = (new, [numbers[i] for i in over], logits)
+        stay = [i for i in range(len(numbers)) if i not in over]
+        if not stay:
+            return [crossed]
+        part.keep(stay)
+        return [crossed, *super()._stepped(part, [numbers[i] for i in stay], tokens[stay])]

@@ -42,8 +42,7 @@ class Worker:
     actor: Any
     about: dict[str, Any]  # its answer to ``describe``
     built: dict[str, Architecture] = field(default_factory=dict)  # by model
-    held: dict[str, dict[str, int]] = field(default_factory=dict)  # checksums of its tensors, by model
-    versions: dict[str, int] = field(default_factory=dict)
+    serves: dict[str, tuple[dict[str, int], int]] = field(default_factory=dict)  # checksums and version, by model
 
 
 @dataclass
@@ -169,20 +168,16 @@ class WorkerGroup(ABC):
         new = [worker for worker in workers if worker.built.get(model) is not served.architecture]
         lost = self._on_all(new, "build its model", "build", model, served.architecture)
         for worker in new:
-            worker.built[model], worker.held[model] = served.architecture, {}
-        current = served.checksums
-        behind = [worker for worker in workers if worker not in lost and worker.held[model] != current]
+            worker.built[model], worker.serves[model] = served.architecture, ({}, -1)
+        current = served.checksums, served.version
+        behind = [worker for worker in workers if worker not in lost and worker.serves[model][0] != served.checksums]
         lost |= self._send(model, behind)
         if served.read is not None:
             served.snapshot = Snapshot()
-        ready = [
-            worker
-            for worker in workers
-            if worker not in lost and (worker in behind or worker.versions.get(model) != served.version)
-        ]
+        ready = [worker for worker in workers if worker not in lost and worker.serves[model] != current]
         lost |= self._on_all(ready, "switch to new weights", "switch", model, served.version)
         for worker in ready:
-            worker.held[model], worker.versions[model] = current, served.version
+            worker.serves[model] = current
         return lost
 
     def _on_all(
@@ -215,7 +210,7 @@ class WorkerGroup(ABC):
     def _send_once(self, model: str, workers: Sequence[Worker]) -> dict[Worker, Exception]:
         self._read_again(model)
         snapshot, does = self._served[model].snapshot, "receive weights"
-        manifest = snapshot.missing([worker.held[model] for worker in workers], self.transfer.bucket_bytes)
+        manifest = snapshot.missing([worker.serves[model][0] for worker in workers], self.transfer.bucket_bytes)
         if self._group is None or self._group[0] != tuple(workers):
             self._group = tuple(workers), self._sender.invite(len(workers))
         invitation = self._group[1]

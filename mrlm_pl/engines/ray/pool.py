@@ -110,13 +110,11 @@ class RayPool(WorkerGroup, Engine):
             raise EngineError("the pool has no weights; call load() first" if not self.closed else "the pool is closed")
         places = self._spreading.place(requests)
         try:
-            return await sampled_in_parts(requests, places, self._ask)
+            return await sampled_in_parts(
+                requests, places, lambda place, own: self.ask(place, "generate", "sample", own)
+            )
         finally:
             self._spreading.done(places)
-
-    async def _ask(self, place: int, requests: list[SampleRequest]) -> list[Sample]:
-        samples: list[Sample] = await self.ask(place, "generate", "sample", requests)
-        return samples
 
     @property
     def stats(self) -> list[Any]:

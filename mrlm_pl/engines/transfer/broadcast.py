@@ -9,6 +9,7 @@ secret, and never use the default group of ``torch.distributed``: members can ch
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from mrlm_pl.concurrency.calls import in_daemon
 from mrlm_pl.engines.transfer.manifest import Manifest, checksum
-from mrlm_pl.engines.transfer.store_gate import StoreGate, new_secret, reached_store
+from mrlm_pl.engines.transfer.store_gate import StoreGate, reached_store
 from mrlm_pl.errors import EngineError, first_line
 
 Transport = Literal["gloo", "nccl"]
@@ -73,7 +74,7 @@ class WeightSender:
     ) -> None:
         self.host, self.seconds, self.transport = host, seconds, transport
         self._device = memory_of(transport, gpu)
-        self._secret = new_secret()
+        self._secret = secrets.token_hex(32)
         self._gate = StoreGate(host, self._secret, seconds)
         self._numbers = itertools.count()
         self._joined: tuple[str, Any] = ("", None)
@@ -123,11 +124,15 @@ class WeightSender:
         store, begins = self._gate.store, ""
         try:
             for rank in range(1, invitation.members):
-                if not _arrives(store, f"{invitation.group}/here/{rank}", invitation.seconds, check):
-                    raise EngineError(
-                        f"receiver {rank} of the weights did not join the group within {invitation.seconds:g} s; check "
-                        "that it lives and reaches this process, or raise the deadline"
-                    )
+                deadline = time.monotonic() + invitation.seconds
+                while not store.check([f"{invitation.group}/here/{rank}"]):
+                    check()
+                    if time.monotonic() > deadline:
+                        raise EngineError(
+                            f"receiver {rank} of the weights did not join the group within {invitation.seconds:g} s; "
+                            "check that it lives and reaches this process, or raise the deadline"
+                        )
+                    time.sleep(_POLL_SECONDS)
             begins = "yes"
         finally:
             store.set(f"{invitation.group}/begin", begins)
@@ -234,25 +239,11 @@ def memory_of(transport: Transport, gpu: int | None = None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if gpu is None else gpu)
 
 
-def _arrives(store: dist.Store, key: str, seconds: float, check: Callable[[], None] = lambda: None) -> bool:
-    """Wait until a store has a key, for at most some seconds; return whether it does."""
-    deadline = time.monotonic() + seconds
-    while not store.check([key]):
-        check()
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
-
-
 def _connected(invitation: Invitation, rank: int) -> Any:
     """Return a receiver's process group, once the sender has seen all receivers."""
     store = reached_store(invitation.host, invitation.port, invitation.secret, invitation.seconds)
     store.set(f"{invitation.group}/here/{rank}", "")
-    begin = f"{invitation.group}/begin"
-    if not _arrives(store, begin, invitation.seconds):
-        raise RuntimeError("the sender waits for other members")
-    if store.get(begin) != b"yes":
+    if store.get(f"{invitation.group}/begin") != b"yes":  # waits for the key, within the store's deadline
         raise RuntimeError("the sender has cancelled the group")
     # Connecting to a member that dies meanwhile has a deadline of the library's own, which may be longer than ours.
     joined = in_daemon(partial(_join, store, invitation, rank))

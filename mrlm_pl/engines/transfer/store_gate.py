@@ -27,11 +27,7 @@ MAX_STRANGERS = 64
 _NONCE = 32
 _LOOPBACK = "127.0.0.1"
 _CHUNK = 65_536
-
-
-def new_secret() -> str:
-    """Return a random secret of 256 bits."""
-    return secrets.token_hex(32)
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StoreGate:
@@ -84,7 +80,7 @@ class StoreGate:
                 async with self._strangers:
                     proved = await asyncio.wait_for(self._is_proved(reader, writer), HANDSHAKE_SECONDS)
                 if proved:
-                    await _join(reader, writer, *await asyncio.open_connection(_LOOPBACK, self._inside))
+                    await _join((reader, writer), await asyncio.open_connection(_LOOPBACK, self._inside))
         writer.close()
 
     async def _is_proved(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -133,7 +129,7 @@ async def _opened(host: str, port: int, secret: bytes, seconds: float) -> int:
             back.close()
             return
         server.close()
-        await _join(here, back, reader, writer)
+        await _join((here, back), (reader, writer))
 
     def expire() -> None:
         if server.is_serving():
@@ -160,14 +156,9 @@ def _receivers() -> EventLoopThread:
     return EventLoopThread()
 
 
-async def _join(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    other_reader: asyncio.StreamReader,
-    other_writer: asyncio.StreamWriter,
-) -> None:
+async def _join(one: _Connection, other: _Connection) -> None:
     """Forward bytes between two connections until one of them ends."""
-    await asyncio.gather(_forward(reader, other_writer), _forward(other_reader, writer))
+    await asyncio.gather(_forward(one[0], other[1]), _forward(other[0], one[1]))
 
 
 async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

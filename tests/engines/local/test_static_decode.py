@@ -249,13 +249,13 @@ class TestOnAGPU:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             made.prefill([Context(prompt(2 * length, 0) if session else prompt(length, 1), 1, states)], reserve=64)
-        heads = made.weights.heads
+        heads = made.weights.sizes.heads
         assert torch.cuda.max_memory_allocated() - before < heads * length * length  # of 4 bytes in such a table
 
     def test_decoders_take_turns_in_one_memory_and_pool(self) -> None:
         static, rows = StaticDecode(CudaGraphs()), some_requests(12, 40)
         decoders = [on_gpu(None, torch.float32), on_gpu(None, torch.bfloat16)]
-        plain = [generated(on_gpu(Captures(), one.weights.dtype), rows) for one in decoders]
+        plain = [generated(on_gpu(Captures(), one.weights.sizes.dtype), rows) for one in decoders]
         for one in decoders:
             one.rows = static
         for _ in range(3):
