@@ -1,4 +1,4 @@
-"""Two players who take turns; what one wins the other loses."""
+"""Zero-sum games of two players who take turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OpponentsGame(Environment):
         return self.agents[1 - self.agents.index(agent)]
 
     def _ended(self, reason: str, winner: str | None, stake: float, moves: int, metrics: Mapping[str, float]) -> Step:
-        """Return the end of a game, which a player may lose before the other has had a turn: that one earns 0."""
+        """Return the last step. The winner earns 0 if it has had no turn: agents earn nothing before their first."""
         rewards = dict.fromkeys(self.agents, 0.0)
         if winner is not None:
             rewards = {winner: stake if moves else 0.0, self._other(winner): -stake}

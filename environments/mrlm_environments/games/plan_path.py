@@ -158,7 +158,7 @@ def moves_of(reply: str, most: int) -> str:
 
 
 def _steps(grid: str) -> dict[str, int]:
-    """Return what a move adds to a place: an index into the grid's text."""
+    """Return the number that each move adds to a place, an index into the grid's text."""
     width = grid.index(END) + 1
     return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
