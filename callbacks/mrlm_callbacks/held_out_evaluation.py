@@ -56,7 +56,7 @@ class HeldOutEvaluation(Callback):
         self.episodes, self.split, self.sampling, self.every = episodes, split, sampling, every
         self.environment = environment
         self._data: RolloutDataModule | None = None  # of the environment
-        self._reports: tuple[int, dict[str, EvaluationReport]] | None = None  # the latest, with their step
+        self._reports: dict[str, EvaluationReport] | None = None  # the latest; none yet after a resume
         self._evaluated = -1  # step of the latest evaluation, also before a resume
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -113,16 +113,16 @@ class HeldOutEvaluation(Callback):
 
     def _evaluate(self, trainer: Trainer) -> dict[str, EvaluationReport]:
         """Return the reports of the current weights by environment; those of a step are played once."""
-        if self._reports is None or self._reports[0] != trainer.global_step:
+        if self._reports is None or self._evaluated != trainer.global_step:
             data = self._rollouts(trainer)
-            reports = {
+            self._reports = {
                 name: data.evaluate(name, split=self.split, episodes=self.episodes, sampling=self.sampling)
                 for name in data.environments
             }
-            self._reports, self._evaluated = (trainer.global_step, reports), trainer.global_step
+            self._evaluated = trainer.global_step
             if self.every and trainer.is_global_zero:
-                self._write_point(trainer, reports)
-        return self._reports[1]
+                self._write_point(trainer, self._reports)
+        return self._reports
 
     def _write_point(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
         file, step = self._file(trainer, "curve"), trainer.global_step

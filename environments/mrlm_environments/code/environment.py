@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
+from mrlm_environments.code.generated import KINDS, MAX_DIFFICULTY, CodeKind, generate_data
 from mrlm_environments.code.rows import ROW_FORM, identity, program_of, task_data, tests_of
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import at_least, some_of, whole_range
 
 ALL_PASSED, INVALID = 1.0, -0.5
 MAX_PROGRAM_CHARACTERS = 100_000
@@ -61,7 +61,8 @@ class CodeEnvironment(SingleAgentEnvironment):
         bad_rows: BadRows = "skip",
     ) -> None:
         at_least(1, "code: ", max_attempts=max_attempts)
-        self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
+        self.difficulty = whole_range(1, MAX_DIFFICULTY, "code: ", difficulty=difficulty)
+        self.kinds = some_of(KINDS, "code: ", kinds=kinds)
         self.max_attempts, self.sandbox = max_attempts, sandbox
         self.instruction, self.system_prompt = instruction, system_prompt
         self._tasks = DataTasks(self.name, data, bad_rows, ROW_FORM)

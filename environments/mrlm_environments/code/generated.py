@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from mrlm_pl.settings import some_of, whole_range
-
 CodeKind = Literal["number", "text", "list"]
 MAX_DIFFICULTY = 3
 TESTS = 5
@@ -98,18 +96,6 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
         else:
             description, expression = f"the length of ({description})", f"len({expression})"
     return CodeTask(description, f"def {ENTRY}(x): return {expression}", _pairs(rng, kind, number, expression))
-
-
-def checked_levels(
-    name: str, difficulty: Sequence[int], kinds: Sequence[CodeKind] | None
-) -> tuple[tuple[int, int], tuple[CodeKind, ...]]:
-    """Return the lowest and highest difficulty, and the kinds, of an environment's options.
-
-    Raises:
-        ConfigurationError: a value is out of its range.
-    """
-    levels = whole_range(1, MAX_DIFFICULTY, f"{name}: ", difficulty=difficulty)
-    return levels, some_of(KINDS, f"{name}: ", kinds=kinds)
 
 
 def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:

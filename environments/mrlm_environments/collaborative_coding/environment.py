@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from mrlm_environments.code.environment import in_words
-from mrlm_environments.code.generated import CodeKind, checked_levels, generate_data
+from mrlm_environments.code.generated import KINDS, MAX_DIFFICULTY, CodeKind, generate_data
 from mrlm_environments.code.rows import COMPLETE, ROW_FORM, entry_of, identity, program_of, task_data, tests_of
 from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, compiles, defines, without
 from mrlm_environments.collaborative_coding.gold import split_solution
@@ -20,7 +20,7 @@ from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
 from mrlm_pl.errors import DataError
 from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
-from mrlm_pl.settings import at_least, between, one_of
+from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
 HELPER, MAIN = "helper", "main"
@@ -92,7 +92,8 @@ class CollaborativeCodingEnvironment(Environment):
         system_prompt: str = "",
         bad_rows: BadRows = "skip",
     ) -> None:
-        self.difficulty, self.kinds = checked_levels(self.name, difficulty, kinds)
+        self.difficulty = whole_range(1, MAX_DIFFICULTY, "collaborative_coding: ", difficulty=difficulty)
+        self.kinds = some_of(KINDS, "collaborative_coding: ", kinds=kinds)
         between(1, 2, "collaborative_coding: ", turns=turns)
         one_of(get_args(Feedback), "collaborative_coding: ", feedback=feedback)
         at_least(0, "collaborative_coding: ", revealed_tests=revealed_tests)

@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections.abc import Iterator
 
-from mrlm_environments.code.syntax import METHOD
+from mrlm_environments.code.syntax import METHOD, replace_node
 from mrlm_environments.collaborative_coding.aux_use import AUX, AuxUse, aux_use, function_of
 from mrlm_pl.sandbox import bound_names
 from mrlm_pl.sandbox.inside.grader import bound_by
@@ -105,10 +105,10 @@ def _extracted(main: ast.FunctionDef, part: ast.AST, *, hoisted: bool) -> ast.st
     free = ", ".join(dict.fromkeys(name for name in loaded if name in local and name not in inner))
     aux = ast.parse(f"def {AUX}({free}):\n    return {ast.unparse(part)}").body[0]
     if not hoisted:
-        _replace(main, part, ast.parse(f"{AUX}({free})", mode="eval").body)
+        replace_node(main, part, ast.parse(f"{AUX}({free})", mode="eval").body)
     elif part in _parts(main.body[-1]):
         name = next(name for name in ("part", "helped", "from_aux") if name not in local)
-        _replace(main.body[-1], part, ast.Name(name, ast.Load()))
+        replace_node(main.body[-1], part, ast.Name(name, ast.Load()))
         main.body[-1:-1] = ast.parse(f"{name} = {AUX}({free})").body
     else:
         return None
@@ -140,12 +140,3 @@ def _evaluates(node: ast.AST, part: ast.AST) -> bool:
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         return part is node.generators[0]
     return part is node.iter if isinstance(node, ast.comprehension) else isinstance(node, _ALWAYS)
-
-
-def _replace(tree: ast.AST, old: ast.AST, new: ast.expr) -> None:
-    for node in ast.walk(tree):
-        for field, value in ast.iter_fields(node):
-            if value is old:
-                setattr(node, field, new)
-            elif isinstance(value, list) and any(item is old for item in value):
-                value[:] = [new if item is old else item for item in value]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrlm_environments.code.rows import context_of, entry_of, tests_of
+from mrlm_environments.code.syntax import replace_node
 from mrlm_pl.sandbox import bound_names
 
 CHECK = "check"
@@ -36,8 +37,11 @@ def hold_out(data: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[
             if len(revealed) < count and alone and text and set(calling.values()) - {*revealed, text}:
                 revealed[text] = None
     left_out = {node for node, text in calling.items() if text in revealed}
-    tests = [ast.unparse(_Without(left_out).visit(tree)) for tree in trees] if left_out else data["tests"]
-    return {**data, "tests": [test for test in tests if test.strip()]}, list(revealed)
+    for tree in trees:
+        for node in left_out:
+            replace_node(tree, node, ast.Pass())
+    left = [ast.unparse(tree) for tree in trees if not all(isinstance(node, ast.Pass) for node in tree.body)]
+    return {**data, "tests": left if left_out else data["tests"]}, list(revealed)
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -69,19 +73,3 @@ def _standalone(node: ast.Assert, candidate: str, entry: str) -> str:
         if isinstance(name, ast.Name) and name.id == candidate:
             name.id = entry
     return f"assert {ast.unparse(copied)}"
-
-
-class _Without(ast.NodeTransformer):
-    """Leaves out assertions, wherever they stand."""
-
-    def __init__(self, left_out: set[ast.Assert]) -> None:
-        self.left_out = left_out
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST | None:
-        return None if node in self.left_out else node
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        super().generic_visit(node)
-        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
-            node.body = [ast.Pass()]  # type: ignore[attr-defined]
-        return node

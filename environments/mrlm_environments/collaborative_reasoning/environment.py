@@ -17,7 +17,7 @@ from mrlm_environments.collaborative_reasoning.record import (
     SUMMARIZER,
     Answer,
     Record,
-    Round,
+    Role,
     clipped,
     shown_answers,
 )
@@ -37,7 +37,6 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, NonFini
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, as_probability, exchange
 from mrlm_pl.settings import at_least, one_of, whole_range
 
-Role = Literal["leader", "summarizer", "student"]
 LEAD = "You lead the team. Read its answers and give the team's answer."
 SUM_UP = "Sum up these answers for those who gave them."
 
@@ -167,9 +166,7 @@ class CollaborativeReasoningEnvironment(Environment):
         """Ask all solvers; see :meth:`Environment.reset`."""
         question = task.data["question"]
         self._question = f"{question}\n{self.instruction}" if self.instruction else question
-        self._form: Format = task.data["format"]
-        self._expected: str = task.data["answer"]
-        self._rounds: list[Round] = []
+        self._record = Record(task.data["answer"], task.data["format"], self.max_turns)
         self._summary: Answer | None = None
         self._truncated = 0
         self._said: dict[str, list[Message]] = {}
@@ -183,21 +180,21 @@ class CollaborativeReasoningEnvironment(Environment):
             EnvironmentContractError: the scorer gave something that is no score.
         """
         # Halves of characters cannot be given to models.
-        said = {agent: message.content.encode("utf-8", "replace").decode() for agent, message in actions.items()}
-        texts = {person_of(agent): text for agent, text in said.items()}
+        said = {person_of(agent): message.content for agent, message in actions.items()}
+        texts = {person: text.encode("utf-8", "replace").decode() for person, text in said.items()}
         for person, text in texts.items():
             self._said[person].append(Message("assistant", text))
         if SUMMARIZER in texts:
             step = self._summed_up(texts[SUMMARIZER])
         elif LEADER in texts:
-            answer = self._judged(texts)[LEADER]
-            self._rounds[-1] = replace(self._rounds[-1], leader=answer)
-            step = self._next_turn(self._pay({LEADER: answer}, len(self._rounds)))
+            answers = self._judged(texts)
+            self._record.rounds[-1] |= answers
+            step = self._next_turn(self._pay(answers))
         else:
             step = self._answered({person: texts[person] for person in self._solvers})
         if STUDENT in texts:
             alone = self._judged({STUDENT: texts[STUDENT]})
-            parts = {**step.components, **self._pay(alone, 1)}
+            parts = {**step.components, **self._pay(alone)}
             metrics = {**step.metrics, "student_accuracy": float(alone[STUDENT].right)}
             step = replace(step, rewards={}, components=parts, metrics=metrics)
         return step
@@ -211,32 +208,33 @@ class CollaborativeReasoningEnvironment(Environment):
 
     def _answered(self, texts: Mapping[str, str]) -> Step:
         """Reward the solvers; ask the leader, or go to the next turn."""
-        answers, turn = self._judged(texts), len(self._rounds) + 1
-        pay = self._pay(answers, turn)
+        answers = self._judged(texts)
+        self._record.rounds.append(answers)
+        pay, turn = self._pay(answers), len(self._record.rounds)
         if self._summary is not None:
             mean = math.fsum(answer.score for answer in answers.values()) / len(answers)
             pay[self._agent(SUMMARIZER, turn - 1)] = {"summary": 0.0 if self._summary.faults else mean}
-        self._rounds.append(Round(answers))
         if self.role != LEADER:
             return self._next_turn(pay)
-        told = [LEAD] if len(self._rounds) == 1 else []
+        told = [LEAD] if turn == 1 else []
         shown = shown_answers(answers, scores=self.show_scores)
-        asked = {LEADER: "\n\n".join([*told, *shown, self._question])}
-        return self._step(pay, self._ask(asked, turn=len(self._rounds)))
+        return self._step(pay, self._ask({LEADER: "\n\n".join([*told, *shown, self._question])}, turn))
 
-    def _next_turn(self, pay: Mapping[str, Mapping[str, float]]) -> Step:
+    def _next_turn(self, pay: dict[str, dict[str, float]]) -> Step:
         """Return the end, the summarizer, or the solvers again."""
-        last, turn = self._rounds[-1], len(self._rounds)
+        last, turn = self._record.rounds[-1], len(self._record.rounds)
         if turn == self.max_turns:
             return self._step(pay, {}, "turns")
-        if self.consensus_stop and agree(last.given, self._form):
-            return self._step(self._for_turns_left(pay), {}, "consensus")
+        if self.consensus_stop and agree(self._record.given(), self._record.form):
+            for person, answer in last.items():
+                pay.setdefault(self._agent(person, turn), {})["consensus"] = (self.max_turns - turn) * answer.score
+            return self._step(pay, {}, "consensus")
         if self.role == SUMMARIZER:
-            shown = shown_answers(last.answers, scores=self.show_scores)
+            shown = shown_answers(last, scores=self.show_scores)
             return self._step(pay, self._ask({SUMMARIZER: "\n\n".join([self._question, *shown, SUM_UP])}, turn))
         asked = {}
         for solver in self._solvers:
-            seen = {person: answer for person, answer in last.spoken.items() if person != solver}
+            seen = {person: answer for person, answer in last.items() if person != solver}
             asked[solver] = "\n\n".join([*shown_answers(seen, scores=self.show_scores), self._question])
         return self._step(pay, self._ask(asked, turn + 1))
 
@@ -245,7 +243,7 @@ class CollaborativeReasoningEnvironment(Environment):
         faults = self.masks.faults(text, answered=True)
         self._summary = Answer(text, None, faults, False, 0.0)
         asked = dict.fromkeys(self._solvers, f"{SUMMARIZER}: {clipped(text)}\n\n{self._question}")
-        turn = len(self._rounds)
+        turn = len(self._record.rounds)
         pay = {self._agent(SUMMARIZER, turn): self._penalty(self._summary)}
         return self._step(pay, self._ask(asked, turn + 1))
 
@@ -277,8 +275,8 @@ class CollaborativeReasoningEnvironment(Environment):
         """
         found = {}
         for person, text in said.items():
-            answer, faults = self._read(text, self._form)
-            right = is_right(answer, self._expected, self._form)
+            answer, faults = self._read(text, self._record.form)
+            right = is_right(answer, self._record.expected, self._record.form)
             found[person] = Answer(text, answer, faults, right, float(right))
         valid = [person for person, answer in found.items() if not answer.faults]
         if isinstance(self.scorer, str) or not valid:
@@ -296,28 +294,20 @@ class CollaborativeReasoningEnvironment(Environment):
             person: replace(found[person], score=value) for person, value in zip(valid, values, strict=True)
         }
 
-    def _pay(self, answers: Mapping[str, Answer], turn: int) -> dict[str, dict[str, float]]:
-        """Return the components of each agent's reward for its answer."""
+    def _pay(self, answers: Mapping[str, Answer]) -> dict[str, dict[str, float]]:
+        """Return the components of each agent's reward for its answer in the latest turn."""
         return {
-            self._agent(person, turn): {"score": answer.score, **self._penalty(answer)}
+            self._agent(person, len(self._record.rounds)): {"score": answer.score, **self._penalty(answer)}
             for person, answer in answers.items()
         }
-
-    def _for_turns_left(self, pay: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-        """Return the components with the scores of the last answers for the turns that a consensus saves."""
-        last, turn = self._rounds[-1], len(self._rounds)
-        saved = {self._agent(person, turn): answer.score for person, answer in last.spoken.items()}
-        left = self.max_turns - turn
-        return {**pay, **{who: {**pay.get(who, {}), "consensus": left * score} for who, score in saved.items()}}
 
     def _penalty(self, answer: Answer) -> dict[str, float]:
         return {"penalty": -self.masks.penalty} if answer.faults and self.masks.penalty else {}
 
     def _step(self, pay: Mapping[str, Mapping[str, float]], asked: Observations, stop_reason: str = "") -> Step:
-        record = Record(tuple(self._rounds), self._expected, self._form, self.max_turns)
-        metrics = record.metrics(done=bool(stop_reason))
+        metrics = self._record.metrics(done=bool(stop_reason))
         if self.scorer != "label":
-            scores = record.mean_scores()
+            scores = self._record.mean_scores()
             metrics |= scores | {"truncated_scores": float(self._truncated)}
             if stop_reason:
                 metrics[VERIFIER_SCORE] = list(scores.values())[-1]
@@ -326,6 +316,6 @@ class CollaborativeReasoningEnvironment(Environment):
             components=pay,
             done=bool(stop_reason),
             stop_reason=stop_reason,
-            success=record.team_is_right() if stop_reason else None,
+            success=self._record.team_is_right() if stop_reason else None,
             metrics=metrics,
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from mrlm_environments.answers import Format, agree, is_right, vote
 from mrlm_environments.collaborative_reasoning.masks import FAULTS
@@ -12,10 +13,8 @@ from mrlm_environments.collaborative_reasoning.masks import FAULTS
 SHOWN_CHARACTERS = 4000
 WORDS = ((0.3, "poor"), (0.6, "doubtful"), (0.8, "good"))
 BEST_WORD = "excellent"
-LEADER: Final = "leader"
-SUMMARIZER: Final = "summarizer"
-STUDENT: Final = "student"
-ROLES = (LEADER, SUMMARIZER, STUDENT)
+Role = Literal["leader", "summarizer", "student"]
+LEADER, SUMMARIZER, STUDENT = ROLES = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -37,94 +36,81 @@ class Answer:
     score: float
 
 
-@dataclass(frozen=True)
-class Round:
-    """One turn: the solvers' answers in their order, and the leader's where there is one and it has spoken."""
-
-    answers: Mapping[str, Answer]
-    leader: Answer | None = None
-
-    @property
-    def spoken(self) -> dict[str, Answer]:
-        """All answers, the leader's last."""
-        return {**self.answers, **({LEADER: self.leader} if self.leader else {})}
-
-    @property
-    def given(self) -> list[str | None]:
-        """The solvers' answers, None where there is no vote."""
-        return [answer.answer for answer in self.answers.values()]
-
-
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """The played turns.
 
     Args:
-        rounds: one for each turn.
         expected: the right answer.
         form: of the answers.
         planned: turns that there are at most.
+        rounds: the answers of each turn by who gave them: the solvers' in their order, then the leader's.
     """
 
-    rounds: tuple[Round, ...]
     expected: str
     form: Format
     planned: int
+    rounds: list[dict[str, Answer]] = field(default_factory=list)
 
-    def majority_is_right(self, number: int) -> bool:
-        """Return whether the solvers' majority in a turn, counted from 0, is right."""
-        return is_right(vote(self.rounds[number].given, self.form), self.expected, self.form)
+    def solvers(self, number: int = -1) -> dict[str, Answer]:
+        """Return the solvers' answers in a turn, counted from 0."""
+        return {name: answer for name, answer in self.rounds[number].items() if name != LEADER}
+
+    def given(self, number: int = -1) -> list[str | None]:
+        """Return the votes of the solvers in a turn; None is no vote."""
+        return [answer.answer for answer in self.solvers(number).values()]
+
+    def majority_is_right(self, number: int = -1) -> bool:
+        """Return whether the solvers' majority in a turn is right."""
+        return is_right(vote(self.given(number), self.form), self.expected, self.form)
 
     def team_is_right(self) -> bool:
         """Return whether the leader's last answer is right; without a leader or its answer, the last majority."""
-        leader = self.rounds[-1].leader
-        return leader.right if leader is not None and leader.answer is not None else self.majority_is_right(-1)
+        leader = self.rounds[-1].get(LEADER)
+        return leader.right if leader is not None and leader.answer is not None else self.majority_is_right()
 
     def metrics(self, *, done: bool) -> dict[str, float]:
         """Return metrics of the turns; in a finished episode the last answers stand for turns that were not played."""
-        found, totals, last = dict[str, float](), dict[str, float](), len(self.rounds)
+        found, totals, last = dict[str, float](), Counter[str](), len(self.rounds)
         for turn in range(1, (self.planned if done else last) + 1):
-            found |= self._turn(min(turn, last) - 1, turn)
+            number = min(turn, last) - 1
+            solvers = self.solvers(number).values()
+            found |= {f"{name}_turn_{turn}_accuracy": float(one.right) for name, one in self.rounds[number].items()}
+            found[f"turn_{turn}_accuracy"] = sum(answer.right for answer in solvers) / len(solvers)
+            found[f"turn_{turn}_majority_accuracy"] = float(self.majority_is_right(number))
             if 1 < turn <= last:
-                for name, value in self._changes(turn - 1).items():
-                    found[f"turn_{turn}_{name}"] = value
-                    totals[name] = totals.get(name, 0.0) + value
-        found |= totals
-        spoken = [answer for played in self.rounds for answer in played.spoken.values()]
+                changes = self._changes(number)
+                found |= {f"turn_{turn}_{name}": float(count) for name, count in changes.items()}
+                totals.update(changes)
+        found |= {name: float(count) for name, count in totals.items()}
+        spoken = [answer for played in self.rounds for answer in played.values()]
         found |= {name: float(sum(name in answer.faults for answer in spoken)) for name in FAULTS}
         return found | {
-            "majority_accuracy": float(self.majority_is_right(-1)),
-            "consensus": float(agree(self.rounds[-1].given, self.form)),
-            "turns": float(len(self.rounds)),
+            "majority_accuracy": float(self.majority_is_right()),
+            "consensus": float(agree(self.given(), self.form)),
+            "turns": float(last),
             "answers": float(len(spoken)),
             "clipped_answers": float(sum(len(answer.text) > SHOWN_CHARACTERS for answer in spoken)),
         }
 
-    def _turn(self, number: int, turn: int) -> dict[str, float]:
-        played = self.rounds[number]
-        return {
-            **{f"{name}_turn_{turn}_accuracy": float(answer.right) for name, answer in played.spoken.items()},
-            f"turn_{turn}_accuracy": sum(answer.right for answer in played.answers.values()) / len(played.answers),
-            f"turn_{turn}_majority_accuracy": float(self.majority_is_right(number)),
-        }
-
     def mean_scores(self) -> dict[str, float]:
         """Return the mean of the solvers' scores in each turn that was played."""
+        turns = [self.solvers(number).values() for number in range(len(self.rounds))]
         return {
-            f"turn_{turn}_score": sum(answer.score for answer in played.answers.values()) / len(played.answers)
-            for turn, played in enumerate(self.rounds, start=1)
+            f"turn_{turn}_score": sum(answer.score for answer in answers) / len(answers)
+            for turn, answers in enumerate(turns, start=1)
         }
 
-    def _changes(self, number: int) -> dict[str, float]:
+    def _changes(self, number: int) -> dict[str, int]:
         """Count the solvers that a turn turned from wrong to right, of all that were wrong; and the reverse."""
-        before, after = self.rounds[number - 1].answers, self.rounds[number].answers
+        before, after = self.solvers(number - 1), self.solvers(number)
         right = [name for name, answer in before.items() if answer.right]
         wrong = [name for name, answer in before.items() if not answer.right]
         return {
-            "improved": float(sum(after[name].right for name in wrong)),
-            "improved_of": float(len(wrong)),
-            "declined": float(sum(not after[name].right for name in right)),
-            "declined_of": float(len(right)),
+            "improved": sum(after[name].right for name in wrong),
+            "improved_of": len(wrong),
+            "declined": sum(not after[name].right for name in right),
+            "declined_of": len(right),
         }
 
 

@@ -38,28 +38,6 @@ def inference_fields(row: Mapping[str, Any]) -> tuple[str, str, str] | None:
     return next((fields for fields in FORMS if all(name in row for name in fields)), None)
 
 
-def inference_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a task's data, or None of a row without an agreed label (``-1`` or ``-``, as in SNLI).
-
-    Raises:
-        DataError: the texts are none, the label is unknown, or a field is missing.
-    """
-    fields = inference_fields(row)
-    if fields is None:
-        raise DataError(f"its fields {sorted(row)} are those of no inference ({'; '.join(map(', '.join, FORMS))})")
-    premise, hypothesis, label = (row[name] for name in fields)
-    if label in NO_LABEL:
-        return None
-    name = _LABELS.get(str(label).strip().lower())
-    texts = isinstance(premise, str) and isinstance(hypothesis, str) and premise.strip() and hypothesis.strip()
-    if not texts or name is None:
-        raise DataError(
-            f"the premise is {premise!r:.80}, the hypothesis {hypothesis!r:.80} and the label {label!r:.40}; the first "
-            f"two must be texts, the label one of {', '.join(LABELS)} or 0, 1, 2"
-        )
-    return _data(premise.strip(), hypothesis.strip(), name)
-
-
 def generate_inference(rng: Random) -> dict[str, Any]:
     """Return a generated task's data; the three labels are equally likely.
 
@@ -139,6 +117,8 @@ def identity(row: Mapping[str, Any]) -> str:
 def task_data(row: Mapping[str, Any], form: Format | None) -> dict[str, Any] | None:
     """Return a task's data: ``format``, ``question``, ``answer`` (as expected) and ``solution`` (a text that gives it).
 
+    None for an inference without an agreed label (``-1`` or ``-``, as in SNLI).
+
     Args:
         row: has GSM8K's fields or those of an inference.
         form: of the row; None tells it by the fields.
@@ -146,17 +126,24 @@ def task_data(row: Mapping[str, Any], form: Format | None) -> dict[str, Any] | N
     Raises:
         DataError: the row cannot be used.
     """
-    if (form or _form_of(row)) == "nli":
-        return inference_row(row)
-    problem = worked_problem(row)
-    return {"format": "math", **problem, "key": problem["question"]}
-
-
-def _form_of(row: Mapping[str, Any]) -> Format:
-    found: list[Format] = ["math"] if all(name in row for name in MATH_FIELDS) else []
-    found += ["nli"] if inference_fields(row) else []
-    if len(found) == 1:
-        return found[0]
-    known = f"math: {', '.join(MATH_FIELDS)}; nli: {' or '.join(map(', '.join, FORMS))}"
-    fault = "fit both formats, say which by `format`" if found else "are those of no known format"
-    raise DataError(f"its fields {sorted(row)} {fault} ({known})")
+    fields, is_math = inference_fields(row), all(name in row for name in MATH_FIELDS)
+    if form is None and is_math == (fields is not None):
+        known = f"math: {', '.join(MATH_FIELDS)}; nli: {' or '.join(map(', '.join, FORMS))}"
+        fault = "fit both formats, say which by `format`" if is_math else "are those of no known format"
+        raise DataError(f"its fields {sorted(row)} {fault} ({known})")
+    if form == "math" or (form is None and is_math):
+        problem = worked_problem(row)
+        return {"format": "math", **problem, "key": problem["question"]}
+    if fields is None:
+        raise DataError(f"its fields {sorted(row)} are those of no inference ({'; '.join(map(', '.join, FORMS))})")
+    premise, hypothesis, label = (row[name] for name in fields)
+    if label in NO_LABEL:
+        return None
+    name = _LABELS.get(str(label).strip().lower())
+    texts = isinstance(premise, str) and isinstance(hypothesis, str) and premise.strip() and hypothesis.strip()
+    if not texts or name is None:
+        raise DataError(
+            f"the premise is {premise!r:.80}, the hypothesis {hypothesis!r:.80} and the label {label!r:.40}; the first "
+            f"two must be texts, the label one of {', '.join(LABELS)} or 0, 1, 2"
+        )
+    return _data(premise.strip(), hypothesis.strip(), name)

@@ -7,16 +7,18 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.games.letters import chosen_letter
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
+from mrlm_environments.games.opponents import OpponentsGame
+from mrlm_pl.environment import Message, Observations, SeededTasks, Step, Task, TaskSource
 
 CARDS = ("J", "Q", "K")
 """The deck, lowest card first."""
 
-_SHOWDOWNS = {"PP": 1, "BB": 2, "PBB": 2}
-_FOLDS = ("BP", "PBP")
+_SHOWDOWNS = {"PP": 1.0, "BB": 2.0}
+_FOLD = "BP"
+"""The two actions that end a hand, those that compare the cards with the chips that the winner earns."""
 
 
-class KuhnPoker(Environment):
+class KuhnPoker(OpponentsGame):
     """Each player puts a chip into the pot and is dealt one of the cards J, Q and K; the higher card wins the pot.
 
     Players take turns to pass (P) or to bet a chip (B), by the first letter of the reply. After two passes and after
@@ -29,22 +31,14 @@ class KuhnPoker(Environment):
     """
 
     name = "kuhn_poker"
-    agents = ("alpha", "beta")
-    quick = True
-    forks = True
 
     def tasks(self, split: str) -> TaskSource:
         """Return numbered hands, without end; see :meth:`Environment.tasks`."""
         return SeededTasks(self.name, split, _deal, lambda data: str(data["hand"]))
 
-    def bounds(self, task: Task) -> tuple[float, float]:
-        """Return the sum of a game of opponents; see :meth:`Environment.bounds`."""
-        return 0.0, 0.0
-
     def reset(self, task: Task) -> Observations:
         """Deal, and ask the agent that begins; see :meth:`Environment.reset`."""
-        first = task.data["first"]
-        self._players = (first, self._other(first))
+        self._players = self._in_order(task)
         self._cards: dict[str, str] = dict(task.data["cards"])
         self._hand = task.data["hand"]
         self._history = ""
@@ -56,16 +50,14 @@ class KuhnPoker(Environment):
         action = chosen_letter(message.content, "PB")
         self._history += action or ""
         if action is None:
-            return self._end("illegal_action", self._other(agent), chips=1)
-        if self._history in _FOLDS:
-            return self._end("fold", self._other(agent), chips=1)
-        if self._history in _SHOWDOWNS:
+            return self._end("illegal_action", self._other(agent), chips=1.0)
+        last = self._history[-2:]
+        if last == _FOLD:
+            return self._end("fold", self._other(agent), chips=1.0)
+        if last in _SHOWDOWNS:
             winner = max(self.agents, key=lambda player: CARDS.index(self._cards[player]))
-            return self._end("showdown", winner, chips=_SHOWDOWNS[self._history])
+            return self._end("showdown", winner, chips=_SHOWDOWNS[last])
         return Step(self._ask())
-
-    def _other(self, agent: str) -> str:
-        return self.agents[1 - self.agents.index(agent)]
 
     def _ask(self) -> Observations:
         player = self._players[len(self._history) % 2]
@@ -74,20 +66,9 @@ class KuhnPoker(Environment):
             text = f"Hand {self._hand}. {text}"
         return {player: (Message("user", text),)}
 
-    def _end(self, reason: str, winner: str, chips: int) -> Step:
-        rewards = {winner: float(chips), self._other(winner): -float(chips)}
-        if not self._history:  # the one that begins has folded before the other had a turn
-            rewards[self._players[1]] = 0.0
-        return Step(
-            rewards=rewards,
-            done=True,
-            stop_reason=reason,
-            metrics={
-                **{f"{agent}_won": float(agent == winner) for agent in self.agents},
-                "illegal": float(reason == "illegal_action"),
-                "chips": float(chips),
-            },
-        )
+    def _end(self, reason: str, winner: str, chips: float) -> Step:
+        metrics = {"illegal": float(reason == "illegal_action"), "chips": chips}
+        return self._ended(reason, winner, chips, len(self._history), metrics)
 
 
 def _deal(rng: Random) -> dict[str, Any]:

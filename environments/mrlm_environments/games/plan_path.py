@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,17 +12,13 @@ from mrlm_pl.environment import Environment, Message, Observations, SeededTasks,
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import between
 
-MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
-"""Row and column that a move adds."""
-
-START, GOAL, WALL, FREE = "AG#-"
+MOVES = "UDLR"
+START, GOAL, WALL, FREE, END = "AG#-/"
 SHARE = 0.5
 """Most that each component can add up to in an episode."""
 
-_MOVES = re.compile(r"\s*([UDLR]+)\b", re.IGNORECASE)
+_MOVES = re.compile(rf"\s*([{MOVES}]+)\b", re.IGNORECASE)
 _ATTEMPTS = 1000
-
-Cell = tuple[int, int]
 
 
 class PlanPath(Environment):
@@ -85,14 +81,13 @@ class PlanPath(Environment):
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
         """Return a shortest path in both agents' replies."""
-        cells, start, distances = _read(task.data["grid"])
-        path, here = "", start
+        grid = task.data["grid"]
+        distances = _distances(grid)
+        path, here = "", grid.index(START)
         while distances[here]:
-            for move in MOVES:
-                there = _moved(cells, here, move)
-                if distances[there] < distances[here]:
-                    path, here = path + move, there
-                    break
+            ways = {move: _moved(distances, here, step) for move, step in _steps(grid).items()}
+            move = next(move for move, there in ways.items() if distances[there] < distances[here])
+            path, here = path + move, ways[move]
         replies = [path[first : first + self.moves] for first in range(0, len(path), self.moves)]
         return dict.fromkeys(self.agents, replies)
 
@@ -102,7 +97,8 @@ class PlanPath(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Show the grid to the agent that begins; see :meth:`Environment.reset`."""
-        self._cells, self._here, self._distances = _read(task.data["grid"])
+        grid = task.data["grid"]
+        self._grid, self._here, self._distances = grid.replace(START, FREE), grid.index(START), _distances(grid)
         self._far = self._proposed = self._distances[self._here]
         self._turn = 0
         return self._ask()
@@ -140,18 +136,15 @@ class PlanPath(Environment):
             text = f"Plan {self.moves} of UDLR. {text}"
         return {self.agents[0]: (Message("user", text),)}
 
-    def _after(self, moves: str) -> Cell:
-        """Return the cell that moves lead to; they end at the goal."""
-        here = self._here
+    def _after(self, moves: str) -> int:
+        """Return the place that moves lead to; they end at the goal."""
+        here, steps = self._here, _steps(self._grid)
         for move in moves:
-            here = here if self._distances[here] == 0 else _moved(self._cells, here, move)
+            here = here if self._distances[here] == 0 else _moved(self._distances, here, steps[move])
         return here
 
     def _map(self) -> str:
-        marks = [*map(list, self._cells)]
-        row, column = self._here
-        marks[row][column] = START
-        return "/".join(map("".join, marks))
+        return f"{self._grid[: self._here]}{START}{self._grid[self._here + 1 :]}"
 
 
 def moves_of(reply: str, most: int) -> str:
@@ -164,27 +157,24 @@ def moves_of(reply: str, most: int) -> str:
     return found[1][:most].upper() if found else ""
 
 
-def _moved(cells: Sequence[str], here: Cell, move: str) -> Cell:
-    """Return the cell that a move leads to."""
-    row, column = here[0] + MOVES[move][0], here[1] + MOVES[move][1]
-    inside = 0 <= row < len(cells) and 0 <= column < len(cells)
-    return (row, column) if inside and cells[row][column] != WALL else here
+def _steps(grid: str) -> dict[str, int]:
+    """Return the number that each move adds to a place, an index into the grid's text."""
+    width = grid.index(END) + 1
+    return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
-def _read(grid: str) -> tuple[list[str], Cell, dict[Cell, int]]:
-    """Return the rows without the start, the start, and the distances to the goal of the cells that lead to it."""
-    marks = {mark: place for place, mark in enumerate(grid.replace("/", ""))}
-    cells = grid.replace(START, FREE).split("/")
-    start, goal = (divmod(marks[mark], len(cells)) for mark in (START, GOAL))
-    return cells, start, _distances(cells, goal)
+def _moved(free: Collection[int], here: int, step: int) -> int:
+    """Return the place that a step leads to; one that is not free, beside the grid for example, is not entered."""
+    return here + step if here + step in free else here
 
 
-def _distances(cells: Sequence[str], goal: Cell) -> dict[Cell, int]:
-    """Return the length of a shortest path to the goal from every cell that has one, by breadth-first search."""
-    found, reached = {goal: 0}, [goal]
+def _distances(grid: str) -> dict[int, int]:
+    """Return the length of a shortest path to the goal from every place that has one, by breadth-first search."""
+    free = {place for place, mark in enumerate(grid) if mark not in (WALL, END)}
+    reached = [grid.index(GOAL)]
+    found = {reached[0]: 0}
     for here in reached:
-        for move in MOVES:
-            there = _moved(cells, here, move)
+        for there in (_moved(free, here, step) for step in _steps(grid).values()):
             if there not in found:
                 found[there] = found[here] + 1
                 reached.append(there)
@@ -200,13 +190,11 @@ def _grid(rng: Random, size: int, walls: int, distance: tuple[int, int]) -> dict
     for _ in range(_ATTEMPTS):
         marks = list(WALL * walls + FREE * (size * size - walls - 1) + GOAL)
         rng.shuffle(marks)
-        cells = ["".join(marks[row * size : (row + 1) * size]) for row in range(size)]
-        far = _distances(cells, divmod(marks.index(GOAL), size))
-        starts = sorted(cell for cell, steps in far.items() if distance[0] <= steps <= distance[1])
+        grid = END.join("".join(marks[first : first + size]) for first in range(0, size * size, size))
+        starts = sorted(place for place, steps in _distances(grid).items() if distance[0] <= steps <= distance[1])
         if starts:
-            row, column = rng.choice(starts)
-            marks[row * size + column] = START
-            return {"grid": "/".join("".join(marks[row * size : (row + 1) * size]) for row in range(size))}
+            start = rng.choice(starts)
+            return {"grid": f"{grid[:start]}{START}{grid[start + 1 :]}"}
     raise ConfigurationError(
         f"plan_path: no start is {distance[0]} to {distance[1]} moves from the goal in {_ATTEMPTS} grids of size "
         f"{size} with {walls} walls; change distance, size or walls"

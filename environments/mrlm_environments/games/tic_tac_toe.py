@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
+from mrlm_environments.games.opponents import OpponentsGame
+from mrlm_pl.environment import Message, Observations, SeededTasks, Step, Task, TaskSource
 
 MARKS = ("X", "O")
 LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
@@ -17,7 +18,7 @@ _DIGIT = re.compile(r"[0-9]")
 _DRAWN_GAME = (("5", "2", "3", "4", "9"), ("1", "8", "7", "6"))
 
 
-class TicTacToe(Environment):
+class TicTacToe(OpponentsGame):
     """Players take turns to mark a free cell of a 3 x 3 board; three in a row win.
 
     A move is the first digit in a reply. The winner earns 1 and the loser -1; a draw earns 0. A reply
@@ -29,9 +30,6 @@ class TicTacToe(Environment):
     """
 
     name = "tic_tac_toe"
-    agents = ("alpha", "beta")
-    quick = True
-    forks = True
 
     def tasks(self, split: str) -> TaskSource:
         """Return numbered games that either agent begins, without end; see :meth:`Environment.tasks`."""
@@ -40,10 +38,6 @@ class TicTacToe(Environment):
     def gold(self, task: Task) -> Mapping[str, Sequence[str]]:
         """Return a game that neither player can do better in against a perfect other: a draw."""
         return dict(zip(self._in_order(task), _DRAWN_GAME, strict=True))
-
-    def bounds(self, task: Task) -> tuple[float, float]:
-        """Return the sum of a game of opponents; see :meth:`Environment.bounds`."""
-        return 0.0, 0.0
 
     def reset(self, task: Task) -> Observations:
         """Ask the agent that begins; see :meth:`Environment.reset`."""
@@ -66,13 +60,6 @@ class TicTacToe(Environment):
             return self._end("three_in_a_row", winner=agent)
         return self._end("draw", winner=None) if self._moves == len(self._board) else Step(self._ask())
 
-    def _in_order(self, task: Task) -> tuple[str, str]:
-        """Return the agents, the one that begins first."""
-        return (task.data["first"], self._other(task.data["first"]))
-
-    def _other(self, agent: str) -> str:
-        return self.agents[1 - self.agents.index(agent)]
-
     def _ask(self) -> Observations:
         turn = self._moves % 2
         rows = "/".join("".join(self._board[row : row + 3]) for row in (0, 3, 6))
@@ -82,22 +69,8 @@ class TicTacToe(Environment):
         return {self._players[turn]: (Message("user", text),)}
 
     def _end(self, reason: str, winner: str | None) -> Step:
-        rewards = dict.fromkeys(self.agents, 0.0)
-        if winner is not None:
-            rewards = {winner: 1.0, self._other(winner): -1.0}
-        if self._moves == 0:  # the one that begins has lost before the other had a turn
-            rewards[self._players[1]] = 0.0
-        return Step(
-            rewards=rewards,
-            done=True,
-            stop_reason=reason,
-            metrics={
-                **{f"{agent}_won": float(agent == winner) for agent in self.agents},
-                "draw": float(winner is None),
-                "illegal": float(reason == "illegal_move"),
-                "moves": float(self._moves),
-            },
-        )
+        metrics = {"draw": winner is None, "illegal": reason == "illegal_move", "moves": self._moves}
+        return self._ended(reason, winner, 1.0, self._moves, {name: float(value) for name, value in metrics.items()})
 
 
 def move(reply: str) -> int | None:

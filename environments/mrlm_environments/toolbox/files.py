@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from mrlm_pl.environment.tools import Tool, ToolError, tool_schema
@@ -38,7 +39,7 @@ class FileSystem(Tool):
     def __init__(self, max_bytes: int = 100_000, max_files: int = 100) -> None:
         at_least(1, "file_system: ", max_bytes=max_bytes, max_files=max_files)
         self.max_bytes, self.max_files = max_bytes, max_files
-        self._files: dict[tuple[str, ...], str] = {}
+        self._files: dict[PurePosixPath, str] = {}
 
     def open(self, task: Task) -> None:
         """Begin with the task's ``files`` alone.
@@ -75,11 +76,10 @@ class FileSystem(Tool):
         Raises:
             ToolError: there is no such file.
         """
-        name = _file_parts(path)
-        files, folders = self._entered(name[:-1], path)
-        if name not in files:
-            raise ToolError(f"{path!a} {'is not a file' if name in folders else 'does not exist'}")
-        return files[name]
+        name = _relative(path)
+        if name not in self._files:
+            raise ToolError(f"{path!a} {'is not a file' if name in self._folders() else 'does not exist'}")
+        return self._files[name]
 
     def write(self, path: str, content: str) -> None:
         """Write a file, in place of an earlier one, and make its folders.
@@ -90,16 +90,13 @@ class FileSystem(Tool):
         raw = content.encode("utf-8", errors="replace")
         if len(raw) > self.max_bytes:
             raise ToolError(f"the content has {len(raw)} bytes; {self.max_bytes} are the most")
-        name = _file_parts(path)
-        files, folders = self._entered((), path)
-        # A path may make as many entries as it has parts: counted as if none of them existed.
-        if len(files) + len(folders) + len(name) > self.max_files and name not in files:
+        name, folders = _relative(path), self._folders()
+        # A path may make as many entries as it has parts: counted as if none of them existed. The root is no entry.
+        if len(self._files) + len(folders) - 1 + len(name.parts) > self.max_files and name not in self._files:
             raise ToolError(f"there may be {self.max_files} files and folders at most")
-        if any(name[:depth] in files for depth in range(1, len(name))):
-            raise ToolError(f"{path!a} is not a folder")
-        if name in folders:
-            raise ToolError(f"{path!a} is a folder")
-        files[name] = raw.decode()
+        if name in folders or not self._files.keys().isdisjoint(name.parents):
+            raise ToolError(f"{path!a} is {'a folder' if name in folders else 'in a file, not in a folder'}")
+        self._files[name] = raw.decode()
 
     def names(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; those of folders end in a slash.
@@ -107,38 +104,27 @@ class FileSystem(Tool):
         Raises:
             ToolError: there is no such folder.
         """
-        above = _parts(path)
-        files, folders = self._entered(above, path)
-        found = [name[-1] for name in files if name[:-1] == above]
-        return sorted([*found, *(f"{name[-1]}/" for name in folders if name[:-1] == above)])
+        above, folders = _relative(path), self._folders()
+        if above not in folders:
+            raise ToolError(f"{path!a} {'is not a folder' if above in self._files else 'does not exist'}")
+        found = [name.name for name in self._files if name.parent == above]
+        return sorted([*found, *(f"{folder.name}/" for folder in folders if folder.name and folder.parent == above)])
 
-    def _entered(self, folder: tuple[str, ...], path: str) -> tuple[dict[tuple[str, ...], str], set[tuple[str, ...]]]:
-        """Return all files and folders, after a check that a folder exists."""
-        folders = {name[:depth] for name in self._files for depth in range(1, len(name))}
-        for depth in range(1, len(folder) + 1):
-            if folder[:depth] not in folders:
-                fault = "is not a folder" if folder[:depth] in self._files else "does not exist"
-                raise ToolError(f"{path!a} {fault}")
-        return self._files, folders
+    def _folders(self) -> set[PurePosixPath]:
+        """Return the root and the folders of all files."""
+        return {PurePosixPath(), *(folder for name in self._files for folder in name.parents)}
 
 
-def _file_parts(path: str) -> tuple[str, ...]:
-    parts = _parts(path)
-    if not parts:
-        raise ToolError(f"{path!a} is not a file")
-    return parts
-
-
-def _parts(path: str) -> tuple[str, ...]:
+def _relative(path: str) -> PurePosixPath:
     if len(path) > MAX_PATH:
         raise ToolError(f"the path has {len(path)} characters; {MAX_PATH} are the most")
     if not path.isprintable():
         raise ToolError(f"{path!a} holds characters that are not allowed")
     if path.startswith(("/", "\\", "~")) or ":" in path:
         raise ToolError(f"{path!a} is not a relative path")
-    parts = tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
-    if ".." in parts:
+    name = PurePosixPath(path.replace("\\", "/"))
+    if ".." in name.parts:
         raise ToolError(f"{path!a} leads out of the root: '..' is refused")
-    if len(parts) > MAX_DEPTH:
-        raise ToolError(f"{path!a} is {len(parts)} levels deep; {MAX_DEPTH} are the most")
-    return parts
+    if len(name.parts) > MAX_DEPTH:
+        raise ToolError(f"{path!a} is {len(name.parts)} levels deep; {MAX_DEPTH} are the most")
+    return name

@@ -15,12 +15,9 @@ TRANSITIONS: dict[str, list[str]] = _LISTS["transitions"]
 """Categories of transitions, each with its words and phrases."""
 
 _WORD = re.compile(r"\w+")
-_PART_OF_WORD = re.compile(r"[\w-]")
-
-_BY_FIRST_WORD: dict[str, list[tuple[str, str]]] = {}
-for _category, _phrases in TRANSITIONS.items():
-    for _phrase in _phrases:
-        _BY_FIRST_WORD.setdefault(_phrase.partition(" ")[0], []).append((_phrase, _category))
+_CATEGORY = {phrase: category for category, phrases in TRANSITIONS.items() for phrase in phrases}
+# At each beginning of a word, of which a phrase may have several: no phrase begins with another.
+_PHRASE = re.compile(rf"(?<![\w-])(?=({'|'.join(map(re.escape, _CATEGORY))})(?![\w-]))")
 
 
 def content_words(text: str) -> frozenset[str]:
@@ -52,13 +49,4 @@ def transition_categories(text: str) -> frozenset[str]:
     >>> transition_categories("A second-hand enthusiast says: despiteful iffy firsts. In. Short.")
     frozenset()
     """
-    plain = " ".join(text.lower().split())
-    found = set()
-    for word in _WORD.finditer(plain):
-        for phrase, category in _BY_FIRST_WORD.get(word.group(), ()):
-            start, end = word.start(), word.start() + len(phrase)
-            if plain.startswith(phrase, start) and not (
-                _PART_OF_WORD.match(plain[start - 1 : start]) or _PART_OF_WORD.match(plain[end : end + 1])
-            ):
-                found.add(category)
-    return frozenset(found)
+    return frozenset(_CATEGORY[phrase] for phrase in _PHRASE.findall(" ".join(text.lower().split())))
