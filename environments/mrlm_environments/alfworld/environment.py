@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,7 @@ from mrlm_environments.alfworld.game import KINDS, NOTHING, Game, Kind
 from mrlm_environments.alfworld.generated import generated, generated_game, identity
 from mrlm_environments.alfworld.house import ROOMS
 from mrlm_environments.alfworld.similarity import most_similar
+from mrlm_environments.data_tasks import opening
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.tools import (
     MalformedCall,
@@ -150,11 +152,10 @@ class AlfWorldEnvironment(Environment):
         self._state = self._game.start
         self._turns, self._planned, self._faults = 0, 0, 0
         posed = self._game.opening()
-        acting = [Message("system", self.instruction)] if self.instruction else []
-        self._held = {self.agents[-1]: [*acting, Message("user", posed + self._listed())]}
-        if self.agents[0] == PLANNER:
-            self._held[PLANNER] = [Message("system", PLANNING), Message("user", posed)]
-        return self._observed(self.agents[0])
+        self._held: dict[str, list[Message]] = defaultdict(list)  # that the agent sees when it acts
+        self._held[PLANNER] = opening(posed, PLANNING)
+        self._held[self.agents[-1]] = opening(posed + self._listed(), self.instruction)
+        return {self.agents[0]: self._held.pop(self.agents[0])}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Take the actions of a reply in order, or hand a plan to the actor; see :meth:`Environment.step`."""
@@ -163,7 +164,7 @@ class AlfWorldEnvironment(Environment):
             self._turns += 1
             self._planned = self._turns
             self._held[ACTOR].append(Message("user", f"Plan: {clipped(message.content, PLAN_CHARACTERS)}"))
-            return self._ended("max_turns") if self._over() else Step(self._observed(ACTOR))
+            return self._next(ACTOR)
         calls = requested_calls(message)
         written = None if calls else _WRITTEN.search(message.content)
         if not calls:
@@ -172,16 +173,10 @@ class AlfWorldEnvironment(Environment):
         for call in calls:
             if not self._over():
                 self._held[agent].append(tool_message(call, self._answer(agent, call)))
-        if over := self._over():
-            return self._ended(over)
         if agent == ACTOR and (self._turns - self._planned >= self.plan_every or not (calls or written)):
-            self._held[PLANNER].append(Message("user", "Plan the next steps."))
-            return Step(self._observed(PLANNER))
-        return Step(self._observed(agent))
-
-    def _observed(self, agent: str) -> Observations:
-        messages, self._held[agent] = self._held[agent], []
-        return {agent: messages}
+            agent = PLANNER
+            self._held[agent].append(Message("user", "Plan the next steps."))
+        return self._next(agent)
 
     def _over(self) -> str:
         """Return why the episode is over, or an empty text."""
@@ -220,7 +215,11 @@ class AlfWorldEnvironment(Environment):
         listed = "\n".join(self._game.actions(self._state)) if self.list_actions else ""
         return f" AVAILABLE ACTIONS: {listed}\n" if listed else ""
 
-    def _ended(self, reason: str) -> Step:
+    def _next(self, agent: str) -> Step:
+        """Let an agent act, unless the episode is over."""
+        reason = self._over()
+        if not reason:
+            return Step({agent: self._held.pop(agent)})
         won = reason == "won"
         components = {"won": 1.0} if won else {"incomplete": -self.incomplete_penalty}
         return Step(

@@ -6,6 +6,7 @@ the syntax tree. The functions that the result calls are in :mod:`mrlm_environme
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import sqlglot
@@ -22,7 +23,7 @@ double with each level of nesting, so that a hundred characters would keep it bu
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 NUMBERS = (
-    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Boolean, exp.Predicate, exp.Not),
+    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Boolean, exp.Predicate, exp.Not, exp.Escape),
     *(exp.Count, exp.Sum, exp.Avg, exp.Length, exp.StrPosition, exp.Abs, exp.Round, exp.Floor, exp.Ceil, exp.Sqrt),
     *(exp.Pow, exp.Sign, exp.Year, exp.Month, exp.Day, exp.DateDiff, exp.RowNumber, exp.Rank, exp.DenseRank),
 )
@@ -113,7 +114,6 @@ def _written(tree: Node) -> str:
     if isinstance(tree, exp.Insert):
         tree.set("conflict", None)  # ON DUPLICATE KEY: the tables of the tasks have no key
     _mend_functions(tree)
-    _mend_casts(tree)
     _mend_stored_numbers(tree)
     _mend_comparisons(tree)
     _mend_limited_changes(tree)
@@ -159,7 +159,7 @@ def _mend_comparisons(tree: Node) -> None:
     """Compare with a number by value, and two texts without regard to case and accents."""
     numeric = (node for node in tree.find_all(exp.Alias) if _is_number(node.this, frozenset()) and node.alias)
     aliases = frozenset(node.alias.lower() for node in numeric)
-    for node in list(tree.find_all(*COMPARISONS)):
+    for node in _inner_first(tree, *COMPARISONS):
         if isinstance(node.parent, exp.Update) and node.arg_key == "expressions":
             continue
         others = [node.args[key] for key in ("expression", "low", "high", "query") if node.args.get(key)]
@@ -175,29 +175,41 @@ def _mend_comparisons(tree: Node) -> None:
 
 
 def _mend_functions(tree: Node) -> None:
-    for node in list(tree.find_all(exp.Trunc, exp.Length, exp.Left, exp.Right)):
+    """Call this package's functions, round DECIMAL(p, s) to s digits, and reduce MySQL's collations to two.
+
+    BINARY compares byte by byte; LIKE compares what is left of case and accents.
+    """
+    for node in _inner_first(tree, exp.Left, exp.Right, exp.Trunc, exp.Length, exp.Like, exp.Cast, exp.Collate):
         if isinstance(node, (exp.Left, exp.Right)):  # words of SQLite's joins, which cannot be called
-            arguments = [node.this.copy(), node.expression.copy()]
-            node.replace(exp.Anonymous(this=f"TEXT_{node.key.upper()}", expressions=arguments))
+            node.replace(_call(f"TEXT_{node.key.upper()}", node.this, node.expression))
         elif isinstance(node, exp.Trunc):
-            digits = node.args.get("decimals") or exp.Literal.number(0)
-            node.replace(exp.Anonymous(this="TRUNCATE", expressions=[node.this.copy(), digits.copy()]))
-        elif node.args.get("binary"):
-            node.replace(exp.Anonymous(this="OCTET_LENGTH", expressions=[node.this.copy()]))
-
-
-def _mend_casts(tree: Node) -> None:
-    """Round DECIMAL(p, s) to s digits, compare BINARY byte by byte, and reduce MySQL's collations to two."""
-    for node in list(tree.find_all(exp.Cast)):
-        if node.to.this in (exp.DataType.Type.BINARY, exp.DataType.Type.VARBINARY):
+            node.replace(_call("TRUNCATE", node.this, node.args.get("decimals") or exp.Literal.number(0)))
+        elif isinstance(node, exp.Length) and node.args.get("binary"):
+            node.replace(_call("OCTET_LENGTH", node.this))
+        elif isinstance(node, exp.Like):
+            for part in ("this", "expression"):
+                node.set(part, _call("FOLDED", node.args[part]))
+            if not isinstance(node.parent, exp.Escape):
+                node.replace(exp.Escape(this=node.copy(), expression=exp.Literal.string("\\")))
+        elif isinstance(node, exp.Collate):
+            binary = node.expression.name.lower().endswith("bin")
+            node.set("expression", exp.Var(this="BINARY" if binary else COLLATION))
+        elif isinstance(node, exp.Cast) and node.to.this in (exp.DataType.Type.BINARY, exp.DataType.Type.VARBINARY):
             node.replace(exp.Collate(this=_enclosed(node.this), expression=exp.Var(this="BINARY")))
-        elif node.to.this == exp.DataType.Type.DECIMAL:
+        elif isinstance(node, exp.Cast) and node.to.this == exp.DataType.Type.DECIMAL:
             digits = node.to.expressions[1].name if len(node.to.expressions) > 1 else "0"
             real = exp.cast(node.this.copy(), "DOUBLE")
             node.replace(exp.Round(this=real, decimals=exp.Literal.number(digits)))
-    for collate in list(tree.find_all(exp.Collate)):
-        binary = collate.expression.name.lower().endswith("bin") or collate.expression.name == "BINARY"
-        collate.set("expression", exp.Var(this="BINARY" if binary else COLLATION))
+
+
+def _inner_first(tree: Node, *kinds: Any) -> Iterator[Node]:
+    """Yield the nodes of some kinds; inner ones first, since what replaces a node has copies of its parts."""
+    return reversed(list(tree.find_all(*kinds)))
+
+
+def _call(name: str, *arguments: Node) -> Node:
+    """Return a call of a function of this package."""
+    return exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
 
 
 def _mend_stored_numbers(tree: Node) -> None:
@@ -216,7 +228,7 @@ def _mend_stored_numbers(tree: Node) -> None:
             whole, point, fraction = digits.name.partition(".")
             value.replace(exp.Literal.string(sign + (whole.lstrip("0") or "0") + point + fraction))
         elif _is_number(value, frozenset()):
-            value.replace(exp.Anonymous(this="NUMBER_TEXT", expressions=[value.copy()]))
+            value.replace(_call("NUMBER_TEXT", value))
 
 
 def _mend_limited_changes(tree: Node) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.sql.dialect import SqlError
 from mrlm_environments.sql.scoring import equal_answers
+from mrlm_environments.sql.server import ServerDatabase
 from mrlm_environments.sql.tasks import KINDS, ROW_FORM, Kind, dbbench_task, generated_task
 from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
@@ -24,9 +25,6 @@ from mrlm_pl.environment.tools import (
     written_call,
 )
 from mrlm_pl.settings import at_least, between, some_of, whole_range
-
-if TYPE_CHECKING:
-    from mrlm_environments.sql.server import ServerDatabase
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
 COMMIT = tool_schema(
@@ -123,7 +121,11 @@ class SqlEnvironment(SingleAgentEnvironment):
         """Return the question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""
         self.close()
         self._task, self._turns = task, 0
-        self._database = self._opened(task.data["tables"])
+        tables, seconds = task.data["tables"], self.statement_seconds
+        if self.database_url is None:
+            self._database = SqliteDatabase(tables, seconds)
+        else:
+            self._database = ServerDatabase(self.database_url, tables, seconds)
         return opening(task.data["question"], self.instruction)
 
     def reply(self, message: Message) -> Outcome:
@@ -157,14 +159,6 @@ class SqlEnvironment(SingleAgentEnvironment):
     def __getstate__(self) -> dict[str, Any]:
         # A copy plays episodes of its own; an open database cannot be copied.
         return {**self.__dict__, "_database": None}
-
-    def _opened(self, tables: Sequence[Mapping[str, Any]]) -> SqliteDatabase | ServerDatabase:
-        if self.database_url is None:
-            return SqliteDatabase(tables, self.statement_seconds)
-        # Imported here: SQLAlchemy is an extra.
-        from mrlm_environments.sql.server import ServerDatabase
-
-        return ServerDatabase(self.database_url, tables, self.statement_seconds)
 
     def _is_right(self, answers: Sequence[Any]) -> bool:
         data = self._task.data

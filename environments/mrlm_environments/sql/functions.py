@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import calendar
 import hashlib
+import itertools
 import math
 import sqlite3
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -23,19 +24,22 @@ COLLATION = "mysql"
 MAX_TEXT = 100_000
 """Longest text or blob, in bytes; SQLite refuses longer ones, and so do the functions here."""
 
-MAX_STEPS = 5_000_000
-"""Bound on the product of two lengths where a function's work or result grows with it."""
+MAX_REPLACED = 5_000_000
+"""Bound on the product of the lengths of a text and of what replaces its parts, of which the result is made."""
 
 PATTERN_SECONDS = 0.5
 MAX_PATTERN = 500
-DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d", "%Y/%m/%d", "%Y%m%d")
+DATE_FORMATS = (
+    *("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M"),
+    *("%Y-%m-%d", "%Y/%m/%d", "%Y%m%d"),
+)
 _UNITS = {"DAY": 1, "WEEK": 7}
 _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 
 BUILT_IN = frozenset(
     (
         *("abs", "avg", "coalesce", "count", "group_concat", "hex", "ifnull", "iif", "length", "ltrim", "max", "min"),
-        *("nullif", "replace", "round", "rtrim", "substr", "substring", "sum", "total", "trim", "typeof", "char"),
+        *("nullif", "like", "replace", "round", "rtrim", "sum", "total", "trim", "typeof", "char"),
         *("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead"),
         *("first_value", "last_value", "nth_value"),
     )
@@ -76,51 +80,6 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(number_text(value))
 
 
-def like(pattern: Any, value: Any, escape: Any = "\\") -> int | None:
-    r"""Return whether a value is LIKE a pattern, in time that grows with the product of their lengths.
-
-    >>> like("A%\\%", "á 50%"), like("a_", "abc"), like("%b%b%", "abcb")
-    (1, 0, 1)
-    """
-    if pattern is None or value is None:
-        return None
-    tokens, letters = _like_tokens(folded(text(pattern)), text(escape)), folded(text(value))
-    if len(tokens) * len(letters) > MAX_STEPS:
-        raise ValueError("the LIKE pattern and the text are too long")
-    position = place = 0
-    wildcard, resume = -1, 0
-    while place < len(letters):
-        if position < len(tokens) and tokens[position] == "%%":
-            wildcard, resume = position, place
-            position += 1
-        elif position < len(tokens) and tokens[position] in ("__", letters[place]):
-            position, place = position + 1, place + 1
-        elif wildcard >= 0:
-            resume += 1
-            position, place = wildcard + 1, resume
-        else:
-            return 0
-    return int(all(token == "%%" for token in tokens[position:]))
-
-
-def _like_tokens(pattern: str, escape: str) -> list[str]:
-    """Return the letters of a pattern; a wildcard is its doubled sign, and adjacent ``%`` are one.
-
-    >>> _like_tokens("a%%_|%", "|")
-    ['a', '%%', '__', '%']
-    """
-    tokens: list[str] = []
-    letters = iter(pattern)
-    for letter in letters:
-        if letter == escape:
-            tokens.append(next(letters, letter))
-        elif letter == "_" or (letter == "%" and tokens[-1:] != ["%%"]):
-            tokens.append(letter * 2)
-        elif letter != "%":
-            tokens.append(letter)
-    return tokens
-
-
 def _pattern(value: Any) -> str:
     if len(text(value)) > MAX_PATTERN:
         raise ValueError(f"a regular expression may have {MAX_PATTERN} characters")
@@ -134,7 +93,7 @@ def _found(value: Any, pattern: Any) -> str | None:
 
 def _replaced(value: Any, pattern: Any, by: Any) -> str:
     letters, new = text(value), text(by)
-    if len(letters) * len(new) > MAX_STEPS:
+    if len(letters) * len(new) > MAX_REPLACED:
         raise ValueError("the text and its replacement are too long")
     return regex.sub(_pattern(pattern), lambda _: new, letters, flags=regex.IGNORECASE, timeout=PATTERN_SECONDS)
 
@@ -144,31 +103,14 @@ def _place(value: Any, *of: Any) -> int:
     return next((number for number, one in enumerate(of, 1) if folded(text(one)) == folded(text(value))), 0)
 
 
-def moment(value: Any) -> datetime | None:
-    """Return the date that a text names in one of MySQL's forms, or None."""
-    for form in DATE_FORMATS:
+def moment(value: Any, forms: Sequence[str] = DATE_FORMATS) -> datetime | None:
+    """Return the date that a text names in one of some forms, by default MySQL's, or None."""
+    for form in forms:
         try:
-            return datetime.strptime(text(value).strip().replace("T", " "), form)
+            return datetime.strptime(text(value).strip(), form)
         except ValueError:
             continue
     return None
-
-
-def _date(value: Any, *changes: Any) -> str | None:
-    """Return the date, after changes such as ``1 DAY`` or ``-2 MONTH``."""
-    when = moment(value)
-    for change in changes:
-        amount, _, unit = text(change).strip().partition(" ")
-        unit = unit.upper().rstrip("S")
-        if when is None:
-            return None
-        if unit in _UNITS:
-            when += timedelta(days=int(amount) * _UNITS[unit])
-        else:
-            months = when.year * 12 + when.month - 1 + int(amount) * _MONTHS[unit]
-            year, month = months // 12, months % 12 + 1
-            when = when.replace(year=year, month=month, day=min(when.day, calendar.monthrange(year, month)[1]))
-    return None if when is None else when.strftime("%Y-%m-%d")
 
 
 def _of_moment(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,10 +123,23 @@ def _of_moment(read: Callable[..., Any]) -> Callable[..., Any]:
     return of
 
 
+def _date(when: datetime, *changes: Any) -> str:
+    """Return the date after changes such as ``1 DAY`` or ``-2 MONTH``."""
+    for change in changes:
+        amount, _, unit = text(change).strip().partition(" ")
+        unit = unit.upper().rstrip("S")
+        if unit in _UNITS:
+            when += timedelta(days=int(amount) * _UNITS[unit])
+        else:
+            months = when.year * 12 + when.month - 1 + int(amount) * _MONTHS[unit]
+            year, month = months // 12, months % 12 + 1
+            when = when.replace(year=year, month=month, day=min(when.day, calendar.monthrange(year, month)[1]))
+    return when.strftime("%Y-%m-%d")
+
+
 def _parsed_date(value: Any, form: Any) -> str | None:
-    try:
-        when = datetime.strptime(text(value).strip(), text(form))
-    except ValueError:
+    when = moment(value, (text(form),))
+    if when is None:
         return None
     return when.strftime("%Y-%m-%d" if when.time() == datetime.min.time() else "%Y-%m-%d %H:%M:%S")
 
@@ -201,16 +156,13 @@ def _before(value: Any, separator: Any, count: Any) -> str:
     return text(separator).join(parts[:count] if count > 0 else parts[count:])
 
 
-def _padded(left: bool) -> Callable[[Any, Any, Any], str | None]:
-    def pad(value: Any, width: Any, filling: Any) -> str | None:
-        letters, width, filling = text(value), min(int(width), MAX_TEXT), text(filling)
-        missing = width - len(letters)
-        if width < 0 or (missing > 0 and not filling):
-            return None
-        fill = (filling * (missing // len(filling) + 1))[:missing] if missing > 0 else ""
-        return fill + letters if left else (letters + fill)[:width]
-
-    return pad
+def _padded(value: Any, width: Any, filling: Any, left: bool) -> str | None:
+    """Return a text of a given width, filled up or cut; None where it cannot be filled up."""
+    letters, width = text(value), min(int(width), MAX_TEXT)
+    fill = "".join(itertools.islice(itertools.cycle(text(filling)), max(0, width - len(letters))))
+    if not 0 <= width <= len(letters) + len(fill):
+        return None
+    return (fill + letters if left else letters + fill)[:width]
 
 
 def _repeated(value: Any, count: Any) -> str:
@@ -219,7 +171,7 @@ def _repeated(value: Any, count: Any) -> str:
     return text(value) * int(count)
 
 
-def _middle(value: Any, start: Any, length: Any) -> str:
+def _middle(value: Any, start: Any, length: Any = MAX_TEXT) -> str:
     letters, start = text(value), int(start)
     begin = start - 1 if start > 0 else len(letters) + start
     return letters[begin : begin + max(0, int(length))] if start and begin >= 0 else ""
@@ -247,15 +199,17 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "number_text": (1, number_text),
+    "folded": (1, lambda value: folded(text(value))),
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
     "text_left": (2, lambda value, count: text(value)[: max(0, int(count))]),
     "text_right": (2, lambda value, count: text(value)[-int(count) :] if int(count) > 0 else ""),
     "mid": (3, _middle),
+    "substring": (-1, _middle),
     "instr": (2, lambda value, part: folded(text(value)).find(folded(text(part))) + 1),
     "substring_index": (3, _before),
-    "lpad": (3, _padded(True)),
-    "rpad": (3, _padded(False)),
+    "lpad": (3, partial(_padded, left=True)),
+    "rpad": (3, partial(_padded, left=False)),
     "repeat": (2, _repeated),
     "reverse": (1, lambda value: text(value)[::-1]),
     "field": (-1, _place),
@@ -273,7 +227,7 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "regexp": (2, lambda pattern, value: int(_found(value, pattern) is not None)),
     "regexp_replace": (3, _replaced),
     "regexp_substr": (2, _found),
-    "date": (-1, _date),
+    "date": (-1, _of_moment(_date)),
     "year": (1, _of_moment(attrgetter("year"))),
     "month": (1, _of_moment(attrgetter("month"))),
     "day": (1, _of_moment(attrgetter("day"))),
@@ -281,16 +235,15 @@ _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "strftime": (2, lambda form, value: _of_moment(datetime.strftime)(value, text(form))),
     "julianday": (1, _of_moment(datetime.toordinal)),
 }
-ALLOWED = BUILT_IN | _STRICT.keys() | {"concat_ws", "like"}
+ALLOWED = BUILT_IN | _STRICT.keys() | {"concat_ws"}
 """Names of all functions that a statement may call."""
 
 
 def install(connection: sqlite3.Connection) -> None:
     """Give a connection the functions and the collation."""
-    functions = [(name, count, _strict(function)) for name, (count, function) in _STRICT.items()]
-    functions += [("concat_ws", -1, _joined), ("like", 2, like), ("like", 3, like)]
-    for name, count, function in functions:
-        connection.create_function(name, count, function, deterministic=True)
+    for name, (count, function) in _STRICT.items():
+        connection.create_function(name, count, _strict(function), deterministic=True)
+    connection.create_function("concat_ws", -1, _joined, deterministic=True)
 
     def compare(first: str, second: str) -> int:
         one, other = folded(first), folded(second)

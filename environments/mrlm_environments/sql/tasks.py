@@ -8,7 +8,7 @@ asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -31,7 +31,7 @@ SUBJECTS = tuple(
 """Name of the table, its columns (a name, a group, two numbers), and values of the first two."""
 
 Row = list[str]
-Drawn = tuple[str, tuple[Any, ...], list[Row] | None, str]
+Drawn = tuple[str, list[Any], list[Row] | None, str]
 """A question, its answers, the rows after a change (None for a question), and a statement that does it."""
 
 
@@ -44,17 +44,16 @@ def generated_task(rng: Random, kinds: Sequence[Kind], rows: tuple[int, int]) ->
         rows: least and most rows of the table.
     """
     name, columns, names, groups = rng.choice(SUBJECTS)
-    chosen = rng.sample(list(names), min(len(names), rng.randint(*rows)))
-    content = [[one, rng.choice(list(groups)), str(rng.randint(1, 99)), str(rng.randint(1, 9) * 100)] for one in chosen]
-    kind = rng.choice(list(kinds))
-    question, answers, after, statement = _DRAWN[kind](rng, name, columns, content, list(groups))
+    chosen = rng.sample(names, min(len(names), rng.randint(*rows)))
+    content = [[one, rng.choice(groups), str(rng.randint(1, 99)), str(rng.randint(1, 9) * 100)] for one in chosen]
     table = {"name": name, "columns": list(columns), "rows": content}
-    described = _described([table])
+    kind = rng.choice(list(kinds))
+    question, answers, after, statement = _drawn(rng, kind, table, groups)
     return {
-        "question": f"{question}\n{described}",
+        "question": f"{question}\n{_described([table])}",
         "tables": [table],
         "kind": kind,
-        "answers": list(answers),
+        "answers": answers,
         "state": "" if after is None else state_hash([after]),
         "statements": [statement],
         "key": question,
@@ -65,85 +64,55 @@ def _described(tables: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"Table `{table['name']}`, columns {', '.join(table['columns'])}." for table in tables)
 
 
-def _q(name: str) -> str:
-    return f"`{name}`"
+def _drawn(rng: Random, kind: Kind, table: Mapping[str, Any], groups: Sequence[str]) -> Drawn:
+    """Return a question of a kind, or a change, with what is asked for.
 
-
-def _select(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
-    row, column = rng.choice(rows), rng.randint(1, 3)
-    statement = f"SELECT {_q(columns[column])} FROM {_q(table)} WHERE {_q(columns[0])} = '{row[0]}'"
-    return f"What is the {columns[column]} of {row[0]}?", (row[column],), None, statement
-
-
-def _count(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
-    column, bound = rng.choice(((2, rng.randint(10, 90)), (3, rng.randint(2, 8) * 100)))
-    answer = sum(int(row[column]) > bound for row in rows)
-    statement = f"SELECT COUNT(*) FROM {_q(table)} WHERE {_q(columns[column])} > {bound}"
-    return f"How many rows have {columns[column]} above {bound}?", (answer,), None, statement
-
-
-def _aggregate(word: str, function: str, of: Callable[[list[int]], int]) -> Callable[..., Drawn]:
-    def draw(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
-        column, other = rng.choice(((2, 3), (3, 2)))
-        bound = int(rng.choice(rows)[other])
-        answer = of([int(row[column]) for row in rows if int(row[other]) <= bound])
-        # MAX without "+ 0" would compare texts, in MySQL too.
-        value = f"{function}({_q(columns[column])} + 0)"
-        question = f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?"
-        return question, (answer,), None, f"SELECT {value} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound}"
-
-    return draw
-
-
-def _order(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
+    In statements, ``+ 0`` makes MySQL compare numbers, not texts.
+    """
+    columns, rows = table["columns"], table["rows"]
+    source, *quoted = (f"`{name}`" for name in (table["name"], *columns))
+    if kind == "select":
+        row, column = rng.choice(rows), rng.randint(1, 3)
+        statement = f"SELECT {quoted[column]} FROM {source} WHERE {quoted[0]} = '{row[0]}'"
+        return f"What is the {columns[column]} of {row[0]}?", [row[column]], None, statement
+    if kind == "count":
+        column, bound = rng.choice(((2, rng.randint(10, 90)), (3, rng.randint(2, 8) * 100)))
+        statement = f"SELECT COUNT(*) FROM {source} WHERE {quoted[column]} > {bound}"
+        count = sum(int(row[column]) > bound for row in rows)
+        return f"How many rows have {columns[column]} above {bound}?", [count], None, statement
+    if kind == "insert":
+        values = rng.choice(("Zoe", "Zed", "Z9")), rng.choice(groups), rng.randint(1, 99), rng.randint(1, 9) * 100
+        told = ", ".join(f"{column} {value}" for column, value in zip(columns, values, strict=True))
+        after = [*rows, list(map(str, values))]
+        return f"Add a row: {told}.", [], after, f"INSERT INTO {source} VALUES {values}"
+    if kind == "update":
+        group, amount = rng.choice(rows)[1], rng.randint(1, 9)
+        after = [[*row[:2], str(int(row[2]) + amount), row[3]] if row[1] == group else row for row in rows]
+        statement = f"UPDATE {source} SET {quoted[2]} = {quoted[2]} + {amount} WHERE {quoted[1]} = '{group}'"
+        return f"Add {amount} to {columns[2]} where {columns[1]} is {group}.", [], after, statement
+    if kind == "delete":
+        bound = int(rng.choice(rows)[2])
+        after = [row for row in rows if int(row[2]) < bound]
+        statement = f"DELETE FROM {source} WHERE {quoted[2]} >= {bound}"
+        return f"Remove all rows with {columns[2]} of {bound} or more.", [], after, statement
     column, other = rng.choice(((2, 3), (3, 2)))
     bound = int(rng.choice(rows)[other])
-    # Equal numbers would leave the order open, so the first column decides between them.
-    found = sorted((row for row in rows if int(row[other]) <= bound), key=lambda row: (-int(row[column]), row[0]))
-    count = rng.randint(1, min(3, len(found)))
-    question = (
-        f"Of the rows with {columns[other]} of {bound} or less, which {count} {columns[0]} have the highest "
-        f"{columns[column]} (among equal ones the first by alphabet)?"
-    )
-    statement = (
-        f"SELECT {_q(columns[0])} FROM {_q(table)} WHERE {_q(columns[other])} <= {bound} "
-        f"ORDER BY {_q(columns[column])} + 0 DESC, {_q(columns[0])} LIMIT {count}"
-    )
-    return question, tuple(row[0] for row in found[:count]), None, statement
-
-
-def _insert(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
-    row = [rng.choice(("Zoe", "Zed", "Z9")), rng.choice(groups), str(rng.randint(1, 99)), str(rng.randint(1, 9) * 100)]
-    values = ", ".join(f"{column} {value}" for column, value in zip(columns, row, strict=True))
-    statement = f"INSERT INTO {_q(table)} VALUES ('{row[0]}', '{row[1]}', {row[2]}, {row[3]})"
-    return f"Add a row: {values}.", (), [*rows, row], statement
-
-
-def _update(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
-    group, amount = rng.choice(rows)[1], rng.randint(1, 9)
-    after = [[*row[:2], str(int(row[2]) + amount), row[3]] if row[1] == group else row for row in rows]
-    column = _q(columns[2])
-    statement = f"UPDATE {_q(table)} SET {column} = {column} + {amount} WHERE {_q(columns[1])} = '{group}'"
-    return f"Add {amount} to {columns[2]} where {columns[1]} is {group}.", (), after, statement
-
-
-def _delete(rng: Random, table: str, columns: Sequence[str], rows: list[Row], groups: list[str]) -> Drawn:
-    bound = int(rng.choice(rows)[2])
-    after = [row for row in rows if int(row[2]) < bound]
-    statement = f"DELETE FROM {_q(table)} WHERE {_q(columns[2])} >= {bound}"
-    return f"Remove all rows with {columns[2]} of {bound} or more.", (), after, statement
-
-
-_DRAWN: dict[Kind, Callable[[Random, str, Sequence[str], list[Row], list[str]], Drawn]] = {
-    "select": _select,
-    "count": _count,
-    "max": _aggregate("highest", "MAX", max),
-    "sum": _aggregate("total", "SUM", sum),
-    "order": _order,
-    "insert": _insert,
-    "update": _update,
-    "delete": _delete,
-}
+    found = [row for row in rows if int(row[other]) <= bound]
+    where = f"FROM {source} WHERE {quoted[other]} <= {bound}"
+    if kind == "order":
+        # Equal numbers would leave the order open, so the first column decides between them.
+        found.sort(key=lambda row: (-int(row[column]), row[0]))
+        count = rng.randint(1, min(3, len(found)))
+        question = (
+            f"Of the rows with {columns[other]} of {bound} or less, which {count} {columns[0]} have the highest "
+            f"{columns[column]} (among equal ones the first by alphabet)?"
+        )
+        order = f"ORDER BY {quoted[column]} + 0 DESC, {quoted[0]} LIMIT {count}"
+        return question, [row[0] for row in found[:count]], None, f"SELECT {quoted[0]} {where} {order}"
+    word, of = ("highest", max) if kind == "max" else ("total", sum)
+    question = f"What is the {word} {columns[column]} where {columns[other]} is {bound} or less?"
+    answer = of(int(row[column]) for row in found)
+    return question, [answer], None, f"SELECT {kind.upper()}({quoted[column]} + 0) {where}"
 
 
 def dbbench_task(row: Mapping[str, Any]) -> dict[str, Any]:

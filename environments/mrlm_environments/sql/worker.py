@@ -98,18 +98,15 @@ class SqliteDatabase:
         with self._worker.lock:
             self._worker.start()
             if self._number not in self._worker.databases:
-                self._fill(self._worker)
+                self._worker.databases.add(self._number)
+                try:
+                    self._worker.ask(OPEN_SECONDS, "open", self._number, self._tables)
+                    for change in self._changes:
+                        self._worker.ask(self._seconds, "execute", self._number, change)
+                except SqlError as error:
+                    self._lost = True
+                    raise SqlError(_LOST) from error
             yield self._worker
-
-    def _fill(self, worker: _Worker) -> None:
-        worker.databases.add(self._number)
-        try:
-            worker.ask(OPEN_SECONDS, "open", self._number, self._tables)
-            for change in self._changes:
-                worker.ask(self._seconds, "execute", self._number, change)
-        except SqlError as error:
-            self._lost = True
-            raise SqlError(_LOST) from error
 
 
 class _Worker:

@@ -52,9 +52,6 @@ class Product:
     rating: str = "N.A."
     reviews: tuple[tuple[str, str, str], ...] = ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Product:
-        return self
-
     def document(self) -> str:
         """Return the text that a search reads: title, description, first feature and options."""
         options = (f"{name}: {', '.join(values)}" for name, values in self.options.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from mrlm_environments.webshop.catalog import Catalog
@@ -140,34 +141,31 @@ class WebShopEnvironment(Environment):
         """Open the search page; see :meth:`Environment.reset`."""
         self._task, self._turns, self._faults, self._acted = task, 0, 0, frozenset[str]()
         self._session = Session(self.catalog, task.data["instruction"], self.page_size, self.list_actions)
-        self._held: dict[str, list[Message]] = {
-            agent: [Message("system", self.instruction)] if self.instruction else [] for agent in self.agents
-        }
-        return self._observed(self._acting(self._session.page), [Message("user", self._session.text())])
+        self._held: dict[str, list[Message]] = defaultdict(list)  # that the agent sees when it acts
+        if self.instruction:
+            self._held |= {agent: [Message("system", self.instruction)] for agent in self.agents}
+        self._held[self.agents[0]].append(Message("user", self._session.text()))
+        return {self.agents[0]: self._held.pop(self.agents[0])}
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Answer the calls of a reply in order; see :meth:`Environment.step`."""
         ((agent, message),) = actions.items()
         self._turns += 1
         self._acted |= {agent}
-        answers: list[Message] = []
         calls = requested_calls(message)
-        self._faults += not calls
         for call in calls:
-            answers.append(tool_message(call, self._answer(agent, call)))
+            self._held[agent].append(tool_message(call, self._answer(agent, call)))
             if self._session.bought:
                 return self._ended("bought")
+        if not calls:
+            self._faults += 1
+            self._held[agent].append(Message("user", HOW_TO_CALL))
         if self._turns == self.max_turns:
             return self._ended("max_turns")
         acting = self._acting(self._session.page)
-        if acting == agent:
-            return Step(self._observed(agent, answers or [Message("user", HOW_TO_CALL)]))
-        self._held[agent] += answers  # shown when the agent acts again
-        return Step(self._observed(acting, [Message("user", self._session.text())]))
-
-    def _observed(self, agent: str, messages: Sequence[Message]) -> Observations:
-        held, self._held[agent] = self._held[agent], []
-        return {agent: [*held, *messages]}
+        if acting != agent:
+            self._held[acting].append(Message("user", self._session.text()))
+        return Step({acting: self._held.pop(acting)})
 
     def _acting(self, page: str) -> str:
         """Return the agent that acts on a page."""
@@ -182,23 +180,20 @@ class WebShopEnvironment(Environment):
             if acting != agent:
                 raise ToolError(f"this page is the {acting}'s")
             if asked.name == SEARCH.name:
-                session.search(asked.arguments["keywords"])
+                self._session = session.search(asked.arguments["keywords"])
             else:
-                session.click(asked.arguments["value"])
+                self._session = session.click(asked.arguments["value"])
         except ToolError as error:
             self._faults += 1
             return f"Error: {error}"
-        if self._acting(session.page) != agent:
-            return f"The {self._acting(session.page)} acts now."
-        return session.text()
+        acting = self._acting(self._session.page)
+        return self._session.text() if acting == agent else f"The {acting} acts now."
 
     def _ended(self, reason: str) -> Step:
         session = self._session
         metrics = {"failed_calls": float(self._faults)}
-        if not session.bought:
-            components, success = {"incomplete": -self.incomplete_penalty}, False
-        else:
-            assert session.product is not None
+        components, success = {"incomplete": -self.incomplete_penalty}, False
+        if session.product is not None and session.bought:
             target = self.catalog.products[self._task.data["asin"]]
             found = match(session.product, session.options, target, self._task.data, self.catalog.nouns)
             components, success = found.components, found.complete

@@ -29,12 +29,11 @@ def gold_purchase(catalog: Catalog, goal: Mapping[str, Any], page_size: int, lim
         found = catalog.search(keywords)
         if target.asin not in found:
             continue
-        session = Session(catalog, "", page_size, list_actions=False)
-        session.page, session.product = "item", target
-        texts = {action: text for text, action in session.targets().items()}
+        session = Session(catalog, "", page_size, list_actions=False, page="item", product=target)
+        texts = {tuple(after.options.items()): text for text, after in session.targets().items()}
         clicks = {
             "results": [NEXT] * (found.index(target.asin) // page_size) + [target.asin],
-            "item": [*(texts["option", name, value] for name, value in options.items()), BUY],
+            "item": [*(texts[chosen,] for chosen in options.items()), BUY],
         }
         inputs = [("search", keywords), *((page, text) for page, own in clicks.items() for text in own)]
         if len(inputs) <= limit:

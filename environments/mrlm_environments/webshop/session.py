@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog, Product
@@ -12,38 +13,41 @@ from mrlm_pl.environment.tools import ToolError, clipped
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUB_PAGES = ("description", "features", "reviews")
 SEPARATOR = " [SEP] "
-Target = tuple[str, ...]
-"""The effect of a click: a kind and its arguments."""
 
 
+@dataclass(frozen=True)
 class Session:
-    """A visit to the shop.
+    """A moment of a visit to the shop; a search and a click return the next one.
 
     Args:
         catalog: of the shop.
         instruction: that every page shows.
         page_size: products of a page of results.
         list_actions: True ends :meth:`text` with the available actions.
-
-    Attributes:
+        page: ``search``, ``results``, ``item`` or one of :data:`SUB_PAGES`.
+        results: numbers of the products that the search found.
+        number: of the page of results.
         product: that is open; None before one is.
+        options: chosen values by name.
+        bought: whether the product was bought.
     """
 
-    def __init__(self, catalog: Catalog, instruction: str, page_size: int, list_actions: bool) -> None:
-        self.catalog, self.instruction = catalog, instruction
-        self.page_size, self.list_actions = page_size, list_actions
-        self._leave()
+    catalog: Catalog
+    instruction: str
+    page_size: int
+    list_actions: bool
+    page: str = "search"
+    results: tuple[str, ...] = ()
+    number: int = 1
+    product: Product | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    bought: bool = False
 
-    def _leave(self) -> None:
-        self.page = "search"  # or results, item or one of SUB_PAGES
-        self.results: tuple[str, ...] = ()
-        self.number = 1
-        self.product: Product | None = None
-        self.options: dict[str, str] = {}
-        self.bought = False
+    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
+        return self
 
-    def search(self, keywords: str) -> None:
-        """Show the first page of results.
+    def search(self, keywords: str) -> Session:
+        """Return the session on the first page of results.
 
         Raises:
             ToolError: the page has no search bar, or the keywords are empty.
@@ -52,59 +56,46 @@ class Session:
             raise ToolError(f"this page has no search bar; click {BACK!r} first")
         if not keywords.strip():
             raise ToolError("the keywords are empty")
-        self.results, self.page = self.catalog.search(keywords), "results"
+        return replace(self, page="results", results=self.catalog.search(keywords))
 
-    def click(self, value: str) -> None:
-        """Click on a button, a product or an option's value, in upper or lower case.
+    def click(self, value: str) -> Session:
+        """Return the session after a click on a button, a product or an option's value, in upper or lower case.
 
         Raises:
             ToolError: the page has no such text to click on.
         """
         targets = self.targets()
-        target = targets.get(value.strip().lower())
-        if target is None:
+        if value.strip().lower() not in targets:
             known = f"click one of {list(targets)}" if targets else "search first"
             raise ToolError(f"there is no {clipped(value, 60)!r} to click on; {known}")
-        kind, *arguments = target
-        if kind == "back":
-            self._leave()
-        elif kind == "turn":
-            self.number += int(arguments[0])
-        elif kind == "results":
-            self.page, self.product, self.options = "results", None, {}
-        elif kind == "item":
-            self.page, self.product = "item", self.catalog.products[arguments[0]]
-        elif kind == "sub":
-            self.page = arguments[0]
-        elif kind == "option":
-            self.options[arguments[0]] = arguments[1]
-        else:
-            self.bought = True
+        return targets[value.strip().lower()]
 
-    def targets(self) -> dict[str, Target]:
-        """Return the effects of clicks by their texts in lower case, in WebShop's order.
+    def targets(self) -> dict[str, Session]:
+        """Return the sessions after clicks by the texts to click on, in lower case and WebShop's order.
 
         A value of two options has the option's name before it, as in ``size: small``.
         """
         if self.page == "search":
             return {}
-        targets: dict[str, Target] = {BACK.lower(): ("back",)}
+        targets = {BACK.lower(): Session(self.catalog, self.instruction, self.page_size, self.list_actions)}
         if self.page == "results":
             if self.number > 1:
-                targets[PREVIOUS.lower()] = ("turn", "-1")
+                targets[PREVIOUS.lower()] = replace(self, number=self.number - 1)
             if self.number * self.page_size < len(self.results):
-                targets[NEXT.lower()] = ("turn", "1")
-            return targets | {asin.lower(): ("item", asin) for asin in self.shown()}
+                targets[NEXT.lower()] = replace(self, number=self.number + 1)
+            for asin in self.shown():
+                targets[asin.lower()] = replace(self, page="item", product=self.catalog.products[asin])
+            return targets
         assert self.product is not None
         if self.page != "item":
-            return targets | {PREVIOUS.lower(): ("item", self.product.asin)}
-        targets[PREVIOUS.lower()] = ("results",)
-        targets |= {page: ("sub", page) for page in SUB_PAGES} | {BUY.lower(): ("buy",)}
+            return targets | {PREVIOUS.lower(): replace(self, page="item")}
+        targets[PREVIOUS.lower()] = replace(self, page="results", product=None, options={})
+        targets |= {page: replace(self, page=page) for page in SUB_PAGES} | {BUY.lower(): replace(self, bought=True)}
         values = [(name, value) for name, own in self.product.options.items() for value in dict.fromkeys(own)]
         taken = Counter([*targets, *(value.lower() for _, value in values)])
         for name, value in values:
             text = value.lower() if taken[value.lower()] == 1 else f"{name}: {value}".lower()
-            targets[text] = ("option", name, value)
+            targets[text] = replace(self, options={**self.options, name: value})
         return targets
 
     def shown(self) -> tuple[str, ...]:

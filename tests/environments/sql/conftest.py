@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from mrlm_environments.sql import server
+from mrlm_environments.sql import environment, server
 
 from tests.support.sql_rows import SqliteServer
 
@@ -10,4 +10,4 @@ from tests.support.sql_rows import SqliteServer
 def servers_are_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``database_url="sqlite://"`` open a database in this process."""
     monkeypatch.setattr(server, "BACKENDS", (*server.BACKENDS, "sqlite"))
-    monkeypatch.setattr(server, "ServerDatabase", SqliteServer)
+    monkeypatch.setattr(environment, "ServerDatabase", SqliteServer)

@@ -53,7 +53,12 @@ def selected(database: Any, query: str) -> list[Any]:
         ("SELECT CAST(REPLACE(Points, ',', '') AS UNSIGNED) FROM `2nd league` ORDER BY 1 DESC LIMIT 1", [1200]),
         ("SELECT CONCAT_WS('-', 'a', NULL, 2), SUBSTRING_INDEX('a b c', ' ', -2)", ["a-2", "b c"]),
         ("SELECT IF(1 > 2, 'x', 'y'), IFNULL(NULL, 3), FIELD('B', 'a', 'b'), LOCATE('B', 'abc')", ["y", 3, 2, 2]),
+        ("SELECT 'Zoë' NOT LIKE 'zo%', 'a%' LIKE '_|%' ESCAPE '|', 'ab' LIKE 'a', NULL LIKE 'a'", [0, 1, 0, None]),
         ("SELECT LEFT('abc', 2), RIGHT('abc', 2), LPAD('7', 3, '0'), REVERSE('abc')", ["ab", "bc", "007", "cba"]),
+        ("SELECT LPAD('abc', 2, 'x'), RPAD('abc', 2, 'x'), RPAD('a', 4, 'xy'), LPAD('a', 2, '')", ["ab", "ab", "axyx", None]),
+        ("SELECT SUBSTRING('abc', 0), SUBSTRING('abc', 2), MID('abc', -2, 1), SUBSTR('abc', 2, -1)", ["", "bc", "b", ""]),
+        ("SELECT LEFT(RIGHT('abc', 2), 1), LENGTH(LEFT('éa', 1)), IF(IF('a' = 'A', 'b', 'c') = 'B', 1, 0)", ["b", 2, 1]),
+        ("SELECT CAST(CAST('1.26' AS DECIMAL(5, 1)) AS DECIMAL(5, 2))", [1.3]),
         ("SELECT YEAR(founded), DATEDIFF(founded, '2001-05-01') FROM `2nd league` LIMIT 1", [2001, 29]),
         ("SELECT STR_TO_DATE('May 3, 2020', '%M %d, %Y')", ["2020-05-03"]),
         ("SELECT DATE_ADD('2020-01-31', INTERVAL 1 MONTH)", ["2020-02-29"]),
@@ -119,7 +124,7 @@ HOSTILE = [
     LOOP.format(first="REPEAT('a', 90000)", what="COUNT(*)"),
     "CREATE TABLE big AS " + LOOP.format(first="REPEAT('a', 90000)", what="*"),
     "SELECT COUNT(*) FROM " + ", ".join(f"`2nd league` t{number}" for number in range(16)),
-    "SELECT REPEAT('a', 90000) LIKE CONCAT(REPEAT('%a', 900), 'b')",
+    "SELECT 'a' LIKE REPEAT('%a', 49999)",
     "SELECT REPEAT('x', 3000) REGEXP '(x+x+)+y'",
     "SELECT " + "BINARY(" * 28 + "1" + ")" * 28,
     "SELECT " + "JOIN a " * 60,
@@ -160,7 +165,7 @@ def test_hostile_statements_are_refused_or_stopped(number: int, tmp_path: Path) 
 
 def test_slow_matching_is_bounded() -> None:
     database = SqliteDatabase([TEAMS], 15.0)
-    assert selected(database, "SELECT REPEAT('a', 5000) LIKE CONCAT(REPEAT('%a', 400), 'b')") == [0]
+    assert selected(database, "SELECT REPEAT('a', 90000) LIKE CONCAT(REPEAT('%a', 900), 'b')") == [0]
 
 
 def many(times: int, expression: str) -> str:
@@ -170,7 +175,7 @@ def many(times: int, expression: str) -> str:
 
 TRIM = "SELECT TRIM(BOTH CONCAT(REPEAT('b', 8000), 'c') FROM REPEAT('c', 99999))"
 SLOW = {
-    "texts compared with a pattern": many(100, "REPEAT('a', 4990) LIKE CONCAT('%', REPEAT('a', 998), 'b')"),
+    "texts compared with a pattern": many(100, "REPEAT('a', 49990) LIKE CONCAT('%', REPEAT('a', 998), 'b')"),
     "regular expressions": many(100, "REPEAT('x', 3000) REGEXP '(x+x+)+y'"),
     "approximate expressions": f"SELECT REPEAT('ab', 40000) REGEXP '(?:{'abcdefgh' * 20}){{e<=60}}'",
     "texts found in others": many(150, "INSTR(REPEAT('ab', 49999), CONCAT(REPEAT('ab', 24000), 'c'))"),

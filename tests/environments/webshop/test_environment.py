@@ -70,10 +70,10 @@ def test_pages_read_as_in_webshop() -> None:
     """The texts of the example in AgentBench's prompt for WebShop, with another product."""
     session = visit(CUP)
     assert session.text() == "WebShop [SEP] Instruction: [SEP] buy a cup [SEP] Search"
-    session.search("tin cup")
+    session = session.search("tin cup")
     top = "Instruction: [SEP] buy a cup [SEP] Back to Search [SEP] "
     assert session.text() == f"{top}Page 1 (Total results: 1) [SEP] B000000007 [SEP] Blue Tin Cup [SEP] $9.5"
-    session.click("B000000007")
+    session = session.click("B000000007")
     item = (
         f"{top}< Prev [SEP] color [SEP] blue [SEP] red [SEP] size [SEP] small [SEP] large [SEP] Blue Tin Cup [SEP] "
         "Price: $9.5 [SEP] Rating: N.A. [SEP] Description [SEP] Features [SEP] Reviews [SEP] Buy Now"
@@ -84,33 +84,33 @@ def test_pages_read_as_in_webshop() -> None:
         ("Features", "Light. [SEP] Strong."),
         ("Reviews", '"Good" [SEP] 5 [SEP] I like it.'),
     ):
-        session.click(name)
+        session = session.click(name)
         assert session.text() == f"{top}< Prev [SEP] {shown}"
-        session.click("< Prev")
+        session = session.click("< Prev")
         assert session.text() == item
 
 
 def test_results_have_pages_and_keep_their_place() -> None:
     session = visit(*(product(number) for number in range(25)))
-    session.search("cup")
+    session = session.search("cup")
     assert [list(session.targets())[:2], len(session.shown())] == [["back to search", "next >"], 10]
-    session.click("Next >")
-    session.click("next >")
+    session = session.click("Next >")
+    session = session.click("next >")
     assert len(session.shown()) == 5
     assert list(session.targets())[:2] == ["back to search", "< prev"]
     assert "Page 3 (Total results: 25) [SEP] < Prev [SEP] B000000020" in session.text()
-    session.click("B000000021")
-    session.click("< Prev")
+    session = session.click("B000000021")
+    session = session.click("< Prev")
     assert session.shown()[0] == "B000000020"
-    session.click("Back to Search")
+    session = session.click("Back to Search")
     assert session.page == "search"
 
 
 def test_actions_are_listed_in_webshops_order() -> None:
     session = visit(CUP)
     assert session.actions() == {"has_search_bar": True, "clickables": []}
-    session.search("cup")
-    session.click("b000000007")
+    session = session.search("cup")
+    session = session.click("b000000007")
     actions = session.actions()
     buttons = ["back to search", "< prev", "description", "features", "reviews", "buy now"]
     assert actions == {"has_search_bar": False, "clickables": [*buttons, "blue", "red", "small", "large"]}
@@ -118,14 +118,14 @@ def test_actions_are_listed_in_webshops_order() -> None:
 
 def test_options_are_forgotten_on_the_way_back_and_kept_on_the_pages_of_the_product() -> None:
     session = visit(CUP)
-    session.search("cup")
-    session.click(CUP.asin)
-    session.click("blue")
-    session.click("Features")
-    session.click("< Prev")
+    session = session.search("cup")
+    session = session.click(CUP.asin)
+    session = session.click("blue")
+    session = session.click("Features")
+    session = session.click("< Prev")
     assert session.options == {"color": "blue"}
-    session.click("< Prev")
-    session.click(CUP.asin)
+    session = session.click("< Prev")
+    session = session.click(CUP.asin)
     assert session.options == {}
 
 
@@ -135,24 +135,24 @@ def test_options_are_forgotten_on_the_way_back_and_kept_on_the_pages_of_the_prod
 def test_a_chosen_option_is_shown() -> None:
     """There the page is the same before and after."""
     session = visit(CUP)
-    session.search("cup")
-    session.click(CUP.asin)
+    session = session.search("cup")
+    session = session.click(CUP.asin)
     before = session.text()
-    session.click("blue")
-    session.click("red")
-    session.click("small")
+    session = session.click("blue")
+    session = session.click("red")
+    session = session.click("small")
     assert session.text() == f"{before}\nChosen: color: red, size: small"
 
 
 def test_a_value_of_two_options_can_be_chosen_for_each() -> None:
     """There the last option with the value takes every click."""
     session = visit(product(1, options={"top": ("red", "reviews"), "base": ("red", "tan")}))
-    session.search("cup")
-    session.click("B000000001")
+    session = session.search("cup")
+    session = session.click("B000000001")
     for text in ("top: red", "base: red"):
-        session.click(text)
+        session = session.click(text)
     assert session.options == {"top": "red", "base": "red"}
-    session.click("top: reviews")
+    session = session.click("top: reviews")
     assert (session.page, session.options["top"]) == ("item", "reviews")
     assert list(session.targets())[-4:] == ["top: red", "top: reviews", "base: red", "tan"]
 
@@ -162,7 +162,7 @@ def test_the_search_button_is_not_listed_and_a_search_needs_the_search_bar() -> 
     session = visit(CUP)
     with pytest.raises(ToolError, match=r"there is no 'Search' to click on; search first"):
         session.click("Search")
-    session.search("cup")
+    session = session.search("cup")
     with pytest.raises(ToolError, match=r"no search bar; click 'Back to Search' first"):
         session.search("cup")
 
@@ -177,8 +177,8 @@ def test_keywords_with_a_meaning_there_are_words_here() -> None:
 def test_a_number_in_lower_case_can_be_clicked() -> None:
     """There a product's number is raised to upper case and not found."""
     session = visit(product(1, asin="b00000abc1"))
-    session.search("cup")
-    session.click("b00000abc1")
+    session = session.search("cup")
+    session = session.click("b00000abc1")
     assert session.page == "item"
 
 
@@ -218,10 +218,10 @@ def test_a_search_finds_fifty_at_most_and_reads_options_and_the_first_feature() 
     own = next(iter(catalog.products.values()))
     assert own.asin in catalog.search(f"{own.title} {own.features[0]}")[:3]
     session = visit(CUP)
-    session.search("light red")
+    session = session.search("light red")
     assert session.shown() == (CUP.asin,)
-    session.click("Back to Search")
-    session.search("strong")  # the second feature
+    session = session.click("Back to Search")
+    session = session.search("strong")  # the second feature
     assert session.shown() == ()
 
 
