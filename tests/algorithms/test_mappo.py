@@ -95,7 +95,7 @@ def states_of(episodes: list[Episode], folder: Path) -> JointStates:
 
 def with_values(states: JointStates, values: list[float]) -> torch.Tensor:
     table = torch.full(states.batch.action_mask.shape, 99.0)
-    table[states.rows, states.columns] = torch.tensor(values)
+    table[states.batch.action_mask] = torch.tensor(values)
     return table
 
 
@@ -134,7 +134,7 @@ def test_a_cut_episode_goes_on_with_the_value_of_its_last_joint_state_and_no_oth
     paid = [{"a": 1.0}]
     plays = [episode(row("a", [0]), paid=paid, truncated=cut, group=name) for name, cut in (("g", True), ("h", False))]
     states = states_of([*plays, plays[0]], model_folder)
-    assert states.ends.tolist() == [False, True, False, False, True]
+    assert states.decided.tolist() == [True, False, True, True, False]
     found = states.credit(with_values(states, [0.0, 8.0, 0.0, 0.0, 4.0]), gamma=0.5, lam=0.9, targets="lambda")
     assert found == {(0, 0): (5.0, 0.0, 5.0), (1, 0): (1.0, 0.0, 1.0), (2, 0): (3.0, 0.0, 3.0)}
     assert int(states.batch.action_mask.sum()) == 3, "the last state of a truncated episode is not trained on"
@@ -206,7 +206,7 @@ def test_the_value_of_a_state_is_that_of_the_last_token_of_its_text(model_folder
         assert states is not None
         with torch.no_grad():
             critic.value_head.linear.weight.copy_(torch.linspace(-1, 1, critic.config.hidden_size))
-            values = critic.values(**states.batch.inputs())[states.rows, states.columns]
+            values = critic.values(**states.batch.inputs())[states.batch.action_mask]
             first = "[a] user: q0\n[b] user: q0"
             asked = [Message("user", first)]
             after = [Message("assistant", ""), Message("user", "[a] assistant: a0\n[b] assistant: b0")]
@@ -221,7 +221,10 @@ def test_a_state_that_does_not_fit_is_read_from_its_end(bytes_folder: Path) -> N
     chat, window = Policy(str(bytes_folder)).chat, 96
     reader = JointReader(chat, window)
     texts = ["x" * 20, "y" * 20, "z" * 200, "last"]
-    rows, places = reader.read(texts)
+    rows = reader.read(texts)
+    places = [
+        (place, column) for place, item in enumerate(rows) for column, acts in enumerate(item.action_mask) if acts
+    ]
     assert reader.shortened == 2
     assert [place for place, _ in places] == [0, 0, 1, 2], "what fits stays in one row"
     read = [chat.decode(rows[place].token_ids[: column + 1]) for place, column in places]

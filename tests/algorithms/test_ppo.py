@@ -47,7 +47,7 @@ def returns_of(episodes: list[Episode], values: float, gamma: float, lam: float,
     table_values = torch.full(mask.shape, values).masked_fill(~mask, 99.0)
     discounts = torch.full(mask.shape, gamma)
     ends = torch.where(table.unfinished, end, 0.0)
-    advantages, returns = table.advantages(table.rewards, table_values, discounts, lam, ends)
+    advantages, returns = table.advantages(table_values, discounts, lam, ends)
     return table, advantages, returns
 
 

@@ -57,7 +57,7 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
     rows: list[Trajectory] = []
     origins: list[int] = []
     for place in places.tolist():
-        episode, trajectory = table.origins[place]
+        episode, trajectory = table.episodes[place], table.batch.trajectories[place]
         question = question_to(episode, trajectory.agent)
         if question is None:
             raise DataError(
