@@ -76,7 +76,6 @@ class MAPPO(PolicyGradient):
         model = self._copy_of_a_policy() if critic is None else critic
         self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
-        self._warned = False
 
     def _copy_of_a_policy(self) -> Policy:
         first = next(iter(self.trained_policies.values()))
@@ -94,8 +93,7 @@ class MAPPO(PolicyGradient):
         )
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        advice = "MAPPO learns from the team's reward alone, so use IPPO"
-        self._warned = self._warned or warn_of_constant_sum(episodes, advice)
+        warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
         critic = self.critic.reader
         reader = JointReader(critic.chat, critic.context_window)
         states = joint_states(episodes, reader, self.turn_bonus(sampling))

@@ -28,6 +28,7 @@ from mrlm_pl.learner.credit.filters import (
 from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import (
     BASELINES,
+    Tables,
     check_takes,
     checked_advantages,
     equal_returns,
@@ -54,6 +55,7 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalties
+from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 
@@ -133,6 +135,7 @@ class PolicyGradient(Algorithm):
         old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
         entropy: the bonus, with the current weight of each policy.
+        warned: what was warned of, once in a run.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
@@ -218,7 +221,7 @@ class PolicyGradient(Algorithm):
         self.turns: TurnCredit | None = None
         given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if given is None else Distiller(given, self)
-        self._warned_of: set[tuple[str, str]] = set()
+        self.warned: set[Any] = set()
         if type(self).__init__ is PolicyGradient.__init__:  # another one may set the advantages
             self._check_credit()
 
@@ -250,15 +253,17 @@ class PolicyGradient(Algorithm):
         if type(self).credit is PolicyGradient.credit:  # another one may call it otherwise
             rule, arguments = self._rule
             check_takes(rule, *arguments)
+        if self.reduction == "episode_mean" and (self.tree is not None or isinstance(self.further, Alternatives)):
+            raise ConfigurationError(
+                "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
+            )
         if self.zero_variance == "exclude" and (self.gae is not None or self.critic is not None):
             raise ConfigurationError(
                 f"zero_variance is exclude, but {type(self).__name__} does not compare the episodes of a task with "
                 "each other and also learns from equal returns; set it to keep"
             )
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
         bonus, temperatures = self.turn_bonus(sampling), self.temperatures(sampling)
         if self.gae is not None:
@@ -330,7 +335,7 @@ class PolicyGradient(Algorithm):
         (losses, weights), mask = self.loss.with_weights(*inputs), rows.action_mask
         return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
 
-    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:
+    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Tables:
         """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
 
         With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
@@ -345,7 +350,7 @@ class PolicyGradient(Algorithm):
                 table.rewards = table.rewards - self.kl.of_rewards(name, table.batch)
         estimates = None if self.critic is None else self.critic.estimates
         gae.credit(self.trainer, self.metrics, trained, tables, estimates)
-        found: dict[str, PolicyBatch] = {}
+        found: Tables = {}
         for name, table in tables.items():
             found[name] = table.batch
             if self.critic is not None and self.critic.learners:
@@ -382,12 +387,12 @@ class PolicyGradient(Algorithm):
             self.distiller.check_agents(rollouts.agents)
             self.distiller.check_names(environments=rollouts.environments)
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         self.collection_over = False
         # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
-        self.old_policy.is_current = self._updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
+        self.old_policy.is_current = (
+            self.rollouts.updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
+        )
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:
             episodes = with_baseline(episodes, greedy)
@@ -406,9 +411,7 @@ class PolicyGradient(Algorithm):
             keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
         return trained
 
-    def trained_rows(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
         if self.uses_greedy_baseline:
             baselines = returns_of(greedy, self.turn_bonus(sampling)).reward
@@ -422,10 +425,10 @@ class PolicyGradient(Algorithm):
             exclude_zero_variance(self.trainer, self.metrics, students)
         if self.whiten_advantages:
             whiten_rows(self.trainer, students)
-        names = self.tasks_of_run
+        names = tuple(self.rollouts.environments)
         chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
         if len(names) > 1 or (names and chosen != "none"):
-            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self._warned_of)
+            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self.warned)
         return trained
 
     @property
@@ -459,7 +462,7 @@ class PolicyGradient(Algorithm):
         if self.old_policy.recompute is not None:
             return self.old_policy.recompute
         samplings = {name: sampling.of(name) for name in self.trained_policies}
-        return sampler_differs(samplings, self.trainer.precision, self._engine)
+        return sampler_differs(samplings, self.trainer.precision, self.rollouts.engine)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         corrected = self.old_policy.correction.kind != "none"

@@ -56,10 +56,10 @@ def alternatives_of(
             turn, row = decided(episode)[step][agent]
             value = episode.reward if reward == "team" else episode.rewards()[agent]
             value += bonus(turn) if bonus else 0.0
-            decisions.append(Decision(episode.group, origin, step, agent, row_of_turn(row, turn), turn, value))
+            decisions.append(Decision(episode.group, origin, row_of_turn(row, turn), turn, value))
     return DecisionReturns(
         finite_rewards(torch.tensor([decision.value for decision in decisions], dtype=torch.float64)),
-        torch.tensor(labels((d.node, d.depth, d.agent) for d in decisions), dtype=torch.int64),
+        torch.tensor(labels((d.node, d.turn.index, d.turn.agent) for d in decisions), dtype=torch.int64),
         decisions,
         group_numbers(episodes),
         torch.full((len(decisions),), torch.nan, dtype=torch.float64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -233,18 +233,24 @@ def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> T
     return found
 
 
-def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str], found: Collection[str]) -> bool:
-    """Return whether an option weighs components that no rank's rollout has, and warn of them; every rank calls this.
+def warn_of_absent_components(
+    trainer: Any, option: str, weights: Collection[str], found: Collection[str], warned: MutableSet[Any]
+) -> None:
+    """Warn once of an option that weighs components that no rank's rollout has; every rank calls this.
 
     Args:
         trainer: of the run.
         option: its name.
         weights: the names in it.
         found: names of this rank's components.
+        warned: the warnings so far; this adds to them.
     """
+    if option in warned:
+        return
     everywhere = merged(trainer, dict.fromkeys(found, 1))
     absent = sorted(set(weights) - set(everywhere))
     if absent:
+        warned.add(option)
         logger.warning(
             "model.%s weighs %s, but the reward components of this rollout are %s; correct the name, unless such "
             "rewards are rare (warned of once)",
@@ -252,7 +258,6 @@ def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str
             ", ".join(absent),
             ", ".join(sorted(everywhere)),
         )
-    return bool(absent)
 
 
 def labels(keys: Iterable[Hashable]) -> list[int]:
