@@ -555,9 +555,7 @@ class PolicyGradient(Algorithm):
     def progress(self) -> dict[str, Any]:
         return {
             "kl_coefficients": dict(self.kl.coefficients),
-            "entropy_coefficients": {
-                name: (bonus.coefficient, bonus.weight) for name, bonus in self.entropy.controllers.items()
-            },
+            "entropy_coefficients": dict(self.entropy.weights),
             "collection_over": self.collection_over,
             "old_policy_is_current": self.old_policy.is_current,
         }

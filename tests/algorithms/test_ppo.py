@@ -261,7 +261,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         "top_entropy": 0.5,
     }
     whole = run(model_folder, echo(turns=2), quiet_trainer(), options)
-    assert whole.entropy.controllers["main"].weight > 0.01, "below the target the bonus rises"
+    assert whole.entropy.weights["main"][1] > 0.01, "below the target the bonus rises"
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     run(model_folder, echo(turns=2), quiet_trainer(enable_checkpointing=True, callbacks=[saver]), options)
     for step in (1, 2, 3, 4, 6):
