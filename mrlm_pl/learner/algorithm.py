@@ -98,7 +98,13 @@ class Algorithm(LightningModule, ABC):
                 f"none of the policies {sorted(policies)} is trained; set `trained: true` for one, or evaluate them "
                 "with `mrlm eval`"
             )
-        _check_distinct(policies)
+        names: dict[int, str] = {}
+        for name, policy in policies.items():
+            if (first := names.setdefault(id(policy), name)) != name:  # its weights would be updated twice a step
+                raise ConfigurationError(
+                    f"policies: {first!r} and {name!r} are one object; make a Policy for each, or give the agents of "
+                    f"both the seat {first!r}"
+                )
         check_seats(seats or {}, policies)
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
@@ -469,15 +475,3 @@ class Algorithm(LightningModule, ABC):
         for name, policy in self.trained_policies.items():
             if name not in batch.policies and self.trainer.world_size > 1:
                 policy.idle_loss()
-
-
-def _check_distinct(policies: Mapping[str, Policy]) -> None:
-    """Raise :class:`ConfigurationError` for one object under two names, whose weights would be updated twice a step."""
-    names: dict[int, str] = {}
-    for name, policy in policies.items():
-        first = names.setdefault(id(policy), name)
-        if first != name:
-            raise ConfigurationError(
-                f"policies: {first!r} and {name!r} are one object; make a Policy for each, or give the agents of both "
-                f"the seat {first!r}"
-            )
