@@ -147,6 +147,11 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     )
 
 
+def acting_rows(episodes: Sequence[Episode]) -> list[tuple[Episode, Trajectory]]:
+    """Return the trajectories with sampled tokens, with their episodes; failed episodes are left out."""
+    return [(episode, row) for episode in episodes if not episode.failed for row in episode.rows() if row.num_actions]
+
+
 def rows_by_policy(
     rows: Sequence[Trajectory],
     groups: Sequence[int],

@@ -14,7 +14,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.records import turn_means
-from mrlm_pl.learner.credit.returns import group_numbers, labels
+from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.rewards import TurnBonus
@@ -184,8 +184,7 @@ def rewarded_rows(
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
     groups, found = group_numbers(episodes), dict[str, RewardedRows]()
-    acting = [(episode, row) for episode in episodes if not episode.failed for row in episode.rows() if row.num_actions]
-    for policy, own in grouped((row.policy, (episode, row)) for episode, row in acting).items():
+    for policy, own in grouped((row.policy, (episode, row)) for episode, row in acting_rows(episodes)).items():
         batch = collate_rows(
             [row for _, row in own],
             [groups[episode.group] for episode, _ in own],
