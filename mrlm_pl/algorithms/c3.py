@@ -72,7 +72,7 @@ class C3(PolicyGradient):
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
         returns = self.compared(alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling)))
-        return returns.rows(self.advantages(returns), self.temperatures(sampling))
+        return returns.rows(self.advantages(returns))
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         return not self.advantages(alternatives_of(group, self.branched.rest, self.reward)).any()

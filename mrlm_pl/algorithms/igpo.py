@@ -86,7 +86,7 @@ class IGPO(PolicyGradient):
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
         turns = self.turns.compared(replace(turns, reward=turns.reward + self.gain_weight * gains))
-        return turns.rows(self.turns.advantages(turns), self.temperatures(sampling))
+        return turns.rows(self.turns.advantages(turns))
 
     def answer_logp(self, turns: TurnReturns) -> Tensor:
         """Return the log-probability per token [S] fp64 of the reference answer before each turn, by the turn's policy.

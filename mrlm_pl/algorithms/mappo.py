@@ -101,7 +101,7 @@ class MAPPO(PolicyGradient):
         if states is not None:
             values = critic.values(**states.batch.to(self.device).inputs())
             credit = states.credit(values, self.gamma, self.lam, self.targets)
-            rows = acting_batches(episodes, credit, self.temperatures(sampling))
+            rows = acting_batches(episodes, credit)
         self._log_critic(states)
         return rows if states is None else {**rows, self.critic.option: states.batch}
 

@@ -265,20 +265,20 @@ class PolicyGradient(Algorithm):
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
-        bonus, temperatures = self.turn_bonus(sampling), self.temperatures(sampling)
+        bonus = self.turn_bonus(sampling)
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
         if self.tree is not None:
             decided, advantages = self._with_advantages(self.tree.returns(episodes, bonus, greedy))
-            return self.tree.rows(self.trainer, self.metrics, decided, advantages, temperatures)
+            return self.tree.rows(self.trainer, self.metrics, decided, advantages)
         if self.turns is not None:
             turns = self.turns.compared(turn_returns_of(episodes, bonus))
-            return turns.rows(self.turns.advantages(turns), temperatures)
+            return turns.rows(self.turns.advantages(turns))
         returns = returns_of(episodes, bonus, greedy)
         if isinstance(self.further, Coalitions):
             returns = self.further.returns(episodes, bonus)
         returns, advantages = self._with_advantages(returns)
-        return returns.rows(advantages, temperatures)
+        return returns.rows(advantages)
 
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
@@ -341,7 +341,7 @@ class PolicyGradient(Algorithm):
         With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
         """
         trained = list(self.trained_policies)
-        tables = rewarded_rows(episodes, self.temperatures(sampling), self.turn_bonus(sampling))
+        tables = rewarded_rows(episodes, self.turn_bonus(sampling))
         tables = {name: tables[name] for name in trained if name in tables}
         for name, table in tables.items():
             table.to(self.device)
@@ -357,10 +357,6 @@ class PolicyGradient(Algorithm):
                 found |= self.critic.rows(table)
                 table.batch.values = table.batch.returns = None
         return found
-
-    def temperatures(self, sampling: Sampling) -> dict[str, float]:
-        """Return the temperature of each policy's log-probabilities."""
-        return {name: sampling.of(name).temperature or 1.0 for name in self.policies}
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         if isinstance(self.further, Coalitions):
@@ -443,8 +439,9 @@ class PolicyGradient(Algorithm):
         return next((part for part, used in parts.items() if used), None)
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
-        """Add the log-probabilities of the old and the reference policy, where they are used and not there yet."""
+        """Set the temperature, and add the log-probabilities of the old and the reference policy that are used."""
         policy = self.policy(name)
+        rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
         if self.reference.used and rows.ref_logp is None:
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
         if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:

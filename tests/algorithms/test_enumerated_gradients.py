@@ -118,7 +118,7 @@ def token_terms(algorithm: Any, trainer: Any, value: Value) -> Callable[[list[Ep
         return values, values[:, 0] * 0
 
     def terms(episodes: list[Episode]) -> Terms:
-        tables = rewarded_rows(episodes, {})
+        tables = rewarded_rows(episodes)
         algorithm.gae.credit(trainer, algorithm.metrics, ["main"], tables, estimates)
         return by_token(tables, {name: table.batch for name, table in tables.items()})
 
@@ -135,7 +135,7 @@ def joint_terms(algorithm: MAPPO, value: Value) -> Callable[[list[Episode]], Ter
         of_states = [value(step, said(episodes[number])[:step]) for number, step in states.keys]
         values[states.batch.action_mask] = torch.tensor(of_states)
         advantages = states.credit(values, algorithm.gamma, algorithm.lam, algorithm.targets)
-        return by_token(rewarded_rows(episodes, {}), acting_batches(episodes, advantages, {}))
+        return by_token(rewarded_rows(episodes), acting_batches(episodes, advantages))
 
     return terms
 

@@ -159,12 +159,11 @@ def test_all_tokens_of_all_who_acted_at_a_step_share_its_advantage() -> None:
     both = episode(row("a", [0, 2]), row("b", [0, 1], policy="other"), paid=[])
     failed = Episode("1", both.task, "h", 0, 0, {}, "error", error="gone")
     steps = {(1, 0): (6.0, 5.0, 1.0), (1, 1): (7.0, 5.0, 2.0), (1, 2): (8.0, 5.0, 3.0)}
-    tables = acting_batches([failed, both], steps, {"main": 0.5})
+    tables = acting_batches([failed, both], steps)
     assert tables["main"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 3, 3]]
     assert tables["other"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 2, 2]]
     assert tables["main"].compared == ([(6.0, 5.0), (8.0, 5.0)],)
     assert tables["main"].groups.tolist() == [1]
-    assert (tables["main"].temperature.item(), tables["other"].temperature.item()) == (0.5, 1.0)
 
 
 def test_the_team_is_paid_when_the_environment_pays_it() -> None:

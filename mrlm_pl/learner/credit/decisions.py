@@ -81,14 +81,13 @@ class DecisionReturns:
         """Return the places of each policy's decisions."""
         return grouped((decision.row.policy, place) for place, decision in enumerate(self.decisions))
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
+    def rows(self, advantages: Tensor) -> Tables:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
         return rows_by_policy(
             [decision.row for decision in self.decisions],
             [self.groups[decision.group] for decision in self.decisions],
             self.comparison.tolist(),
             range(len(self.decisions)),
-            temperature,
             advantages=advantages.tolist(),
             compared=paired(self.reward, self.baseline),
         )
@@ -189,14 +188,7 @@ class TreeCredit:
         extra = math.fsum(bonus(turn) for turn in turns if turn.index == depth) if bonus else 0.0
         return decision.summed * total + extra
 
-    def rows(
-        self,
-        trainer: Any,
-        metrics: Metrics,
-        returns: DecisionReturns,
-        advantages: Tensor,
-        temperature: Mapping[str, float],
-    ) -> Tables:
+    def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Tables:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
@@ -204,7 +196,6 @@ class TreeCredit:
             metrics: of the algorithm, in which the comparisons are logged.
             returns: of the decisions.
             advantages: [N].
-            temperature: of the sampling, by policy.
         """
         if self.normalize:
             advantages = group_scaled_advantages(advantages, returns.reward, returns.comparison)
@@ -217,7 +208,7 @@ class TreeCredit:
             own[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
             own |= {(name, "reach"): float(reach[mine].sum()), (name, "decisions"): float(len(mine))}
         totals = merged(trainer, own)
-        for name in temperature:
+        for name in metrics.policies:
             for metric in ("comparison_groups", "equal_groups"):
                 metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)
         if self.weighting == "reach":
@@ -225,7 +216,7 @@ class TreeCredit:
             for name, mine in returns.by_policy().items():
                 weights[mine] = reach[mine] * (totals[name, "decisions"] / totals[name, "reach"])
             advantages = advantages * weights
-        return returns.rows(advantages, temperature)
+        return returns.rows(advantages)
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         """Return whether the decisions in each state are all worth the same; see :meth:`Algorithm.without_signal`."""

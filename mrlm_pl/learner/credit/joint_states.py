@@ -166,16 +166,15 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
     return JointStates(batch, torch.tensor(decided), rewards_of, *torch.tensor(ends).unbind(1), keys, reader.shortened)
 
 
-def acting_batches(episodes: Sequence[Episode], credit: StepCredit, temperature: Mapping[str, float]) -> Tables:
+def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:
     """Return the trajectories of every policy, with the credit of its step on all tokens of each turn.
 
     Args:
         episodes: one rollout.
         credit: of all steps of all episodes that did not fail.
-        temperature: of the sampling, by policy.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
-    tables = rewarded_rows(episodes, temperature)
+    tables = rewarded_rows(episodes)
     for table in tables.values():
         rows = zip(table.episodes, table.batch.trajectories, strict=True)
         found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, MutableSet, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, MutableSet, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -87,14 +87,13 @@ class Returns:
         }
         return Returns(**found)
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
+    def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
         An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
 
         Args:
             advantages: [N].
-            temperature: of the sampling, by policy.
         """
         acting = [
             (place, trajectory)
@@ -108,7 +107,6 @@ class Returns:
             self.group[places].tolist(),
             self.comparison[places].tolist(),
             labels(id(self.episode[place]) for place in places),
-            temperature,
             advantages=advantages[places].tolist(),
             compared=[pairs[place] for place in places],
         )
@@ -157,7 +155,6 @@ def rows_by_policy(
     groups: Sequence[int],
     comparisons: Sequence[int],
     episodes: Sequence[int],
-    temperature: Mapping[str, float],
     **credit: Sequence[Any],
 ) -> Tables:
     """Return the rows of each policy as a batch, the policies in the order in which they appear.
@@ -165,7 +162,6 @@ def rows_by_policy(
     Args:
         rows: N trajectories.
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
-        temperature: of the sampling, by policy.
         credit: ``advantages`` and ``compared``, [N].
     """
     places = grouped((row.policy, place) for place, row in enumerate(rows))
@@ -175,7 +171,6 @@ def rows_by_policy(
             [groups[place] for place in own],
             [comparisons[place] for place in own],
             [episodes[place] for place in own],
-            temperature.get(policy, 1.0),
             **{name: [values[place] for place in own] for name, values in credit.items()},
         )
         for policy, own in places.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -66,16 +66,15 @@ class TurnReturns:
     returns: Tensor
     baseline: Tensor | None = None
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
+    def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
             advantages: [S].
-            temperature: of the sampling, by policy.
         """
         comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
         of_rows = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
-        tables = rows_by_policy(self.trajectory, *of_rows, temperature)
+        tables = rows_by_policy(self.trajectory, *of_rows)
         pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
         turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
         for policy, places in grouped((row.policy, place) for place, row in enumerate(self.trajectory)).items():

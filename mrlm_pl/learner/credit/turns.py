@@ -173,14 +173,11 @@ def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def rewarded_rows(
-    episodes: Sequence[Episode], temperature: Mapping[str, float], turn_bonus: TurnBonus = None
-) -> dict[str, RewardedRows]:
+def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> dict[str, RewardedRows]:
     """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
 
     Args:
         episodes: one rollout.
-        temperature: of the sampling, by policy.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
     groups, found = group_numbers(episodes), dict[str, RewardedRows]()
@@ -190,7 +187,6 @@ def rewarded_rows(
             [groups[episode.group] for episode, _ in own],
             labels((episode.group, row.agent) for episode, row in own),
             labels(id(episode) for episode, _ in own),
-            temperature=temperature.get(policy, 1.0),
         )
         rewards = torch.zeros(batch.action_mask.shape)
         for place, row in enumerate(batch.trajectories):
