@@ -148,15 +148,10 @@ class MAPoRL(PolicyGradient):
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         turns = self.trained_turns
         self.collections += 1
-        sums: list[Sums] = []
-        paid: list[Episode] = []
-        for episode in episodes:
-            if not episode.failed:
-                found, told = self.pay.paid(episode if turns is None else learned_in(episode, turns))
-                paid.append(found)
-                sums.append(told)
-        self._log_rewards(sums, turns)
-        return super().prepare(paid, sampling, greedy)
+        played = [episode for episode in episodes if not episode.failed]
+        paid = [self.pay.paid(episode if turns is None else learned_in(episode, turns)) for episode in played]
+        self._log_rewards([sums for _, sums in paid], turns)
+        return super().prepare([episode for episode, _ in paid], sampling, greedy)
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""

@@ -26,14 +26,7 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import (
-    BASELINES,
-    Tables,
-    check_takes,
-    checked_advantages,
-    equal_returns,
-    returns_of,
-)
+from mrlm_pl.learner.credit.returns import BASELINES, Tables, check_takes, checked_advantages, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.entropy import EntropyBonus
@@ -506,10 +499,8 @@ class PolicyGradient(Algorithm):
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
         found = self.token_losses(logp, rows.old_logp, rows)
         losses, metrics = checked_token_losses(found, logp.shape, self.token_losses)
-        if self.old_policy.corrects:
-            losses, of_correction = self.old_policy.corrected(losses, logp, rows)
-            metrics |= of_correction
-        return losses, metrics
+        losses, of_correction = self.old_policy.corrected(losses, logp, rows)
+        return losses, metrics | of_correction
 
     def _trains_values(self, rows: PolicyBatch) -> bool:
         """Return whether the value loss is part of the token losses of a policy's rows."""
@@ -521,7 +512,7 @@ class PolicyGradient(Algorithm):
         teaching = None
         if self.distiller is not None:
             alone = not others and not bool(rows.advantages.any())
-            teaching = self.distiller.teaching(name, rows, self.reduction, batch.totals[name], self.max_length, alone)
+            teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
         wanted: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}

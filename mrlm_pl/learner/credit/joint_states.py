@@ -162,8 +162,9 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
         return None
     of_rows = [groups[episodes[number].group] for number, _ in table]
     batch = collate_rows([row for _, row in table], of_rows, of_rows, [number for number, _ in table])
+    terminated, truncated = torch.tensor(ends).unbind(1)
     rewards_of = torch.tensor(earned, dtype=torch.float32)
-    return JointStates(batch, torch.tensor(decided), rewards_of, *torch.tensor(ends).unbind(1), keys, reader.shortened)
+    return JointStates(batch, torch.tensor(decided), rewards_of, terminated, truncated, keys, reader.shortened)
 
 
 def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:

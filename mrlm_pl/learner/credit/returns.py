@@ -171,6 +171,7 @@ def rows_by_policy(
             [groups[place] for place in own],
             [comparisons[place] for place in own],
             [episodes[place] for place in own],
+            1.0,
             **{name: [values[place] for place in own] for name, values in credit.items()},
         )
         for policy, own in places.items()

@@ -17,7 +17,7 @@ from mrlm_pl.errors import ConfigurationError, meant, place
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.losses import Reduction, token_weights
+from mrlm_pl.losses import BatchTotals, token_weights
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.families import forward_path
@@ -386,22 +386,19 @@ class Distiller:
             moments["teacher_agreement"] += masked_moments(gain.exp().clamp(max=1.0), mask)
         return moments
 
-    def teaching(
-        self, name: str, rows: PolicyBatch, reduction: Reduction, totals: Any, max_length: int | None, alone: bool
-    ) -> Teaching | None:
+    def teaching(self, name: str, rows: PolicyBatch, totals: BatchTotals, alone: bool) -> Teaching | None:
         """Return the teachers' part of a policy's forward pass over rows; None without one.
 
         Args:
             name: of the policy.
             rows: of a micro-batch.
-            reduction, totals, max_length: of the loss; see :func:`mrlm_pl.losses.token_weights`.
+            totals: of the update; see :func:`mrlm_pl.losses.token_weights`.
             alone: whether nothing else has a gradient.
         """
         if rows.teacher_prompts is None:
             return None
-        weights = token_weights(
-            reduction, rows.action_mask, totals, max_length=max_length, episode_tokens=rows.episode_tokens
-        )
+        sizes = {"max_length": self.learner.max_length, "episode_tokens": rows.episode_tokens}
+        weights = token_weights(self.learner.reduction, rows.action_mask, totals, **sizes)
         lessons, host = [], rows.layout.to("cpu")
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
