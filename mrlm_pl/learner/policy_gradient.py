@@ -128,7 +128,7 @@ class PolicyGradient(Algorithm):
         old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
         entropy: the bonus, with the current weight of each policy.
-        warned: what was warned of, once in a run.
+        warned: names of the warnings that were logged, each once.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
@@ -499,8 +499,10 @@ class PolicyGradient(Algorithm):
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
         found = self.token_losses(logp, rows.old_logp, rows)
         losses, metrics = checked_token_losses(found, logp.shape, self.token_losses)
-        losses, of_correction = self.old_policy.corrected(losses, logp, rows)
-        return losses, metrics | of_correction
+        if self.old_policy.corrects:
+            losses, of_correction = self.old_policy.corrected(losses, logp, rows)
+            metrics |= of_correction
+        return losses, metrics
 
     def _trains_values(self, rows: PolicyBatch) -> bool:
         """Return whether the value loss is part of the token losses of a policy's rows."""

@@ -244,7 +244,7 @@ def warn_of_absent_components(
         option: its name.
         weights: the names in it.
         found: names of this rank's components.
-        warned: the warnings so far; this adds to them.
+        warned: names of earlier warnings; this adds to them.
     """
     if option in warned:
         return

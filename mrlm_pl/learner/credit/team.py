@@ -67,7 +67,7 @@ def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str, warned: Mutab
     Args:
         episodes: one rollout.
         remedy: what to do instead.
-        warned: the warnings so far; this adds to them.
+        warned: names of earlier warnings; this adds to them.
     """
     if "constant sum" not in warned and has_constant_sum(episodes):
         warned.add("constant sum")

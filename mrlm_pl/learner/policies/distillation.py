@@ -422,7 +422,7 @@ class Distiller:
 
 
 def _difference(teacher: Policy, other: Policy) -> str | None:
-    """Return in what a teacher reads other tokens than another policy."""
+    """Return the first difference of a teacher's tokens from another policy's; None without one."""
     if teacher.vocabulary_digest != other.vocabulary_digest:
         return "vocabulary"
     return None if teacher.chat.template == other.chat.template else "chat template"

@@ -23,6 +23,7 @@ class OldPolicy:
             advantage have no loss; None has no bound.
 
     Attributes:
+        corrects: True if losses are corrected.
         is_current: True if the only update on the rollout takes pi_old from its own forward pass: no update has moved
             the learner since the time of sampling.
 
@@ -34,6 +35,7 @@ class OldPolicy:
         positive("", off_policy_threshold=threshold)
         self.correction, self.threshold = correction, threshold
         self.recompute = correction.recomputes(recompute)
+        self.corrects = correction.kind != "none" or threshold is not None
         self.is_current = False
 
     def corrected(self, losses: Tensor, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
