@@ -16,7 +16,6 @@ from .shapley import sampled_shapley_values as sampled_shapley_values
 from .shapley import shapley_values as shapley_values
 from .task_normalization import task_moments as task_moments
 from .task_normalization import task_scaled_advantages as task_scaled_advantages
-from .task_normalization import task_standardized_advantages as task_standardized_advantages
 from .task_normalization import unnormalizable_tasks as unnormalizable_tasks
 from .tree import counterfactual_advantages as counterfactual_advantages
 from .tree import decision_returns as decision_returns

@@ -23,6 +23,11 @@ class GroupDeviations(NamedTuple):
     sizes: Tensor
     squared_sums: Tensor
 
+    @property
+    def stds(self) -> Tensor:
+        """The unbiased standard deviation of each row's group, 0 in a group of one."""
+        return (self.squared_sums / (self.sizes - 1).clamp(min=1)).sqrt()
+
 
 def group_deviations(rewards: Tensor, group_ids: Tensor, counts: Tensor | None = None) -> GroupDeviations:
     """Deviation of each reward from its group's mean, exactly 0 where a group's rewards are all equal.
@@ -157,9 +162,8 @@ def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, eps: floa
     >>> group_normalized_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     tensor([ 0.5000,  0.5000,  0.5000, -1.5000])
     """
-    deviations, sizes, squared_sums = group_deviations(rewards, group_ids)
-    scales = (squared_sums / (sizes - 1).clamp(min=1)).sqrt() + eps
-    return (deviations / scales).to(torch.promote_types(rewards.dtype, torch.float32))
+    found = group_deviations(rewards, group_ids)
+    return (found.deviations / (found.stds + eps)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def component_normalized_advantages(
@@ -235,10 +239,9 @@ def step_normalized_advantages(rewards: Tensor, group_ids: Tensor, steps: Tensor
     """
     rewards = finite_rewards(rewards)
     acted = (steps > 0).nonzero().flatten()
-    deviations, counted, squared_sums = group_deviations(rewards[acted], group_ids[acted], steps[acted])
-    normalized = deviations / ((squared_sums / (counted - 1).clamp(min=1)).sqrt() + eps)
+    found = group_deviations(rewards[acted], group_ids[acted], steps[acted])
     advantages = torch.zeros_like(rewards)
-    advantages[acted] = normalized.to(rewards.dtype)
+    advantages[acted] = (found.deviations / (found.stds + eps)).to(rewards.dtype)
     return advantages
 
 

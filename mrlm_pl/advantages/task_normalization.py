@@ -43,7 +43,7 @@ def task_moments(advantages: Tensor, action_mask: Tensor, task_types: Tensor) ->
 
 
 def unnormalizable_tasks(moments: Mapping[int, Moments]) -> list[int]:
-    """Task types with one token or no spread, which the two normalizations leave unchanged: warn about them.
+    """Task types with one token or no spread, which the normalization leaves unchanged: warn about them.
 
     >>> unnormalizable_tasks({0: Moments(2, 2.0, 2.0), 4: Moments(1, 5.0, 0.0)})
     [4]
@@ -52,13 +52,20 @@ def unnormalizable_tasks(moments: Mapping[int, Moments]) -> list[int]:
 
 
 def task_scaled_advantages(
-    advantages: Tensor, action_mask: Tensor, task_types: Tensor, moments: Mapping[int, Moments] | None = None
+    advantages: Tensor,
+    action_mask: Tensor,
+    task_types: Tensor,
+    moments: Mapping[int, Moments] | None = None,
+    *,
+    center: bool = False,
 ) -> Tensor:
     """``A / std`` of the row's task type [B, T], 0 outside the mask: never flips a sign, a zero stays 0.
 
     Args:
         advantages, action_mask, task_types: see ``task_moments``.
         moments: of the GLOBAL batch; None says that this piece is all of it.
+        center: ``(A - mean) / std``, the paper's form: subtracting the token-weighted mean can flip the sign of an
+            advantage when lengths differ.
 
     Raises:
         ValueError: a task type of this piece is missing in ``moments``.
@@ -67,30 +74,9 @@ def task_scaled_advantages(
     >>> task_scaled_advantages(torch.tensor([[1.0, 3.0], [0.0, 0.0]]), mask, torch.tensor([0, 4]))  # std 1.4142
     tensor([[0.7071, 2.1213],
             [0.0000, 0.0000]])
-    """
-    return _normalize(advantages, action_mask, task_types, moments, center=False)
-
-
-def task_standardized_advantages(
-    advantages: Tensor, action_mask: Tensor, task_types: Tensor, moments: Mapping[int, Moments] | None = None
-) -> Tensor:
-    """``(A - mean) / std`` of the row's task type [B, T], 0 outside the mask: the paper's form.
-
-    Subtracting the token-weighted mean can flip the sign of an advantage when lengths differ;
-    ``task_scaled_advantages`` cannot.
-
-    Args and errors: as ``task_scaled_advantages``.
-
-    >>> mask = torch.ones(1, 2, dtype=torch.bool)
-    >>> task_standardized_advantages(torch.tensor([[1.0, 3.0]]), mask, torch.tensor([0]))
+    >>> task_scaled_advantages(torch.tensor([[1.0, 3.0]]), mask[:1], torch.tensor([0]), center=True)
     tensor([[-0.7071,  0.7071]])
     """
-    return _normalize(advantages, action_mask, task_types, moments, center=True)
-
-
-def _normalize(
-    advantages: Tensor, action_mask: Tensor, task_types: Tensor, moments: Mapping[int, Moments] | None, *, center: bool
-) -> Tensor:
     _check_task_types(action_mask, task_types)
     if moments is None:
         moments = task_moments(advantages, action_mask, task_types)

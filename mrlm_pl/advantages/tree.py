@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages.groups import finite_rewards
+from mrlm_pl.advantages.groups import finite_rewards, group_deviations
 from mrlm_pl.grouping import grouped
 
 CrossReduction = Literal["mean", "sum"]
@@ -125,13 +125,5 @@ def group_scaled_advantages(advantages: Tensor, rewards: Tensor, group_ids: Tens
     >>> [round(value, 4) for value in scaled.tolist()]
     [-0.8429, -0.562, 0.0, 1.4049]
     """
-    rewards = finite_rewards(rewards).double()
-    _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    means = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, index, rewards) / sizes
-    squares = torch.zeros_like(means).index_add(0, index, (rewards - means[index]).square())
-    deviations = (squares / (sizes - 1).clamp(min=1)).sqrt()
-    extremes = torch.zeros_like(means)
-    lowest = extremes.scatter_reduce(0, index, rewards, "amin", include_self=False)
-    highest = extremes.scatter_reduce(0, index, rewards, "amax", include_self=False)
-    scale = torch.where(highest > lowest, deviations + eps, torch.ones_like(deviations))
-    return advantages.double() / scale[index]
+    found = group_deviations(rewards, group_ids)
+    return advantages.double() / torch.where(found.squared_sums > 0, found.stds + eps, 1.0)

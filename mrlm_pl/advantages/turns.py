@@ -76,9 +76,8 @@ def turn_advantages(
     """
     rewards = finite_rewards(rewards).double()
     if baseline == "paper":
-        deviations, sizes, squared_sums = group_deviations(rewards, group_ids)
-        if normalize:
-            deviations = deviations / ((squared_sums / (sizes - 1).clamp(min=1)).sqrt() + eps)
+        found = group_deviations(rewards, group_ids)
+        deviations = found.deviations / (found.stds + eps) if normalize else found.deviations
         return returns_to_go(deviations, episodes, turns, gamma)
     returns, rows = _by_turn(returns_to_go(rewards, episodes, turns, gamma), episodes, turns)
     groups = torch.zeros(len(returns), dtype=torch.int64).index_copy(0, rows, group_ids)
@@ -88,8 +87,7 @@ def turn_advantages(
     others = (sizes[index] - 1)[:, None]
     advantages = torch.where(others > 0, returns - (sums[index] - returns) / others.clamp(min=1), 0.0)
     if normalize:
-        _, _, squared_sums = group_deviations(returns[:, 0], groups)
-        advantages = advantages / ((squared_sums / others[:, 0].clamp(min=1)).sqrt() + eps)[:, None]
+        advantages = advantages / (group_deviations(returns[:, 0], groups).stds + eps)[:, None]
     return advantages[rows, turns]
 
 

@@ -9,7 +9,6 @@ from mrlm_pl.advantages import leave_one_out_advantages
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.branches import alternatives_of
-from mrlm_pl.learner.credit.decisions import check_reduction
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -64,18 +63,16 @@ class C3(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        check_reduction(self.reduction)
         one_of(("team", "own"), "", reward=reward)
         self.reward: RewardShare = reward
         trained = tuple(self.trained_policies)
-        self._warned = False
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        if self.reward == "team" and not self._warned:
-            self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
+        if self.reward == "team":
+            warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
         returns = self.compared(alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling)))
-        return returns.rows(self.advantages(returns), self.temperatures(sampling))
+        return returns.rows(self.advantages(returns))
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         return not self.advantages(alternatives_of(group, self.branched.rest, self.reward)).any()

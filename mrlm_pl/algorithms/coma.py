@@ -45,10 +45,5 @@ class COMA(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.tree = TreeCredit(
-            gamma=gamma,
-            stop_above=stop_above,
-            reward=reward,
-            weighting=weighting,
-            counterfactual=True,
-            reduction=self.reduction,
+            gamma=gamma, stop_above=stop_above, reward=reward, weighting=weighting, counterfactual=True
         )

@@ -50,15 +50,14 @@ class GDPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.weights = dict(weights or {})
-        self._warned = False
 
     def advantages(self, returns: Returns) -> Tensor:
         """Return the advantages [N] of what each agent earned in each episode."""
         sums = _sums(returns)
         if self.overlong_buffer:
             sums["overlong_penalty"] = returns.bonus
-        if self.weights and not self._warned:
-            self._warned = warn_of_absent_components(self.trainer, "weights", self.weights, sums)
+        if self.weights:
+            warn_of_absent_components(self.trainer, "weights", self.weights, sums, self.warned)
         return self._normalized(sums, returns)
 
     def _normalized(self, sums: Mapping[str, Tensor], returns: Returns) -> Tensor:

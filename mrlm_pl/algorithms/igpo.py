@@ -81,27 +81,23 @@ class IGPO(PolicyGradient):
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         turns = turn_returns_of(episodes, self.turn_bonus(sampling))
-        gains = information_gains(self.answer_logp(turns, [e.task for e in episodes if not e.failed]), turns.play)
+        gains = information_gains(self.answer_logp(turns), turns.play)
         followed = merged(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
         turns = self.turns.compared(replace(turns, reward=turns.reward + self.gain_weight * gains))
-        return turns.rows(self.turns.advantages(turns), self.temperatures(sampling))
+        return turns.rows(self.turns.advantages(turns))
 
-    def answer_logp(self, turns: TurnReturns, tasks: Sequence[Task]) -> Tensor:
+    def answer_logp(self, turns: TurnReturns) -> Tensor:
         """Return the log-probability per token [S] fp64 of the reference answer before each turn, by the turn's policy.
 
         NaN where history and answer exceed the context window, and for policies that are not trained.
-
-        Args:
-            turns: of a rollout.
-            tasks: of its episodes.
         """
         found = torch.full((len(turns.turn),), math.nan, dtype=torch.float64)
         for name in self.policies:
             policy, rows, places = self.policy(name), list[Trajectory](), list[int]()
             for place, (turn, row) in enumerate(zip(turns.turn, turns.row.tolist(), strict=True)):
-                history, answer = turns.trajectory[row], self._answer(policy, tasks[int(turns.episode[row])])
+                history, answer = turns.trajectory[row], self._answer(policy, turns.episode[row].task)
                 length = turn.start + len(answer)
                 if history.policy == name and policy.trained and length <= policy.context_window:
                     mask = (*[False] * turn.start, *[True] * len(answer))

@@ -77,10 +77,9 @@ class IPPO(PolicyGradient):
         self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
-        self._warned = False
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         if self.reward == "team":
-            self._warned = self._warned or warn_of_constant_sum(episodes, "set `model.reward: own`")
+            warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
             episodes = [paid_as_a_team(episode) for episode in episodes]
         return super().prepare(episodes, sampling, greedy)

@@ -14,7 +14,8 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
-from mrlm_pl.learner.credit.answers import AnswerRows, answer_rows
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
@@ -147,15 +148,10 @@ class MAPoRL(PolicyGradient):
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         turns = self.trained_turns
         self.collections += 1
-        sums: list[Sums] = []
-        paid: list[Episode] = []
-        for episode in episodes:
-            if not episode.failed:
-                found, told = self.pay.paid(episode if turns is None else learned_in(episode, turns))
-                paid.append(found)
-                sums.append(told)
-        self._log_rewards(sums, turns)
-        return super().prepare(paid, sampling, greedy)
+        played = [episode for episode in episodes if not episode.failed]
+        paid = [self.pay.paid(episode if turns is None else learned_in(episode, turns)) for episode in played]
+        self._log_rewards([sums for _, sums in paid], turns)
+        return super().prepare([episode for episode, _ in paid], sampling, greedy)
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""
@@ -189,26 +185,27 @@ class AnswerCritics(AgentCritics):
 
     def estimates(self, policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
         values = torch.zeros(table.batch.action_mask.shape, device=table.batch.action_mask.device)
-        for agent, answers in self._answers(table).items():
-            answers.put(self.model(agent).values(**answers.batch.inputs()), values)
+        for agent, (rows, answered) in self._answers(table).items():
+            values[answered] = self.model(agent).values(**rows.inputs())[rows.action_mask].to(values.dtype)
         return values, values.new_zeros(len(table.batch))
 
     def rows(self, table: RewardedRows) -> Tables:
         assert table.batch.values is not None
         assert table.batch.returns is not None
         found = {}
-        for agent, answers in self._answers(table).items():
-            answers.batch.values = answers.taken(table.batch.values)
-            answers.batch.returns = answers.taken(table.batch.returns)
-            found[self.label(agent)] = answers.batch
+        for agent, (rows, answered) in self._answers(table).items():
+            nothing = torch.zeros(rows.action_mask.shape, device=answered.device)
+            rows.values = nothing.masked_scatter(rows.action_mask, table.batch.values[answered])
+            rows.returns = nothing.masked_scatter(rows.action_mask, table.batch.returns[answered])
+            found[self.label(agent)] = rows
         return found
 
-    def _answers(self, table: RewardedRows) -> dict[str, AnswerRows]:
+    def _answers(self, table: RewardedRows) -> dict[str, tuple[PolicyBatch, Tensor]]:
         found = {}
         for agent, places in agent_places(table.agents).items():
             critic = self.model(agent)
             found[agent] = answer_rows(table, places, critic.chat)
-            mask = found[agent].batch.action_mask
+            mask = found[agent][0].action_mask
             windows = torch.full((len(mask),), min(critic.context_window, mask.shape[1]), device=mask.device)
             check_window(mask, windows, f"agent_critics.{agent}")
         return found

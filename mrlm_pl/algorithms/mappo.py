@@ -8,7 +8,7 @@ from typing import Any, get_args
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
-from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, JointStates, acting_batches, joint_states
+from mrlm_pl.learner.credit.joint_states import CriticTargets, JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
@@ -76,7 +76,6 @@ class MAPPO(PolicyGradient):
         model = self._copy_of_a_policy() if critic is None else critic
         self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages
-        self._warned = False
 
     def _copy_of_a_policy(self) -> Policy:
         first = next(iter(self.trained_policies.values()))
@@ -94,29 +93,22 @@ class MAPPO(PolicyGradient):
         )
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        advice = "MAPPO learns from the team's reward alone, so use IPPO"
-        self._warned = self._warned or warn_of_constant_sum(episodes, advice)
-        critic = self.critic.reader
-        reader = JointReader(critic.chat, critic.context_window)
-        states = joint_states(episodes, reader, self.turn_bonus(sampling))
+        warn_of_constant_sum(episodes, "MAPPO learns from the team's reward alone, so use IPPO", self.warned)
+        critic, name = self.critic.reader, self.critic.option
+        states = joint_states(episodes, JointReader(critic.chat, critic.context_window), self.turn_bonus(sampling))
         rows: Tables = {}
-        if states is not None:
-            values = critic.values(**states.batch.to(self.device).inputs())
-            credit = states.credit(values, self.gamma, self.lam, self.targets)
-            rows = acting_batches(episodes, credit, self.temperatures(sampling))
-        self._log_critic(states)
-        return rows if states is None else {**rows, self.critic.option: states.batch}
-
-    def _log_critic(self, states: JointStates | None) -> None:
-        """Log how good the values were, over all ranks."""
         own: dict[str, Any] = {}
         if states is not None:
-            returns, values, mask = states.batch.returns, states.batch.values, states.batch.action_mask
-            assert returns is not None
-            assert values is not None
-            own = {"return": masked_moments(returns, mask), "error": masked_moments(returns - values, mask)}
+            batch = states.batch
+            values = critic.values(**batch.to(self.device).inputs())
+            credit = states.credit(values, self.gamma, self.lam, self.targets)
+            rows = {**acting_batches(episodes, credit), name: batch}
+            assert batch.returns is not None
+            assert batch.values is not None
+            own["return"] = masked_moments(batch.returns, batch.action_mask)
+            own["error"] = masked_moments(batch.returns - batch.values, batch.action_mask)
             own["shortened"] = states.shortened
         totals = merged(self.trainer, own)
-        name = self.critic.option
         self.metrics.add_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))
         self.metrics.rollout[self.metrics.name("shortened_states", name)] = float(totals.get("shortened", 0))
+        return rows

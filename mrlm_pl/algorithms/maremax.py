@@ -57,6 +57,4 @@ class MAREMAX(PolicyGradient):
         one_of(("greedy", "group_max"), "", baseline=baseline)
         self.uses_greedy_baseline = baseline == "greedy"
         self.advantage = None if self.uses_greedy_baseline else group_max_advantages
-        self.tree = TreeCredit(
-            joint_mode, cross_reduction, gamma, stop_above, reward, weighting, reduction=self.reduction
-        )
+        self.tree = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)

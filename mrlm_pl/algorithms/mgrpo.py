@@ -68,7 +68,7 @@ class MGRPO(PolicyGradient):
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         returns, advantages = self._with_advantages(returns_of(episodes, self.turn_bonus(sampling)))
         chosen = self.chosen(returns)
-        return returns.take(chosen).rows(advantages[chosen], self.temperatures(sampling))
+        return returns.take(chosen).rows(advantages[chosen])
 
     def compared(self, returns: Returns) -> Returns:
         """Return the returns with the planner's reward added to those of its calls, which are compared together."""

@@ -64,12 +64,11 @@ class SHARP(PolicyGradient):
         super().__init__(policies, seats, **settings)
         at_least(0, "", team_weight=team_weight, marginal_weight=marginal_weight)
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
-        self._warned = False
         self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 
     def compared(self, returns: Returns) -> Returns:
-        if self.process and not self._warned:
-            self._warned = warn_of_absent_components(self.trainer, "process", self.process, returns.components())
+        if self.process:
+            warn_of_absent_components(self.trainer, "process", self.process, returns.components(), self.warned)
         return super().compared(replace(returns, reward=self.rewards(returns)))
 
     def rewards(self, returns: Returns) -> Tensor:

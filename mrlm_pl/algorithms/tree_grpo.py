@@ -66,4 +66,4 @@ class TreeGRPO(PolicyGradient):
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         turns = self.leaves.compared(turn_returns_of(episodes, self.turn_bonus(sampling)), episodes)
-        return turns.rows(self.leaves.advantages(turns, episodes), self.temperatures(sampling))
+        return turns.rows(self.leaves.advantages(turns, episodes))

@@ -15,22 +15,22 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mrlm_pl.engines.base import Engine, Sampling
+from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import EQUAL_RETURNS, Rollouts
 from mrlm_pl.learner.credit.decisions import TreeCredit
-from mrlm_pl.learner.credit.returns import equal_returns
+from mrlm_pl.learner.credit.returns import Tables, equal_returns
 from mrlm_pl.learner.critics import Critic
 from mrlm_pl.learner.metrics import Metrics, UpdateRows, on_evaluation_bar, on_rollout_bar, on_update_bar
-from mrlm_pl.learner.optimization import Optimization, clip_gradients, gradient_norm, weight_group
+from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_group
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.learner.policies.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.export import write_policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
-from mrlm_pl.policy.sharding import gathered, parallelize, shard
+from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.settings import as_settings
 from mrlm_pl.trainer.resume import ExactResume
@@ -50,6 +50,7 @@ class Algorithm(LightningModule, ABC):
         reference: the policies' initial weights, where the algorithm compares with them.
         teachers: frozen policies that need no seat.
         critic: estimates returns, for algorithms that use estimates; or None.
+        rollouts: the common facts of the run's rollouts, from :meth:`meet_rollouts` on.
 
     Raises:
         ConfigurationError: there is no trained policy, or a seat names a policy that does not exist.
@@ -97,17 +98,21 @@ class Algorithm(LightningModule, ABC):
                 f"none of the policies {sorted(policies)} is trained; set `trained: true` for one, or evaluate them "
                 "with `mrlm eval`"
             )
-        _check_distinct(policies)
+        names: dict[int, str] = {}
+        for name, policy in policies.items():
+            if (first := names.setdefault(id(policy), name)) != name:  # its weights would be updated twice a step
+                raise ConfigurationError(
+                    f"policies: {first!r} and {name!r} are one object; make a Policy for each, or give the agents of "
+                    f"both the seat {first!r}"
+                )
         check_seats(seats or {}, policies)
         self.policies = nn.ModuleDict(policies)
         self.seats = dict(seats or {})
         self.optimization = as_settings(Optimization, optimization, "optimization")
         # A frozen policy is part of the model but not of the checkpoint; a reference that does not move is read again.
         self.strict_loading = False
-        self.tasks_of_run: tuple[str, ...] = ()
+        self.rollouts = Rollouts((), ())
         self.teachers: tuple[str, ...] = ()
-        self._engine: Engine | None = None
-        self._updates: int | None = None
         self._absent: set[str] = set()
         self.metrics = Metrics(policies)
         self.reference = ReferencePolicy()
@@ -141,9 +146,7 @@ class Algorithm(LightningModule, ABC):
         """Return whether :meth:`note_without_gradient` makes a forward pass; the same on every rank."""
         return not batch.on_policy
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         """Return the trajectories of a rollout, by learner, with advantages; called once a rollout, without gradient.
 
         Args:
@@ -192,8 +195,7 @@ class Algorithm(LightningModule, ABC):
     def meet_rollouts(self, rollouts: Rollouts) -> None:
         """Check the agents of a run, and take note of the rest."""
         self.check_agents(rollouts.agents)
-        self.tasks_of_run, self._engine = tuple(rollouts.environments), rollouts.engine
-        self._updates = rollouts.updates
+        self.rollouts = rollouts
 
     def idle_loss(self, name: str) -> Tensor:
         """Return 0 (0-dim) with a gradient of 0, the part of a learner without trajectories in the loss."""
@@ -357,8 +359,9 @@ class Algorithm(LightningModule, ABC):
         """Clip each policy by itself: one norm over all would let a noisy policy slow the others down."""
         if not gradient_clip_val:
             return
+        clip = torch.nn.utils.clip_grad_value_ if gradient_clip_algorithm == "value" else clip_norm
         for group in optimizer.param_groups:
-            clip_gradients(group, float(gradient_clip_val), gradient_clip_algorithm == "value")
+            clip(group["params"], float(gradient_clip_val))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -472,15 +475,3 @@ class Algorithm(LightningModule, ABC):
         for name, policy in self.trained_policies.items():
             if name not in batch.policies and self.trainer.world_size > 1:
                 policy.idle_loss()
-
-
-def _check_distinct(policies: Mapping[str, Policy]) -> None:
-    """Raise :class:`ConfigurationError` for one object under two names, whose weights would be updated twice a step."""
-    names: dict[int, str] = {}
-    for name, policy in policies.items():
-        first = names.setdefault(id(policy), name)
-        if first != name:
-            raise ConfigurationError(
-                f"policies: {first!r} and {name!r} are one object; make a Policy for each, or give the agents of both "
-                f"the seat {first!r}"
-            )

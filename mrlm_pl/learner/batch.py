@@ -209,7 +209,7 @@ def collate_rows(
     groups: Sequence[int],
     comparisons: Sequence[int],
     episode_ids: Sequence[int],
-    temperature: float | Sequence[float] = 1.0,
+    temperature: float = 1.0,
     advantages: Sequence[float] | None = None,
     compared: Sequence[Compared] = (),
 ) -> PolicyBatch:
@@ -220,7 +220,7 @@ def collate_rows(
         groups: [B] number of each row's group.
         comparisons: [B] labels; rows with the same label are compared with each other.
         episode_ids: [B] labels, equal for the rows of one episode.
-        temperature: of the sampling, for all rows or [B].
+        temperature: of the sampling.
         advantages: [B], one number for all action tokens of a row; None is 0.
         compared: [B], of all turns of a row.
 
@@ -239,7 +239,6 @@ def collate_rows(
         return table
 
     action_mask, episodes = padded("action_mask", torch.bool), torch.tensor(list(episode_ids), dtype=torch.int64)
-    temperatures = [temperature] * len(rows) if isinstance(temperature, (int, float)) else list(temperature)
     return PolicyBatch(
         token_ids=padded("token_ids", torch.int64),
         lengths=torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64),
@@ -249,7 +248,7 @@ def collate_rows(
         comparisons=torch.tensor(list(comparisons), dtype=torch.int64),
         episode_tokens=episode_token_counts(action_mask, episodes),
         episodes=episodes,
-        temperature=torch.tensor(temperatures, dtype=torch.float32),
+        temperature=torch.full((len(rows),), temperature, dtype=torch.float32),
         advantages=action_mask * (torch.zeros(len(rows)) if advantages is None else torch.tensor(advantages))[:, None],
         trajectories=tuple(rows),
         compared=tuple((pair,) * len(row.turns) for pair, row in zip(compared, rows, strict=bool(compared))),

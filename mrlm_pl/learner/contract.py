@@ -13,6 +13,7 @@ from mrlm_pl.engines.base import Engine, Sampling
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.decisions import TreeCredit
+from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import FurtherEpisodes
@@ -115,9 +116,7 @@ class RolloutLearner(Protocol):
 
     # Preparing a rollout.
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         """Return the rows of a rollout by policy, with advantages; called once per rollout, without gradient.
 
         The further episodes stand behind the ordinary ones.

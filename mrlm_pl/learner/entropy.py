@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.losses import Entropy, EntropyController
+from mrlm_pl.losses import Entropy
 
 
 class EntropyBonus:
@@ -20,30 +20,29 @@ class EntropyBonus:
 
     Attributes:
         used: whether the bonus has a weight, now or later.
-        controllers: the current weight of each policy's.
+        weights: the current coefficient of each policy's, and its weight in the next update.
     """
 
     def __init__(self, entropy: Entropy, policies: Sequence[str]) -> None:
         self.settings = entropy
         self.used = entropy.coefficient > 0 or entropy.target is not None
-        self.controllers = {name: EntropyController(entropy) for name in policies}
+        self.weights = dict.fromkeys(policies, (entropy.coefficient, entropy.coefficient))
 
     def of_losses(self, name: str, entropy: Tensor) -> Tensor:
         """Return the bonus in a policy's losses [B, T], which is not positive, given its entropies [B, T] in nats."""
-        return -self.controllers[name].weight * entropy
+        return -self.weights[name][1] * entropy
 
     def steer(self, trainer: Any, metrics: Metrics) -> None:
         """With a target, log the weights of the update, and adapt them to its mean entropies over all ranks."""
         if self.settings.target is None:
             return
-        for name, controller in self.controllers.items():
+        for name, (coefficient, weight) in self.weights.items():
             entropy = metrics.update.get(metrics.name("entropy", name))
             if entropy is not None:
-                metrics.log(trainer, {metrics.name("entropy_coefficient", name): controller.weight})
-                controller.update(entropy)
+                metrics.log(trainer, {metrics.name("entropy_coefficient", name): weight})
+                self.weights[name] = self.settings.adapted(coefficient, entropy)
 
-    def load(self, state: Mapping[str, tuple[float, float]]) -> None:
+    def load(self, weights: Mapping[str, tuple[float, float]]) -> None:
         """Restore each policy's coefficient and weight; without a target these are the configured ones."""
         if self.settings.target is not None:
-            for name in state.keys() & self.controllers.keys():
-                self.controllers[name].coefficient, self.controllers[name].weight = state[name]
+            self.weights |= {name: pair for name, pair in weights.items() if name in self.weights}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from mrlm_pl.advantages import Moments
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import summed, summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.ranks import each_share, merged
+from mrlm_pl.learner.ranks import each_share
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
 
@@ -50,7 +49,7 @@ class Metrics:
         self._means: dict[str, tuple[Tensor, Tensor]] = {}
         self._largest: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        self._evaluated: dict[str, dict[tuple[str, str], float]] = {}
+        self._evaluated: dict[str, tuple[list[tuple[str, tuple[float, float]]], list[tuple[str, float]]]] = {}
         self.row: dict[str, float] = {}
         self.shown: set[str] = set()
         self.tokens: TokenMeasures | None = None
@@ -197,26 +196,23 @@ class Metrics:
             means: (mean, weight) by name; a mean that is not finite counts only if its weight is 0.
             counts: numbers whose sum is logged, by name.
         """
-        sums = self._evaluated.setdefault(prefix, defaultdict(float))
+        pairs, numbers = self._evaluated.setdefault(prefix, ([], []))
         for name, (value, weight) in means.items():
             if math.isfinite(value) or not weight:
-                sums["total", name] += value * weight if weight else 0.0
-                sums["weight", name] += weight
-        for name, count in (counts or {}).items():
-            sums["count", name] += count
+                pairs.append((name, (value * weight if weight else 0.0, weight)))
+        numbers += (counts or {}).items()
 
     def take_evaluation(self, prefix: str, trainer: Any) -> dict[str, float]:
         """Return the means and counts over all batches of all ranks; NaN for a mean with weight 0 everywhere.
 
         Every rank must call this, also one without batches.
         """
-        sums = merged(trainer, self._evaluated.pop(prefix, {}))
-        found = {}
-        for kind, name in sorted(sums):
-            if kind == "total":
-                weight = sums["weight", name]
-                found[f"{prefix}/{name}"] = sums[kind, name] / weight if weight else math.nan
-        return found | {f"{prefix}/{name}": count for (kind, name), count in sorted(sums.items()) if kind == "count"}
+        pairs, numbers = self._evaluated.pop(prefix, ([], []))
+        ranks = each_share(trainer, (summed_pairs(pairs), summed(numbers)))
+        means = summed_pairs(item for own, _ in ranks for item in own.items())
+        counts = summed(item for _, own in ranks for item in own.items())
+        found = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}
+        return {f"{prefix}/{name}": value for name, value in (*found.items(), *sorted(counts.items()))}
 
 
 class UpdateRows(Callback):

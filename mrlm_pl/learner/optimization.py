@@ -11,7 +11,7 @@ import torch
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.sharding import clip_norm, total_norm
+from mrlm_pl.policy.sharding import total_norm
 from mrlm_pl.settings import at_least, one_of
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
@@ -106,11 +106,3 @@ def gradient_norm(group: Mapping[str, Any], step: int, scaled: bool) -> float:
             "it (`--trainer.gradient_clip_val 1.0`)"
         )
     return norm
-
-
-def clip_gradients(group: Mapping[str, Any], bound: float, by_value: bool) -> None:
-    """Clip the gradient of an optimizer's group, by its norm or by the value of each weight."""
-    if by_value:
-        torch.nn.utils.clip_grad_value_(group["params"], bound)
-    else:
-        clip_norm(group["params"], bound)

@@ -26,13 +26,7 @@ from mrlm_pl.learner.credit.filters import (
     with_baseline,
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
-from mrlm_pl.learner.credit.returns import (
-    BASELINES,
-    check_takes,
-    checked_advantages,
-    equal_returns,
-    returns_of,
-)
+from mrlm_pl.learner.credit.returns import BASELINES, Tables, check_takes, checked_advantages, equal_returns, returns_of
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
 from mrlm_pl.learner.entropy import EntropyBonus
@@ -54,6 +48,7 @@ from mrlm_pl.losses import (
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import overlong_penalties
+from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 
@@ -133,6 +128,7 @@ class PolicyGradient(Algorithm):
         old_policy: whose log-probabilities pi_old has, and the correction for the policy that sampled.
         kl: the penalty, with the current coefficient of each policy.
         entropy: the bonus, with the current weight of each policy.
+        warned: names of the warnings that were logged, each once.
 
     Raises:
         ConfigurationError: an unknown name, a value out of range, an option that the class does not use, or a class
@@ -218,7 +214,7 @@ class PolicyGradient(Algorithm):
         self.turns: TurnCredit | None = None
         given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if given is None else Distiller(given, self)
-        self._warned_of: set[tuple[str, str]] = set()
+        self.warned: set[Any] = set()
         if type(self).__init__ is PolicyGradient.__init__:  # another one may set the advantages
             self._check_credit()
 
@@ -250,30 +246,32 @@ class PolicyGradient(Algorithm):
         if type(self).credit is PolicyGradient.credit:  # another one may call it otherwise
             rule, arguments = self._rule
             check_takes(rule, *arguments)
+        if self.reduction == "episode_mean" and (self.tree is not None or isinstance(self.further, Alternatives)):
+            raise ConfigurationError(
+                "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
+            )
         if self.zero_variance == "exclude" and (self.gae is not None or self.critic is not None):
             raise ConfigurationError(
                 f"zero_variance is exclude, but {type(self).__name__} does not compare the episodes of a task with "
                 "each other and also learns from equal returns; set it to keep"
             )
 
-    def credit(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]
-    ) -> dict[str, PolicyBatch]:
+    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
-        bonus, temperatures = self.turn_bonus(sampling), self.temperatures(sampling)
+        bonus = self.turn_bonus(sampling)
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
         if self.tree is not None:
             decided, advantages = self._with_advantages(self.tree.returns(episodes, bonus, greedy))
-            return self.tree.rows(self.trainer, self.metrics, decided, advantages, temperatures)
+            return self.tree.rows(self.trainer, self.metrics, decided, advantages)
         if self.turns is not None:
             turns = self.turns.compared(turn_returns_of(episodes, bonus))
-            return turns.rows(self.turns.advantages(turns), temperatures)
+            return turns.rows(self.turns.advantages(turns))
         returns = returns_of(episodes, bonus, greedy)
         if isinstance(self.further, Coalitions):
             returns = self.further.returns(episodes, bonus)
         returns, advantages = self._with_advantages(returns)
-        return returns.rows(advantages, temperatures)
+        return returns.rows(advantages)
 
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
@@ -330,13 +328,13 @@ class PolicyGradient(Algorithm):
         (losses, weights), mask = self.loss.with_weights(*inputs), rows.action_mask
         return losses, {"clip_fraction": masked_mean(weights == 0, mask), "loss_weight": masked_mean(weights, mask)}
 
-    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> dict[str, PolicyBatch]:
+    def token_credit(self, episodes: Sequence[Episode], sampling: Sampling, gae: TokenGAE) -> Tables:
         """Return trajectories with the advantage of each token, from the values of the critic; 0 without one.
 
         With ``kl.placement: reward`` each token's reward is reduced by ``beta (log pi_old - log pi_ref)``.
         """
         trained = list(self.trained_policies)
-        tables = rewarded_rows(episodes, self.temperatures(sampling), self.turn_bonus(sampling))
+        tables = rewarded_rows(episodes, self.turn_bonus(sampling))
         tables = {name: tables[name] for name in trained if name in tables}
         for name, table in tables.items():
             table.to(self.device)
@@ -345,17 +343,13 @@ class PolicyGradient(Algorithm):
                 table.rewards = table.rewards - self.kl.of_rewards(name, table.batch)
         estimates = None if self.critic is None else self.critic.estimates
         gae.credit(self.trainer, self.metrics, trained, tables, estimates)
-        found: dict[str, PolicyBatch] = {}
+        found: Tables = {}
         for name, table in tables.items():
             found[name] = table.batch
             if self.critic is not None and self.critic.learners:
                 found |= self.critic.rows(table)
                 table.batch.values = table.batch.returns = None
         return found
-
-    def temperatures(self, sampling: Sampling) -> dict[str, float]:
-        """Return the temperature of each policy's log-probabilities."""
-        return {name: sampling.of(name).temperature or 1.0 for name in self.policies}
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         if isinstance(self.further, Coalitions):
@@ -382,12 +376,12 @@ class PolicyGradient(Algorithm):
             self.distiller.check_agents(rollouts.agents)
             self.distiller.check_names(environments=rollouts.environments)
 
-    def prepare(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         self.collection_over = False
         # Nothing moves the policy between the rollout and its only update, and nothing reads pi_old before.
-        self.old_policy.is_current = self._updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
+        self.old_policy.is_current = (
+            self.rollouts.updates == 1 and not self._reads_old_logp and self.recomputes(sampling)
+        )
         trained = self.trained_rows(episodes, sampling, greedy)
         if self.uses_greedy_baseline:
             episodes = with_baseline(episodes, greedy)
@@ -406,9 +400,7 @@ class PolicyGradient(Algorithm):
             keep_top_entropy(self.trainer, self.metrics, students, entropies, self.top_entropy)
         return trained
 
-    def trained_rows(
-        self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()
-    ) -> dict[str, PolicyBatch]:
+    def trained_rows(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         """Return the rows of :meth:`prepare` with advantages alone; see :attr:`weights_in_credit`."""
         if self.uses_greedy_baseline:
             baselines = returns_of(greedy, self.turn_bonus(sampling)).reward
@@ -422,10 +414,10 @@ class PolicyGradient(Algorithm):
             exclude_zero_variance(self.trainer, self.metrics, students)
         if self.whiten_advantages:
             whiten_rows(self.trainer, students)
-        names = self.tasks_of_run
+        names = tuple(self.rollouts.environments)
         chosen = self.task_normalization or ("scale_only" if len(names) > 1 else "none")
         if len(names) > 1 or (names and chosen != "none"):
-            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self._warned_of)
+            normalize_tasks(self.trainer, self.metrics, students, episodes, names, chosen, self.warned)
         return trained
 
     @property
@@ -440,8 +432,9 @@ class PolicyGradient(Algorithm):
         return next((part for part, used in parts.items() if used), None)
 
     def _add_logprobs(self, name: str, rows: PolicyBatch, sampling: Sampling) -> None:
-        """Add the log-probabilities of the old and the reference policy, where they are used and not there yet."""
+        """Set the temperature, and add the log-probabilities of the old and the reference policy that are used."""
         policy = self.policy(name)
+        rows.temperature = torch.full_like(rows.temperature, sampling.of(name).temperature or 1.0)
         if self.reference.used and rows.ref_logp is None:
             rows.ref_logp = self.reference.logprobs(policy, rows, self.trainer)
         if rows.proximal_logp is None and self.recomputes(sampling) and not self.old_policy.is_current:
@@ -459,7 +452,7 @@ class PolicyGradient(Algorithm):
         if self.old_policy.recompute is not None:
             return self.old_policy.recompute
         samplings = {name: sampling.of(name) for name in self.trained_policies}
-        return sampler_differs(samplings, self.trainer.precision, self._engine)
+        return sampler_differs(samplings, self.trainer.precision, self.rollouts.engine)
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         corrected = self.old_policy.correction.kind != "none"
@@ -521,7 +514,7 @@ class PolicyGradient(Algorithm):
         teaching = None
         if self.distiller is not None:
             alone = not others and not bool(rows.advantages.any())
-            teaching = self.distiller.teaching(name, rows, self.reduction, batch.totals[name], self.max_length, alone)
+            teaching = self.distiller.teaching(name, rows, batch.totals[name], alone)
         if teaching is None and not self.entropy.used and not self._trains_values(rows):
             return TokenOutputs(self.policies[name](**rows.inputs()), None, None)
         wanted: dict[str, Any] = {"with_entropy": self.entropy.used, "teaching": teaching}
@@ -552,9 +545,7 @@ class PolicyGradient(Algorithm):
     def progress(self) -> dict[str, Any]:
         return {
             "kl_coefficients": dict(self.kl.coefficients),
-            "entropy_coefficients": {
-                name: (bonus.coefficient, bonus.weight) for name, bonus in self.entropy.controllers.items()
-            },
+            "entropy_coefficients": dict(self.entropy.weights),
             "collection_over": self.collection_over,
             "old_policy_is_current": self.old_policy.is_current,
         }

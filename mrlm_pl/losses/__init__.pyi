@@ -6,7 +6,6 @@ from .diagnostics import masked_mean as masked_mean
 from .diagnostics import mismatch as mismatch
 from .diagnostics import ratio_max_deviation as ratio_max_deviation
 from .entropy import Entropy as Entropy
-from .entropy import EntropyController as EntropyController
 from .entropy import top_entropy_threshold as top_entropy_threshold
 from .kl import kl_k1 as kl_k1
 from .kl import kl_k2 as kl_k2

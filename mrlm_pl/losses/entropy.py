@@ -34,7 +34,7 @@ class Entropy:
     Args:
         coefficient: weight of the bonus; with a target, at the start.
         target: entropy in nats per token above which there is no bonus, and below which its weight rises; None keeps
-            the weight. See :class:`EntropyController`.
+            the weight. See :meth:`adapted`.
         delta: change of the weight per update.
 
     Raises:
@@ -51,37 +51,24 @@ class Entropy:
         if self.target is None and self.delta != Entropy.delta:
             raise ConfigurationError(f"entropy.delta is {self.delta}, but there is no entropy.target; set one")
 
+    def adapted(self, coefficient: float, entropy: float) -> tuple[float, float]:
+        """Return the coefficient after an update, and the weight of the bonus in the next one (arXiv 2505.22312).
 
-class EntropyController:
-    """Weight of the entropy bonus.
+        With a target the coefficient rises by ``delta`` below it and falls by it elsewhere, not below 0; above the
+        target the weight is 0.
 
-    After each update with entropy ``H``, ``c`` rises by ``delta`` where ``H < target`` and falls by it elsewhere, not
-    below 0; the weight of the next update is ``c`` where ``H <= target``, else 0.
+        Args:
+            coefficient: before the update; without a target it stays, and is the weight.
+            entropy: mean of the update's tokens, over all ranks.
 
-    Args:
-        entropy: the first weight, the target (None keeps the weight) and ``delta``.
-
-    Attributes:
-        coefficient: ``c``.
-        weight: of the bonus in the next update.
-
-    Source: arXiv 2505.22312.
-
-    >>> controller, weights = EntropyController(Entropy(target=0.5, delta=0.01)), []
-    >>> for entropy in (0.4, 0.3, 0.6):
-    ...     controller.update(entropy)
-    ...     weights.append(controller.weight)
-    >>> weights, controller.coefficient
-    ([0.01, 0.02, 0.0], 0.01)
-    """
-
-    def __init__(self, entropy: Entropy) -> None:
-        self.entropy = entropy
-        self.coefficient = self.weight = entropy.coefficient
-
-    def update(self, entropy: float) -> None:
-        """Adapt the weight to the mean entropy of an update's tokens, over all ranks."""
-        target, delta = self.entropy.target, self.entropy.delta
-        if target is not None:
-            self.coefficient = max(0.0, self.coefficient + (delta if entropy < target else -delta))
-            self.weight = self.coefficient if entropy <= target else 0.0
+        >>> settings, coefficient, weights = Entropy(target=0.5, delta=0.01), 0.0, []
+        >>> for entropy in (0.4, 0.3, 0.6):
+        ...     coefficient, weight = settings.adapted(coefficient, entropy)
+        ...     weights.append(weight)
+        >>> weights, coefficient
+        ([0.01, 0.02, 0.0], 0.01)
+        """
+        if self.target is None:
+            return coefficient, coefficient
+        coefficient = max(0.0, coefficient + (self.delta if entropy < self.target else -self.delta))
+        return coefficient, coefficient if entropy <= self.target else 0.0

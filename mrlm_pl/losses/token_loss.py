@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError, meant, nearest
+from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.losses.masking import masked_values
 from mrlm_pl.losses.policy_gradient import Clip, cispo_loss, gmpo_loss, gspo_loss, policy_gradient_loss, ppo_clip_loss
 from mrlm_pl.losses.reduction import Reduction
@@ -99,9 +99,8 @@ def token_loss(
     ('sequence_mean', {'positive_temperature': 2.0})
     """
     if isinstance(loss, str) and loss not in LOSSES:
-        near = nearest(loss, LOSSES)
-        hint = f"did you mean {near!r}? Choose" if near else "choose"
-        raise ConfigurationError(f"loss is {loss!r}; {hint} from {', '.join(LOSSES)}, or give a function")
+        hint = meant(loss, LOSSES, f"choose from {', '.join(LOSSES)}, or give a function")
+        raise ConfigurationError(f"loss is {loss!r}; {hint}")
     known = LOSSES[loss] if isinstance(loss, str) else TokenLoss(loss)
     name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", repr(loss))
     accepted = list(inspect.signature(known.function).parameters)[4:]

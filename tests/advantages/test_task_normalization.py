@@ -1,5 +1,7 @@
 """Task normalization: published numbers, the same from any cut, and degenerate task types."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,6 @@ from mrlm_pl.advantages import (
     Moments,
     task_moments,
     task_scaled_advantages,
-    task_standardized_advantages,
     unnormalizable_tasks,
 )
 
@@ -20,7 +21,7 @@ ADVANTAGES = torch.tensor([0.5, 0.5, 0.5, -1.5, 1.479658, -0.261116, -0.609271, 
 LENGTHS = torch.tensor([2, 2, 2, 2, 1, 3, 4, 4])
 MASK = torch.arange(4)[None] < LENGTHS[:, None]
 TOKENS = torch.where(MASK, ADVANTAGES[:, None], float("nan"))
-NORMALIZATIONS = [task_scaled_advantages, task_standardized_advantages]
+NORMALIZATIONS = [task_scaled_advantages, partial(task_scaled_advantages, center=True)]
 
 
 def per_row(tokens: Tensor) -> list[float]:
@@ -31,7 +32,7 @@ def per_row(tokens: Tensor) -> list[float]:
 
 
 def test_published_paper_form() -> None:
-    rows = per_row(task_standardized_advantages(TOKENS, MASK, TASKS))
+    rows = per_row(task_scaled_advantages(TOKENS, MASK, TASKS, center=True))
     assert rows[:4] == pytest.approx([0.540061] * 3 + [-1.620183], abs=1e-4)
     assert rows[4:] == pytest.approx([3.066126, 0.146006, -0.438018, -0.438018], abs=1e-4)
 
@@ -76,7 +77,7 @@ def test_scaling_keeps_signs_and_zeros() -> None:
     advantages = torch.tensor([[0.0, 0.0, 0.0], [3.0, -1.0, 2.0]])
     mask, tasks = torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 0])
     assert task_scaled_advantages(advantages, mask, tasks).sign().tolist() == advantages.sign().tolist()
-    assert (task_standardized_advantages(advantages, mask, tasks)[0] < 0).all()
+    assert (task_scaled_advantages(advantages, mask, tasks, center=True)[0] < 0).all()
 
 
 def test_a_task_type_without_moments_is_an_error() -> None:

@@ -134,7 +134,6 @@ def test_leaves_compute_their_prefix_once(policies: Any, quiet_trainer: Any) -> 
         (C3, {"messages": 0}, "messages is 0"),
         (C3, {"rest": "skip"}, "rest is 'skip'; choose from play, replay"),
         (C3, {"reward": "sum"}, "reward is 'sum'; choose from team, own"),
-        (C3, {"reduction": "episode_mean"}, "rows of single decisions are no episodes; use sequence_mean"),
         (TreeGRPO, {"rounds": 0}, "rounds is 0"),
         (TreeGRPO, {"nodes": 0}, "nodes is 0"),
         (TreeGRPO, {"turn_baseline": "mean"}, "turn_baseline is 'mean'; choose from unbiased, paper"),

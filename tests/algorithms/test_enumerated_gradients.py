@@ -101,7 +101,7 @@ def by_token(tables: Any, batches: Any) -> Terms:
     table = tables["main"]
     return [
         term(episode, turn, float(batches["main"].advantages[place, turn.start]))
-        for place, (episode, row) in enumerate(table.origins)
+        for place, (episode, row) in enumerate(zip(table.episodes, table.batch.trajectories, strict=True))
         for turn in row.turns
     ]
 
@@ -111,14 +111,14 @@ def token_terms(algorithm: Any, trainer: Any, value: Value) -> Callable[[list[Ep
 
     def estimates(policy: str, table: RewardedRows) -> tuple[Tensor, Tensor]:
         values = torch.zeros_like(table.rewards)
-        for place, (episode, row) in enumerate(table.origins):
+        for place, (episode, row) in enumerate(zip(table.episodes, table.batch.trajectories, strict=True)):
             for turn in row.turns:  # its tokens are the bit and the end
                 for token in range(2):
                     values[place, turn.start + token] = value(turn.index, said(episode)[: turn.index + token])
         return values, values[:, 0] * 0
 
     def terms(episodes: list[Episode]) -> Terms:
-        tables = rewarded_rows(episodes, {})
+        tables = rewarded_rows(episodes)
         algorithm.gae.credit(trainer, algorithm.metrics, ["main"], tables, estimates)
         return by_token(tables, {name: table.batch for name, table in tables.items()})
 
@@ -132,10 +132,10 @@ def joint_terms(algorithm: MAPPO, value: Value) -> Callable[[list[Episode]], Ter
         states = joint_states(episodes, JointReader(ChatFormat(TOKENIZER), 4096))
         assert states is not None
         values = torch.zeros(states.batch.action_mask.shape)
-        for (number, step), row, column in zip(states.keys, states.rows, states.columns, strict=True):
-            values[row, column] = value(step, said(episodes[number])[:step])
+        of_states = [value(step, said(episodes[number])[:step]) for number, step in states.keys]
+        values[states.batch.action_mask] = torch.tensor(of_states)
         advantages = states.credit(values, algorithm.gamma, algorithm.lam, algorithm.targets)
-        return by_token(rewarded_rows(episodes, {}), acting_batches(episodes, advantages, {}))
+        return by_token(rewarded_rows(episodes), acting_batches(episodes, advantages))
 
     return terms
 

@@ -58,7 +58,7 @@ def test_advantages_compare_an_agent_with_itself_in_the_groups_other_episodes() 
     table = [(0, "g", 1.0, 5.0), (1, "g", 1.0, 5.0), (2, "g", 1.0, 5.0), (3, "g", 0.0, 5.0)]
     episodes = [episode(n, group, {"x": first, "y": second}) for n, group, first, second in table]
     returns = returns_of(episodes)
-    batches = returns.rows(group_normalized_advantages(returns.reward, returns.comparison), {})
+    batches = returns.rows(group_normalized_advantages(returns.reward, returns.comparison))
     assert set(batches) == {"x", "y"}
     # The reference values of [1, 1, 1, 0]; equal rewards give exactly 0.
     expected = [0.499999, 0.499999, 0.499999, -1.499997]
@@ -70,7 +70,7 @@ def test_advantages_compare_an_agent_with_itself_in_the_groups_other_episodes() 
 def test_a_failed_episode_shrinks_its_group() -> None:
     episodes = [episode(0, "g", {"x": 1.0}), episode(1, "g", {"x": 0.0}), episode(2, "g", {}, error="away")]
     returns = returns_of(episodes)
-    batch = returns.rows(group_normalized_advantages(returns.reward, returns.comparison), {})["x"]
+    batch = returns.rows(group_normalized_advantages(returns.reward, returns.comparison))["x"]
     # two episodes: (1 - .5) / sqrt(.5)
     assert batch.advantages[:, -1].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
 

@@ -95,7 +95,7 @@ def states_of(episodes: list[Episode], folder: Path) -> JointStates:
 
 def with_values(states: JointStates, values: list[float]) -> torch.Tensor:
     table = torch.full(states.batch.action_mask.shape, 99.0)
-    table[states.rows, states.columns] = torch.tensor(values)
+    table[states.batch.action_mask] = torch.tensor(values)
     return table
 
 
@@ -134,7 +134,7 @@ def test_a_cut_episode_goes_on_with_the_value_of_its_last_joint_state_and_no_oth
     paid = [{"a": 1.0}]
     plays = [episode(row("a", [0]), paid=paid, truncated=cut, group=name) for name, cut in (("g", True), ("h", False))]
     states = states_of([*plays, plays[0]], model_folder)
-    assert states.ends.tolist() == [False, True, False, False, True]
+    assert states.decided.tolist() == [True, False, True, True, False]
     found = states.credit(with_values(states, [0.0, 8.0, 0.0, 0.0, 4.0]), gamma=0.5, lam=0.9, targets="lambda")
     assert found == {(0, 0): (5.0, 0.0, 5.0), (1, 0): (1.0, 0.0, 1.0), (2, 0): (3.0, 0.0, 3.0)}
     assert int(states.batch.action_mask.sum()) == 3, "the last state of a truncated episode is not trained on"
@@ -159,12 +159,11 @@ def test_all_tokens_of_all_who_acted_at_a_step_share_its_advantage() -> None:
     both = episode(row("a", [0, 2]), row("b", [0, 1], policy="other"), paid=[])
     failed = Episode("1", both.task, "h", 0, 0, {}, "error", error="gone")
     steps = {(1, 0): (6.0, 5.0, 1.0), (1, 1): (7.0, 5.0, 2.0), (1, 2): (8.0, 5.0, 3.0)}
-    tables = acting_batches([failed, both], steps, {"main": 0.5})
+    tables = acting_batches([failed, both], steps)
     assert tables["main"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 3, 3]]
     assert tables["other"].advantages.tolist() == [[0, 0, 1, 1, 0, 0, 2, 2]]
     assert tables["main"].compared == ([(6.0, 5.0), (8.0, 5.0)],)
     assert tables["main"].groups.tolist() == [1]
-    assert (tables["main"].temperature.item(), tables["other"].temperature.item()) == (0.5, 1.0)
 
 
 def test_the_team_is_paid_when_the_environment_pays_it() -> None:
@@ -206,7 +205,7 @@ def test_the_value_of_a_state_is_that_of_the_last_token_of_its_text(model_folder
         assert states is not None
         with torch.no_grad():
             critic.value_head.linear.weight.copy_(torch.linspace(-1, 1, critic.config.hidden_size))
-            values = critic.values(**states.batch.inputs())[states.rows, states.columns]
+            values = critic.values(**states.batch.inputs())[states.batch.action_mask]
             first = "[a] user: q0\n[b] user: q0"
             asked = [Message("user", first)]
             after = [Message("assistant", ""), Message("user", "[a] assistant: a0\n[b] assistant: b0")]
@@ -221,7 +220,10 @@ def test_a_state_that_does_not_fit_is_read_from_its_end(bytes_folder: Path) -> N
     chat, window = Policy(str(bytes_folder)).chat, 96
     reader = JointReader(chat, window)
     texts = ["x" * 20, "y" * 20, "z" * 200, "last"]
-    rows, places = reader.read(texts)
+    rows = reader.read(texts)
+    places = [
+        (place, column) for place, item in enumerate(rows) for column, acts in enumerate(item.action_mask) if acts
+    ]
     assert reader.shortened == 2
     assert [place for place, _ in places] == [0, 0, 1, 2], "what fits stays in one row"
     read = [chat.decode(rows[place].token_ids[: column + 1]) for place, column in places]

@@ -79,7 +79,7 @@ def test_each_group_has_as_many_calls(policies: Any, size: int, counts: list[int
     assert sorted(calls.values()) == counts
     taken = returns.take(chosen)
     assert taken.reward.tolist() == [returns.reward[number] for number in chosen]
-    assert sum(len(rows) for rows in taken.rows(torch.zeros(len(chosen)), {}).values()) == 3 + size
+    assert sum(len(rows) for rows in taken.rows(torch.zeros(len(chosen))).values()) == 3 + size
 
 
 def test_the_planner_can_be_named(policies: Any, quiet_trainer: Any) -> None:

@@ -42,12 +42,12 @@ def episode(rows: tuple[Trajectory, ...], truncated: bool = False, number: int =
 
 
 def returns_of(episodes: list[Episode], values: float, gamma: float, lam: float, end: float = 0.0) -> Any:
-    table = rewarded_rows(episodes, {})["main"]
+    table = rewarded_rows(episodes)["main"]
     mask = table.batch.action_mask
     table_values = torch.full(mask.shape, values).masked_fill(~mask, 99.0)
     discounts = torch.full(mask.shape, gamma)
     ends = torch.where(table.unfinished, end, 0.0)
-    advantages, returns = table.advantages(table.rewards, table_values, discounts, lam, ends)
+    advantages, returns = table.advantages(table_values, discounts, lam, ends)
     return table, advantages, returns
 
 
@@ -88,7 +88,7 @@ def test_the_value_of_the_end_is_that_of_the_last_hidden_state(model_folder: Pat
     with torch.no_grad():
         policy.value_head.linear.weight.copy_(torch.linspace(-1, 1, 32))
         cut, done = trajectory([(2, 4)], [0.0], 6), trajectory([(2, 5)], [0.0], 5)
-        table = rewarded_rows([episode((cut,), truncated=True), episode((done,))], {})["main"]
+        table = rewarded_rows([episode((cut,), truncated=True), episode((done,))])["main"]
         values, ends = algorithm.critic.estimates("main", table)
         policy.model.eval()
         states = policy.model(torch.tensor([cut.token_ids]), output_hidden_states=True).hidden_states[-1]
@@ -132,7 +132,7 @@ def test_an_episode_truncated_by_the_window_bootstraps_from_the_last_state_insid
     row = dataclasses.replace(row, token_ids=tuple(8 + token % 40 for token in range(length)))
     with torch.no_grad():
         policy.value_head.linear.weight.copy_(torch.linspace(-1, 1, 32))
-        table = rewarded_rows([episode((row,), truncated=True)], {})["main"]
+        table = rewarded_rows([episode((row,), truncated=True)])["main"]
         values, ends = algorithm.critic.estimates("main", table)
         assert max(fed) <= 63, "a model of 64 tokens has the positions 0 to 63"
         policy.model.eval()
@@ -147,7 +147,7 @@ def test_a_critic_with_a_shorter_window_than_an_action_is_refused(model_folder: 
     algorithm = PPO({"main": Policy(str(model_folder))}, critics={"main": Policy(str(window_of_64))})
     algorithm.configure_model()
     for first, fits in ((61, True), (62, False)):
-        table = rewarded_rows([episode((trajectory([(first, first + 4)], [1.0], 70),))], {})["main"]
+        table = rewarded_rows([episode((trajectory([(first, first + 4)], [1.0], 70),))])["main"]
         table.batch.token_ids.clamp_(max=40)
         with nullcontext() if fits else pytest.raises(ConfigurationError, match="reads 64 tokens, but token 65"):
             algorithm.critic.estimates("main", table)
@@ -261,7 +261,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         "top_entropy": 0.5,
     }
     whole = run(model_folder, echo(turns=2), quiet_trainer(), options)
-    assert whole.entropy.controllers["main"].weight > 0.01, "below the target the bonus rises"
+    assert whole.entropy.weights["main"][1] > 0.01, "below the target the bonus rises"
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     run(model_folder, echo(turns=2), quiet_trainer(enable_checkpointing=True, callbacks=[saver]), options)
     for step in (1, 2, 3, 4, 6):

@@ -1,10 +1,10 @@
-"""Tokens of high entropy and the controller of the entropy bonus."""
+"""Tokens of high entropy, and the weight of the entropy bonus."""
 
 import pytest
 import torch
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.losses import Entropy, EntropyController, top_entropy_threshold
+from mrlm_pl.losses import Entropy, top_entropy_threshold
 
 
 def test_the_fifth_with_the_highest_entropy_reaches_the_threshold() -> None:
@@ -15,17 +15,15 @@ def test_the_fifth_with_the_highest_entropy_reaches_the_threshold() -> None:
 
 
 def test_the_coefficient_follows_the_entropy() -> None:
-    controller, weights = EntropyController(Entropy(target=1.0, delta=0.25)), []
+    settings, coefficient, weights = Entropy(target=1.0, delta=0.25), 0.0, []
     for entropy in (0.5, 0.9, 1.5, 1.0, 2.0, 2.0, 2.0):
-        controller.update(entropy)
-        weights.append(controller.weight)
+        coefficient, weight = settings.adapted(coefficient, entropy)
+        weights.append(weight)
     assert weights == pytest.approx([0.25, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def test_without_a_target_the_coefficient_stays() -> None:
-    controller = EntropyController(Entropy(0.01))
-    controller.update(0.0)
-    assert (controller.coefficient, controller.weight) == (0.01, 0.01)
+    assert Entropy(0.01).adapted(0.01, 0.0) == (0.01, 0.01)
 
 
 def test_a_mistake_is_an_error() -> None:

@@ -242,10 +242,10 @@ def our_top_entropy() -> list[float]:
 
 
 def our_entropy_weights() -> list[float]:
-    controller, weights = losses.EntropyController(losses.Entropy(target=0.5, delta=0.01)), []
+    settings, coefficient, weights = losses.Entropy(target=0.5, delta=0.01), 0.0, []
     for entropy in (0.4, 0.3, 0.6, 0.4):
-        controller.update(entropy)
-        weights.append(controller.weight)
+        coefficient, weight = settings.adapted(coefficient, entropy)
+        weights.append(weight)
     return weights
 
 
@@ -409,7 +409,7 @@ CASES = [
         our_top_entropy,
         top_entropy,
     ),
-    Case("entropy target", "`EntropyController`", our_entropy_weights, lambda: [0.01, 0.02, 0.0, 0.02]),
+    Case("entropy target", "`Entropy.adapted`", our_entropy_weights, lambda: [0.01, 0.02, 0.0, 0.02]),
     Case(
         "correction truncated",
         "`Correction`, `truncated`",

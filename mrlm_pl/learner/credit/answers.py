@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 from torch import Tensor
 
 from mrlm_pl.episode import Message, Trajectory, question_to
@@ -13,41 +12,14 @@ from mrlm_pl.learner.credit.turns import RewardedRows
 from mrlm_pl.policy.chat import ChatFormat
 
 
-@dataclass
-class AnswerRows:
-    """One row for each answer in some rows of a table: the question, then the answer's own tokens.
+def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> tuple[PolicyBatch, Tensor]:
+    """Return a row for each answer in some of a table's rows: the question, then the answer's own tokens.
 
-    The action tokens of all rows, one row after the other, are those of the table's rows in the same order.
-
-    Attributes:
-        batch: the rows, N of them.
-        places: numbers of the table's rows that the answers are from.
-        mask: [b, T], the action mask of these.
-    """
-
-    batch: PolicyBatch
-    places: Tensor
-    mask: Tensor
-
-    def put(self, values: Tensor, table: Tensor) -> None:
-        """Write the answers' numbers [N, t] to where their tokens are in a table [B, T]."""
-        numbers = table[self.places]
-        numbers[self.mask] = values[self.batch.action_mask].to(table.dtype)
-        table[self.places] = numbers
-
-    def taken(self, table: Tensor) -> Tensor:
-        """The numbers [N, t] of the answers' tokens in a table [B, T], 0 elsewhere."""
-        numbers = table.new_zeros(self.batch.action_mask.shape)
-        numbers[self.batch.action_mask] = table[self.places][self.mask]
-        return numbers
-
-
-def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> AnswerRows:
-    """The answers in some of a table's rows, on the device of the table.
+    Also returns the answers' tokens in the table, [B, T] bool; the action tokens of the rows are these in their order.
 
     Args:
         table: of one policy.
-        places: numbers of its rows, [b].
+        places: numbers of its rows in ascending order, [b].
         chat: the critic's chat format, with the tokens of the policy.
 
     Raises:
@@ -57,7 +29,7 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
     rows: list[Trajectory] = []
     origins: list[int] = []
     for place in places.tolist():
-        episode, trajectory = table.origins[place]
+        episode, trajectory = table.episodes[place], table.batch.trajectories[place]
         question = question_to(episode, trajectory.agent)
         if question is None:
             raise DataError(
@@ -77,5 +49,6 @@ def answer_rows(table: RewardedRows, places: Tensor, chat: ChatFormat) -> Answer
     whole = table.batch
     groups, comparisons = whole.groups[origins].tolist(), whole.comparisons[origins].tolist()
     batch = collate_rows(rows, groups, comparisons, range(len(rows)))
-    places = places.to(whole.action_mask.device)
-    return AnswerRows(batch.to(whole.action_mask.device), places, whole.action_mask[places])
+    device = whole.action_mask.device
+    answered = torch.zeros_like(whole.action_mask).index_fill(0, places.to(device), True)
+    return batch.to(device), whole.action_mask & answered

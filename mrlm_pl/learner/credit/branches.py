@@ -56,10 +56,10 @@ def alternatives_of(
             turn, row = decided(episode)[step][agent]
             value = episode.reward if reward == "team" else episode.rewards()[agent]
             value += bonus(turn) if bonus else 0.0
-            decisions.append(Decision(episode.group, origin, step, agent, row_of_turn(row, turn), turn, value))
+            decisions.append(Decision(episode.group, origin, row_of_turn(row, turn), turn, value))
     return DecisionReturns(
         finite_rewards(torch.tensor([decision.value for decision in decisions], dtype=torch.float64)),
-        torch.tensor(labels((d.node, d.depth, d.agent) for d in decisions), dtype=torch.int64),
+        torch.tensor(labels((d.node, d.turn.index, d.turn.agent) for d in decisions), dtype=torch.int64),
         decisions,
         group_numbers(episodes),
         torch.full((len(decisions),), torch.nan, dtype=torch.float64),
@@ -115,7 +115,9 @@ class LeafCredit:
         played, roots = [episode for episode in episodes if not episode.failed], roots_of(episodes)
         trees = torch.tensor(labels(roots[episode.id] for episode in played), dtype=torch.int64)
         steps = torch.tensor([turn.index for turn in turns.turn], dtype=torch.int64)
-        place, found = turns.episode[turns.row], torch.zeros_like(turns.reward)
+        numbers = {episode.id: number for number, episode in enumerate(played)}
+        place = torch.tensor([numbers[episode.id] for episode in turns.episode], dtype=torch.int64)[turns.row]
+        found = torch.zeros_like(turns.reward)
         compare = group_normalized_advantages if self.normalize else group_centered_advantages
         for label in turns.comparison.unique():  # one agent in the leaves of one task
             own = turns.comparison == label

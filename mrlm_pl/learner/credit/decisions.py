@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from mrlm_pl.advantages import counterfactual_advantages, decision_returns, group_scaled_advantages, tree_returns
 from mrlm_pl.advantages.tree import CrossReduction
 from mrlm_pl.episode import Episode, Trajectory, Turn
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import Tables, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
@@ -33,15 +32,15 @@ JointMode = Literal["align", "cross"]
 Weighting = Literal["reach", "equal"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Decision:
     """One decision of one agent, in whatever paths it occurs.
 
     Attributes:
-        group, node, depth, agent: the key of a comparison is (group, node, agent).
+        group, node: with the agent the key of a comparison.
         row: the trajectory that ends with it; only its own tokens are actions.
         turn: its turn in that trajectory.
-        value: the return of the joint actions that contain it; NaN where that is unknown.
+        value: the return of the joint actions that contain it.
         baseline: subtracted from the value, where each decision has a baseline of its own.
         summed: number of joint actions that the value is the sum over; 1 where it is their mean.
         reach: the probability of its state when joint actions of a state are equally likely.
@@ -49,11 +48,9 @@ class Decision:
 
     group: str
     node: str
-    depth: int
-    agent: str
     row: Trajectory
     turn: Turn
-    value: float = math.nan
+    value: float
     baseline: float = 0.0
     summed: int = 1
     reach: float = 1.0
@@ -84,14 +81,13 @@ class DecisionReturns:
         """Return the places of each policy's decisions."""
         return grouped((decision.row.policy, place) for place, decision in enumerate(self.decisions))
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
+    def rows(self, advantages: Tensor) -> Tables:
         """Return a row for each decision of every policy, with its advantage [N] on the decision's tokens."""
         return rows_by_policy(
             [decision.row for decision in self.decisions],
             [self.groups[decision.group] for decision in self.decisions],
             self.comparison.tolist(),
             range(len(self.decisions)),
-            temperature,
             advantages=advantages.tolist(),
             compared=paired(self.reward, self.baseline),
         )
@@ -125,7 +121,6 @@ class TreeCredit:
         counterfactual: evaluate the aligned joint actions, and for each those in which one agent's decision is replaced
             by another of its own; a decision's baseline is the mean return with the agent's decisions in its place.
         expand: continue with ``all`` joint actions of a state, or with the ``best``.
-        reduction: of the algorithm, to be validated.
 
     Raises:
         ConfigurationError: an unknown name or a value out of range.
@@ -140,9 +135,7 @@ class TreeCredit:
     normalize: bool = False
     counterfactual: bool = False
     expand: Literal["all", "best"] = "all"
-    reduction: str = "token_mean"
-    _warned: bool = field(default=False, init=False)
-    _warned_of_alike: bool = field(default=False, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         one_of(get_args(JointMode), "", joint_mode=self.joint_mode)
@@ -150,7 +143,6 @@ class TreeCredit:
         one_of(get_args(Weighting), "", weighting=self.weighting)
         one_of(get_args(RewardShare), "", reward=self.reward)
         between(0, 1, "", gamma=self.gamma)
-        check_reduction(self.reduction)
 
     @property
     def branching(self) -> Branching:
@@ -165,18 +157,18 @@ class TreeCredit:
             bonus: added to a decision's return; None adds nothing.
             greedy: one greedy episode for each group, where they are played.
         """
-        if self.reward == "team" and not self._warned:
-            self._warned = warn_of_constant_sum(episodes, "set `model.reward: own`")
+        if self.reward == "team":
+            warn_of_constant_sum(episodes, "set `model.reward: own`", self._warned)
         trees = turn_trees(episodes).values()
-        if self.counterfactual and not self._warned_of_alike:
-            self._warned_of_alike = _warn_of_alike(trees)
+        if self.counterfactual:
+            _warn_of_alike(trees, self._warned)
         decisions = [item for tree in trees for item in self._valued(tree, bonus)]
         played = {episode.group: episode for episode in greedy if not episode.failed}
         greedy_returns = [self._greedy_return(played.get(decision.group), decision, bonus) for decision in decisions]
         baselines = [decision.baseline for decision in decisions]
         return DecisionReturns(
             torch.tensor([decision.value for decision in decisions], dtype=torch.float64),
-            torch.tensor(labels((d.group, d.node, d.agent) for d in decisions), dtype=torch.int64),
+            torch.tensor(labels((d.group, d.node, d.turn.agent) for d in decisions), dtype=torch.int64),
             decisions,
             group_numbers(episodes),
             torch.tensor(greedy_returns, dtype=torch.float64),
@@ -187,23 +179,16 @@ class TreeCredit:
         """Return the greedy episode's return from the decision's turn on, as the decision's return counts."""
         if episode is None:
             return math.nan
-        total = 0.0
-        for rewards in reversed(episode.step_rewards[decision.depth :]):
+        total, agent, depth = 0.0, decision.turn.agent, decision.turn.index
+        for rewards in reversed(episode.step_rewards[depth:]):
             team = self.reward == "team"
-            reward = math.fsum(rewards.values()) / episode.team_size if team else rewards.get(decision.agent, 0.0)
+            reward = math.fsum(rewards.values()) / episode.team_size if team else rewards.get(agent, 0.0)
             total = reward + self.gamma * total
-        turns = [turn for row in episode.trajectories.get(decision.agent, ()) for turn in row.turns]
-        extra = math.fsum(bonus(turn) for turn in turns if turn.index == decision.depth) if bonus else 0.0
+        turns = [turn for row in episode.trajectories.get(agent, ()) for turn in row.turns]
+        extra = math.fsum(bonus(turn) for turn in turns if turn.index == depth) if bonus else 0.0
         return decision.summed * total + extra
 
-    def rows(
-        self,
-        trainer: Any,
-        metrics: Metrics,
-        returns: DecisionReturns,
-        advantages: Tensor,
-        temperature: Mapping[str, float],
-    ) -> Tables:
+    def rows(self, trainer: Any, metrics: Metrics, returns: DecisionReturns, advantages: Tensor) -> Tables:
         """Return a row for each decision, with its advantage, scaled and weighted; every rank must call this.
 
         Args:
@@ -211,7 +196,6 @@ class TreeCredit:
             metrics: of the algorithm, in which the comparisons are logged.
             returns: of the decisions.
             advantages: [N].
-            temperature: of the sampling, by policy.
         """
         if self.normalize:
             advantages = group_scaled_advantages(advantages, returns.reward, returns.comparison)
@@ -224,7 +208,7 @@ class TreeCredit:
             own[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
             own |= {(name, "reach"): float(reach[mine].sum()), (name, "decisions"): float(len(mine))}
         totals = merged(trainer, own)
-        for name in temperature:
+        for name in metrics.policies:
             for metric in ("comparison_groups", "equal_groups"):
                 metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)
         if self.weighting == "reach":
@@ -232,41 +216,39 @@ class TreeCredit:
             for name, mine in returns.by_policy().items():
                 weights[mine] = reach[mine] * (totals[name, "decisions"] / totals[name, "reach"])
             advantages = advantages * weights
-        return returns.rows(advantages, temperature)
+        return returns.rows(advantages)
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         """Return whether the decisions in each state are all worth the same; see :meth:`Algorithm.without_signal`."""
-        keys: dict[tuple[str, str], set[float]] = {}
-        for tree in turn_trees(group).values():
-            for decision in self._valued(tree, None):
-                keys.setdefault((decision.node, decision.agent), set()).add(decision.value - decision.baseline)
-        return all(len(values) < 2 for values in keys.values())
+        decisions = [decision for tree in turn_trees(group).values() for decision in self._valued(tree, None)]
+        worth = grouped(((d.node, d.turn.agent), d.value - d.baseline) for d in decisions)
+        return all(len(set(values)) < 2 for values in worth.values())
 
     def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[Decision]:
         """Return the decisions of a tree with a value."""
-        reach, made = reach_of(tree), dict[tuple[str, str], dict[int, Decision]]()
-        for (node, agent, number), (turn, row) in tree.decisions.items():
-            decision = Decision(tree.paths[0].group, node, turn.index, agent, row_of_turn(row, turn), turn)
-            made.setdefault((node, agent), {})[number] = decision
+        made = grouped(((node, agent), (number, *found)) for (node, agent, number), found in tree.decisions.items())
         shared = joint_returns(tree, None, self.gamma) if self.reward == "team" else {}
         agents = sorted({agent for _, agent in made})
         by_agent = {agent: shared or joint_returns(tree, agent, self.gamma) for agent in agents}
         sums = self.joint_mode == "cross" and self.cross_reduction == "sum"
-        kept = []
+        reach, valued = reach_of(tree), []
         for node, names in tree.children().items():
             deciding = list(tree.actions[names[0]].decisions)
             joints = {name: tuple(tree.actions[name].decisions[agent] for agent in deciding) for name in names}
             for place, agent in enumerate(deciding):
                 decisions, of_joints = made[node, agent], by_agent[agent]
                 returns = {joint: of_joints[name] for name, joint in joints.items() if name in of_joints}
-                extra = {number: bonus(decision.turn) if bonus else 0.0 for number, decision in decisions.items()}
+                extra = {number: bonus(turn) if bonus else 0.0 for number, turn, _ in decisions}
                 summed = len(decisions) ** (len(deciding) - 1) if sums else 1
-                for number, (value, baseline) in self._worth(returns, place, extra, summed).items():
-                    decision = decisions[number]
-                    decision.value, decision.baseline = value, baseline
-                    decision.summed, decision.reach = summed, reach[node]
-                kept += [decision for decision in decisions.values() if not math.isnan(decision.value)]
-        return kept
+                worth = self._worth(returns, place, extra, summed)
+                valued += [
+                    Decision(
+                        tree.paths[0].group, node, row_of_turn(row, turn), turn, *worth[number], summed, reach[node]
+                    )
+                    for number, turn, row in decisions
+                    if number in worth
+                ]
+        return valued
 
     def _worth(
         self, returns: Mapping[tuple[int, ...], float], place: int, bonus: Mapping[int, float], summed: int
@@ -291,21 +273,20 @@ class TreeCredit:
         return {number: (value + bonus[number], 0.0) for number, value in found.items()}
 
 
-def _warn_of_alike(trees: Iterable[TurnTree]) -> bool:
-    """Log that counterfactual credit has nothing to compare with; return whether it has nothing."""
+def _warn_of_alike(trees: Iterable[TurnTree], warned: MutableSet[str]) -> None:
+    """Log once that counterfactual credit has nothing to compare with."""
     states = [
         [tuple(tree.actions[name].decisions.values()) for name in names]
         for tree in trees
         for names in tree.children().values()
     ]
     branching = [joints for joints in states if len(joints) > 1]
-    if not branching or any(map(_has_counterfactual, branching)):
-        return False
-    logger.warning(
-        "no joint action of this rollout differs from another in the decision of one agent alone, so all "
-        "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
-    )
-    return True
+    if branching and not any(map(_has_counterfactual, branching)) and "alike" not in warned:
+        warned.add("alike")
+        logger.warning(
+            "no joint action of this rollout differs from another in the decision of one agent alone, so all "
+            "advantages are 0; COMA needs the turn trees that it collects itself, or those of `joint_mode: cross`"
+        )
 
 
 def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
@@ -316,18 +297,6 @@ def _has_counterfactual(joints: Sequence[tuple[int, ...]]) -> bool:
     """
     places = range(len(joints[0]))
     return any(len({joint[:place] + joint[place + 1 :] for joint in joints}) < len(joints) for place in places)
-
-
-def check_reduction(reduction: str) -> None:
-    """Validate a reduction over rows of single decisions.
-
-    Raises:
-        ConfigurationError: it is one over episodes.
-    """
-    if reduction == "episode_mean":
-        raise ConfigurationError(
-            "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
-        )
 
 
 def joint_returns(tree: TurnTree, agent: str | None, gamma: float) -> dict[str, float]:

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import (
-    Moments,
     masked_moments,
     task_moments,
     task_scaled_advantages,
-    task_standardized_advantages,
     unnormalizable_tasks,
     whiten,
 )
@@ -131,17 +129,17 @@ def normalize_tasks(
         warned: the (policy, environment) pairs without spread that were warned of; this adds to them.
     """
     types = {name: task_types(rows.groups, episodes, environments) for name, rows in tables.items()}
-    own: dict[tuple[str, int], Moments] = {}
-    for policy, of_rows in types.items():
-        found = task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows)
-        own |= {(policy, task): moments for task, moments in found.items()}
+    own = {
+        (policy, task): moments
+        for policy, of_rows in types.items()
+        for task, moments in task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows).items()
+    }
     totals = merged(trainer, own)
     for policy in metrics.policies:
         moments = {task: totals[policy, task] for task in range(len(environments)) if (policy, task) in totals}
         if policy in types and chosen != "none":
-            normalize = task_standardized_advantages if chosen == "paper" else task_scaled_advantages
             inputs = (tables[policy].advantages, tables[policy].action_mask, types[policy], moments)
-            tables[policy].advantages = normalize(*inputs)
+            tables[policy].advantages = task_scaled_advantages(*inputs, center=chosen == "paper")
         moments = {task: of_task for task, of_task in moments.items() if of_task.count}
         part = "" if len(metrics.policies) == 1 else f"{policy}/"
         for task, of_task in moments.items():

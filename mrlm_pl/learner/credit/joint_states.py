@@ -40,15 +40,14 @@ class JointReader:
         self.chat, self.window = chat, window
         self.shortened = 0
 
-    def read(self, texts: Sequence[str]) -> tuple[list[Trajectory], list[tuple[int, int]]]:
-        """Rows whose action tokens are the states, and (row, token) of each; ``shortened`` counts those that were cut.
+    def read(self, texts: Sequence[str]) -> list[Trajectory]:
+        """Rows whose action tokens are the states, in their order; ``shortened`` counts those that were cut.
 
         Raises:
             PolicyError: the window has no room for any text.
         """
         finished: list[Row] = []
         current = Conversation(self.chat)
-        places = []
         for number, text in enumerate(texts):
             longer = current.fork()
             longer.observe([Message("user", text)])
@@ -59,11 +58,10 @@ class JointReader:
                 self.shortened += 1
             current = longer
             current.act([self.chat.end_id], [0.0])
-            places.append((len(finished) + len(current.rows) - 1, len(current.row.token_ids) - 1))
-        rows = [*finished, *current.rows]
         return [
-            Trajectory("", "", tuple(row.token_ids), tuple(row.action_mask), tuple(row.logprobs), ()) for row in rows
-        ], places
+            Trajectory("", "", tuple(row.token_ids), tuple(row.action_mask), tuple(row.logprobs), ())
+            for row in (*finished, *current.rows)
+        ]
 
     def _end_of(self, text: str) -> Conversation:
         """A conversation that begins with as much of a text's end as fits."""
@@ -83,26 +81,25 @@ class JointReader:
 
 @dataclass
 class JointStates:
-    """All M states of a rollout by (episode, step), including the last ones of truncated episodes.
+    """All M states of a rollout by (episode, step), and the D decisions in them.
+
+    A truncated episode has one state more than decisions: the last one, in which no agent decided.
 
     Attributes:
-        batch: rows whose action tokens are the states; the last states of truncated episodes are among them.
-        rows, columns: [M] where in the batch each state is.
-        ends: [M] True for the last state of a truncated episode, in which no agent decided.
-        final: [M] True for the last decision of an episode.
-        truncated: [M] True where the episode was truncated after that.
-        rewards: [M] fp32, of the team, for the joint action in each state.
-        keys: (number of the episode, step) of each state.
+        batch: rows whose action tokens are the states, in their order.
+        decided: [M] False for the last state of a truncated episode.
+        rewards: [D] fp32, of the team, for each joint action.
+        terminated: [D] True for the last decision of an episode that the environment ended.
+        truncated: [D] True for the last decision of an episode that was truncated after it.
+        keys: (number of the episode, step) of each decision.
         shortened: number of states that did not fit into the critic's window.
     """
 
     batch: PolicyBatch
-    rows: Tensor
-    columns: Tensor
-    ends: Tensor
-    final: Tensor
-    truncated: Tensor
+    decided: Tensor
     rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
     keys: list[tuple[int, int]]
     shortened: int
 
@@ -121,22 +118,20 @@ class JointStates:
         Raises:
             NonFiniteError: a reward or value is NaN or infinite.
         """
+        batch = self.batch
         table = values.detach().float().cpu()
-        values = table[self.rows, self.columns]
-        decided = ~self.ends
-        following = torch.cat([values[1:], values.new_zeros(1)])[decided]
-        final, truncated = self.final[decided], self.truncated[decided]
-        step = (self.rewards[decided], values[decided], following, final & ~truncated, truncated)
-        advantages, returns = transition_gae(*step, gamma=gamma, lam=lam)
-        credit = zip(returns.tolist(), values[decided].tolist(), advantages.tolist(), strict=True)
+        states = table[batch.action_mask]
+        following = torch.cat([states[1:], states.new_zeros(1)])[self.decided]
+        values = states[self.decided]
+        steps = (self.rewards, values, following, self.terminated, self.truncated)
+        advantages, returns = transition_gae(*steps, gamma=gamma, lam=lam)
+        credit = zip(returns.tolist(), values.tolist(), advantages.tolist(), strict=True)
         if targets != "lambda":
-            returns = transition_gae(*step, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
-        self.batch.values, self.batch.returns = torch.zeros_like(table), torch.zeros_like(table)
-        places = self.rows[decided], self.columns[decided]
-        self.batch.values[places], self.batch.returns[places] = values[decided], returns
-        self.batch.action_mask[self.rows[self.ends], self.columns[self.ends]] = False
-        keys = [key for key, end in zip(self.keys, self.ends.tolist(), strict=True) if not end]
-        return dict(zip(keys, credit, strict=True))
+            returns = transition_gae(*steps, gamma=gamma, lam=0.0 if targets == "td" else 1.0)[1]
+        batch.action_mask = batch.action_mask.masked_scatter(batch.action_mask, self.decided)
+        nothing = torch.zeros_like(table)
+        batch.values, batch.returns = (nothing.masked_scatter(batch.action_mask, part) for part in (values, returns))
+        return dict(zip(self.keys, credit, strict=True))
 
 
 def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: TurnBonus = None) -> JointStates | None:
@@ -149,42 +144,40 @@ def joint_states(episodes: Sequence[Episode], reader: JointReader, turn_bonus: T
     """
     groups = group_numbers(episodes)
     table: list[tuple[int, Trajectory]] = []
-    places: list[tuple[int, int, bool, bool, bool]] = []
-    earned: list[float] = []
     keys: list[tuple[int, int]] = []
+    ends: list[tuple[bool, bool]] = []
+    decided: list[bool] = []
+    earned: list[float] = []
     for number, episode in enumerate(episodes):
         rewards = [] if episode.failed else team_rewards(episode, turn_bonus)
         if not rewards:
             continue
         texts = joint_history(episode)
-        rows, found = reader.read(texts if episode.truncated else texts[:-1])
-        for step, (row, column) in enumerate(found):
-            final = step == len(rewards) - 1
-            places.append((len(table) + row, column, step == len(rewards), final, final and episode.truncated))
-            keys.append((number, step))
-        earned += [*rewards, *[0.0] * (len(found) - len(rewards))]
-        table += [(number, row) for row in rows]
+        table += [(number, row) for row in reader.read(texts if episode.truncated else texts[:-1])]
+        keys += [(number, step) for step in range(len(rewards))]
+        ends += [(False, False)] * (len(rewards) - 1) + [(not episode.truncated, episode.truncated)]
+        decided += [True] * len(rewards) + [False] * episode.truncated
+        earned += rewards
     if not table:
         return None
     of_rows = [groups[episodes[number].group] for number, _ in table]
     batch = collate_rows([row for _, row in table], of_rows, of_rows, [number for number, _ in table])
-    rows_of, columns, *flags = torch.tensor(places).unbind(1)
-    ends, finals, truncated = (flag.bool() for flag in flags)
+    terminated, truncated = torch.tensor(ends).unbind(1)
     rewards_of = torch.tensor(earned, dtype=torch.float32)
-    return JointStates(batch, rows_of, columns, ends, finals, truncated, rewards_of, keys, reader.shortened)
+    return JointStates(batch, torch.tensor(decided), rewards_of, terminated, truncated, keys, reader.shortened)
 
 
-def acting_batches(episodes: Sequence[Episode], credit: StepCredit, temperature: Mapping[str, float]) -> Tables:
+def acting_batches(episodes: Sequence[Episode], credit: StepCredit) -> Tables:
     """Return the trajectories of every policy, with the credit of its step on all tokens of each turn.
 
     Args:
         episodes: one rollout.
         credit: of all steps of all episodes that did not fail.
-        temperature: of the sampling, by policy.
     """
     numbers = {id(episode): number for number, episode in enumerate(episodes)}
-    tables = rewarded_rows(episodes, temperature)
+    tables = rewarded_rows(episodes)
     for table in tables.values():
-        found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in table.origins]
+        rows = zip(table.episodes, table.batch.trajectories, strict=True)
+        found = [[credit[numbers[id(episode)], turn.index] for turn in row.turns] for episode, row in rows]
         credit_turns(table.batch, found)
     return {policy: table.batch for policy, table in tables.items()}

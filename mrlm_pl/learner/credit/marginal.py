@@ -79,7 +79,7 @@ class Coalitions(FurtherEpisodes):
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:
             return ()
-        known: set[Key] = {_key(script_of(episode)) for episode in _ordinary(group)}
+        known: set[Key] = {_key(script_of(episode)) for episode, _ in _with_other(group)}
         specs: list[EpisodeSpec] = []
         for episode, other in _with_other(group):
             asked = defaultdict[frozenset[str], float](float)
@@ -151,12 +151,11 @@ class Coalitions(FurtherEpisodes):
         for group in by_group(episodes).values():
             values = self.values(group)
             for episode, other in _with_other(group):
-
-                def value(members: frozenset[str], episode: Episode = episode, other: Episode = other) -> float:
-                    return values[_key(self.script(episode, other, members)[0])]  # noqa: B023 (called here)
-
                 try:
-                    shares[episode.id] = self.shares(episode, value)
+                    shares[episode.id] = self.shares(
+                        episode,
+                        lambda members: values[_key(self.script(episode, other, members)[0])],  # noqa: B023 (called here)
+                    )
                 except KeyError:
                     logger.warning("episode %s is left out, as one of its replays failed", episode.id)
         found = returns_of(episodes, turn_bonus)
@@ -182,13 +181,9 @@ class Coalitions(FurtherEpisodes):
         return found
 
 
-def _ordinary(group: Sequence[Episode]) -> list[Episode]:
-    return [episode for episode in group if episode.origin is None and not episode.failed]
-
-
 def _with_other(group: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
-    """Return each ordinary episode with the one before it; with the last one for the first."""
-    ordinary = _ordinary(group)
+    """Return each ordinary episode that did not fail with the one before it; with the last one for the first."""
+    ordinary = [episode for episode in group if episode.origin is None and not episode.failed]
     return [(episode, ordinary[place - 1]) for place, episode in enumerate(ordinary)]
 
 

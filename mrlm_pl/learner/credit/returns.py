@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, MutableSet, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -87,14 +87,13 @@ class Returns:
         }
         return Returns(**found)
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
+    def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each with its advantage on all its action tokens.
 
         An agent with several trajectories in an episode (a template that rewrites history) has one advantage on all.
 
         Args:
             advantages: [N].
-            temperature: of the sampling, by policy.
         """
         acting = [
             (place, trajectory)
@@ -108,7 +107,6 @@ class Returns:
             self.group[places].tolist(),
             self.comparison[places].tolist(),
             labels(id(self.episode[place]) for place in places),
-            temperature,
             advantages=advantages[places].tolist(),
             compared=[pairs[place] for place in places],
         )
@@ -147,12 +145,16 @@ def returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None, greedy
     )
 
 
+def acting_rows(episodes: Sequence[Episode]) -> list[tuple[Episode, Trajectory]]:
+    """Return the trajectories with sampled tokens, with their episodes; failed episodes are left out."""
+    return [(episode, row) for episode in episodes if not episode.failed for row in episode.rows() if row.num_actions]
+
+
 def rows_by_policy(
     rows: Sequence[Trajectory],
     groups: Sequence[int],
     comparisons: Sequence[int],
     episodes: Sequence[int],
-    temperature: Mapping[str, float],
     **credit: Sequence[Any],
 ) -> Tables:
     """Return the rows of each policy as a batch, the policies in the order in which they appear.
@@ -160,7 +162,6 @@ def rows_by_policy(
     Args:
         rows: N trajectories.
         groups, comparisons, episodes: [N]; see :func:`~mrlm_pl.learner.batch.collate_rows`.
-        temperature: of the sampling, by policy.
         credit: ``advantages`` and ``compared``, [N].
     """
     places = grouped((row.policy, place) for place, row in enumerate(rows))
@@ -170,7 +171,7 @@ def rows_by_policy(
             [groups[place] for place in own],
             [comparisons[place] for place in own],
             [episodes[place] for place in own],
-            temperature.get(policy, 1.0),
+            1.0,
             **{name: [values[place] for place in own] for name, values in credit.items()},
         )
         for policy, own in places.items()
@@ -233,18 +234,24 @@ def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> T
     return found
 
 
-def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str], found: Collection[str]) -> bool:
-    """Return whether an option weighs components that no rank's rollout has, and warn of them; every rank calls this.
+def warn_of_absent_components(
+    trainer: Any, option: str, weights: Collection[str], found: Collection[str], warned: MutableSet[Any]
+) -> None:
+    """Warn once of an option that weighs components that no rank's rollout has; every rank calls this.
 
     Args:
         trainer: of the run.
         option: its name.
         weights: the names in it.
         found: names of this rank's components.
+        warned: names of earlier warnings; this adds to them.
     """
+    if option in warned:
+        return
     everywhere = merged(trainer, dict.fromkeys(found, 1))
     absent = sorted(set(weights) - set(everywhere))
     if absent:
+        warned.add(option)
         logger.warning(
             "model.%s weighs %s, but the reward components of this rollout are %s; correct the name, unless such "
             "rewards are rare (warned of once)",
@@ -252,7 +259,6 @@ def warn_of_absent_components(trainer: Any, option: str, weights: Collection[str
             ", ".join(absent),
             ", ".join(sorted(everywhere)),
         )
-    return bool(absent)
 
 
 def labels(keys: Iterable[Hashable]) -> list[int]:

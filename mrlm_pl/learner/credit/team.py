@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import MutableSet, Sequence
+from typing import Any
 
 from mrlm_pl.episode import Episode, Message, Turn
 from mrlm_pl.errors import DataError
@@ -60,21 +61,21 @@ def _returns(episode: Episode) -> dict[str, float]:
     return {agent: math.fsum(rewards.get(agent, 0.0) for rewards in episode.step_rewards) for agent in agents}
 
 
-def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str) -> bool:
-    """Log that a team's return carries no signal where the rewards have a constant sum; return whether it does.
+def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str, warned: MutableSet[Any]) -> None:
+    """Log once that a team's return carries no signal where the rewards have a constant sum.
 
     Args:
         episodes: one rollout.
         remedy: what to do instead.
+        warned: names of earlier warnings; this adds to them.
     """
-    found = has_constant_sum(episodes)
-    if found:
+    if "constant sum" not in warned and has_constant_sum(episodes):
+        warned.add("constant sum")
         logger.warning(
             "in all episodes of this rollout the agents' rewards sum to the same, as in a zero-sum game: the return of "
             "the team never differs, so all advantages of the team's reward are 0; %s",
             remedy,
         )
-    return found
 
 
 def paid_as_a_team(episode: Episode) -> Episode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -21,7 +21,15 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.credit.returns import Tables, credit_turns, group_numbers, labels, paired, rows_by_policy
+from mrlm_pl.learner.credit.returns import (
+    Tables,
+    acting_rows,
+    credit_turns,
+    group_numbers,
+    labels,
+    paired,
+    rows_by_policy,
+)
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.settings import at_least, between, one_of
 
@@ -40,7 +48,7 @@ class TurnReturns:
         turn: [S] the record.
         trajectory: [R] the record.
         group: [R] int64, number of the task group in the rollout.
-        episode: [R] int64, number of the episode.
+        episode: [R] the record that the trajectory is from.
         returns: [S] fp64, the return of each turn as it is compared; at first the play's rewards from the turn on.
         baseline: [S] fp64, the numbers that the returns are compared with; None where there are several comparisons.
     """
@@ -54,20 +62,19 @@ class TurnReturns:
     turn: tuple[Turn, ...]
     trajectory: tuple[Trajectory, ...]
     group: Tensor
-    episode: Tensor
+    episode: tuple[Episode, ...]
     returns: Tensor
     baseline: Tensor | None = None
 
-    def rows(self, advantages: Tensor, temperature: Mapping[str, float]) -> Tables:
+    def rows(self, advantages: Tensor) -> Tables:
         """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
             advantages: [S].
-            temperature: of the sampling, by policy.
         """
         comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
-        of_rows = (self.group.tolist(), comparisons.tolist(), self.episode.tolist())
-        tables = rows_by_policy(self.trajectory, *of_rows, temperature)
+        of_rows = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
+        tables = rows_by_policy(self.trajectory, *of_rows)
         pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
         turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
         for policy, places in grouped((row.policy, place) for place, row in enumerate(self.trajectory)).items():
@@ -85,40 +92,25 @@ def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -
     Raises:
         NonFiniteError: a reward is NaN or infinite.
     """
-    groups, labels = group_numbers(episodes), dict[tuple[str, str], int]()
-    turns: list[Turn] = []
-    keys: list[tuple[int, int, int, int]] = []
-    states: list[str] = []
-    rows: list[tuple[Trajectory, int, int]] = []
-    played = [episode for episode in episodes if not episode.failed]
-    for play, (place, agent) in enumerate((place, agent) for place, e in enumerate(played) for agent in e.trajectories):
-        episode, number = played[place], 0
-        label = labels.setdefault((episode.group, agent), len(labels))
-        for trajectory in episode.trajectories[agent]:
-            if not trajectory.num_actions:
-                continue
-            for turn, state in zip(trajectory.turns, observed(trajectory), strict=True):
-                keys.append((label, play, number, len(rows)))
-                states.append(state)
-                turns.append(turn)
-                number += 1
-            rows.append((trajectory, groups[episode.group], place))
-    rewards = finite_rewards(
-        torch.tensor([turn.reward + (turn_bonus(turn) if turn_bonus else 0.0) for turn in turns], dtype=torch.float64)
-    )
-    comparison, plays, numbers, of_rows = torch.tensor(keys, dtype=torch.int64).reshape(-1, 4).unbind(1)
+    groups, acting = group_numbers(episodes), acting_rows(episodes)
+    turns = [turn for _, row in acting for turn in row.turns]
+    rewards = [turn.reward + (turn_bonus(turn) if turn_bonus else 0.0) for turn in turns]
+    reward = finite_rewards(torch.tensor(rewards, dtype=torch.float64))
+    rows = torch.arange(len(acting)).repeat_interleave(torch.tensor([len(row.turns) for _, row in acting]).long())
+    play = torch.tensor(labels((id(episode), row.agent) for episode, row in acting)).long()[rows]
+    number = torch.arange(len(turns)) - torch.searchsorted(play, play)  # less the first of the play
     return TurnReturns(
-        reward=rewards,
-        comparison=comparison,
-        play=plays,
-        number=numbers,
-        state=tuple(states),
-        row=of_rows,
+        reward=reward,
+        comparison=torch.tensor(labels((episode.group, row.agent) for episode, row in acting)).long()[rows],
+        play=play,
+        number=number,
+        state=tuple(state for _, row in acting for state in observed(row)),
+        row=rows,
         turn=tuple(turns),
-        trajectory=tuple(trajectory for trajectory, _, _ in rows),
-        group=torch.tensor([group for _, group, _ in rows], dtype=torch.int64),
-        episode=torch.tensor([place for _, _, place in rows], dtype=torch.int64),
-        returns=returns_to_go(rewards, plays, numbers),
+        trajectory=tuple(row for _, row in acting),
+        group=torch.tensor([groups[episode.group] for episode, _ in acting]).long(),
+        episode=tuple(episode for episode, _ in acting),
+        returns=returns_to_go(reward, play, number),
     )
 
 
@@ -207,12 +199,11 @@ class TurnCredit:
         Raises:
             DataError: a record lacks the messages that make up its states.
         """
-        for row, trajectory in enumerate(turns.trajectory):
+        for episode, trajectory in zip(turns.episode, turns.trajectory, strict=True):
             if trajectory.turns and not trajectory.messages:
-                number = int(turns.episode[row])
                 raise DataError(
-                    f"agent {trajectory.agent!r} of episode {number} of the rollout has turns, but no messages, and so "
-                    "no states to compare turns in; keep the messages in the record, or use GRPO with `credit: turn`"
+                    f"agent {trajectory.agent!r} of episode {episode.id!r} has turns, but no messages, and so no "
+                    "states to compare turns in; keep the messages in the record, or use GRPO with `credit: turn`"
                 )
         texts = turns.state if self.state_key is None else map(self.state_key, turns.state)
         return torch.tensor(labels(zip(turns.comparison.tolist(), texts, strict=True)), dtype=torch.int64)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.episode import Episode
+from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.records import turn_means
-from mrlm_pl.learner.credit.returns import group_numbers, labels
+from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import merged
 from mrlm_pl.rewards import TurnBonus
@@ -21,17 +22,6 @@ from mrlm_pl.settings import between, one_of
 
 DiscountUnit = Literal["turn", "token"]
 """The unit of the discount factor: each turn of the agent, or each token."""
-
-
-def discounts_of(action_mask: Tensor, gamma: float, unit: DiscountUnit) -> Tensor:
-    """Return the discount factor [B, T] after each action token, 0 elsewhere.
-
-    >>> discounts_of(torch.tensor([[False, True, True, False, True]]), 0.5, "turn").tolist()
-    [[0.0, 1.0, 0.5, 0.0, 0.5]]
-    >>> discounts_of(torch.tensor([[False, True, True, False, True]]), 0.5, "token").tolist()
-    [[0.0, 0.5, 0.5, 0.0, 0.5]]
-    """
-    return turn_discounts(action_mask, gamma) if unit == "turn" else gamma * action_mask.float()
 
 
 @dataclass(frozen=True)
@@ -88,17 +78,16 @@ class TokenGAE:
         own: dict[tuple[str, str], Moments] = {}
         pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, table in tables.items():
-            rows = table.batch
-            discounts = discounts_of(rows.action_mask, self.gamma, self.discount_unit)
-            if estimates is None:
-                values = torch.zeros_like(table.rewards)
-                rows.advantages, returns = table.advantages(table.rewards, values, discounts, self.lam, values[:, 0])
-            else:
-                values, ends = estimates(name, table)
-                rows.advantages, returns = table.advantages(table.rewards, values, discounts, self.lam, ends)
+            rows, mask = table.batch, table.batch.action_mask
+            by_turn = self.discount_unit == "turn"
+            discounts = turn_discounts(mask, self.gamma) if by_turn else self.gamma * mask.float()
+            nothing = torch.zeros_like(table.rewards)
+            values, ends = (nothing, nothing[:, 0]) if estimates is None else estimates(name, table)
+            rows.advantages, returns = table.advantages(values, discounts, self.lam, ends)
+            if estimates is not None:
                 rows.values, rows.returns = values, returns
-                own[name, "return"] = masked_moments(returns, rows.action_mask)
-                own[name, "error"] = masked_moments(returns - values, rows.action_mask)
+                own[name, "return"] = masked_moments(returns, mask)
+                own[name, "error"] = masked_moments(returns - values, mask)
             pairs[name] = returns, values
             for label, places in self.compared(table.agents).items():
                 own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
@@ -121,48 +110,56 @@ class RewardedRows:
     """Rows of one policy.
 
     Attributes:
-        batch: the rows, B of them.
+        batch: the rows, B of them, with their trajectories.
         rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
-        chains: the rows of each agent in each episode, one after the other: one, or several where a chat template
-            rewrote history.
-        agents: whose row each is.
-        origins: the record that each row is from.
-        unfinished: [B] True for the last row of a truncated episode.
+        episodes: [B] the record that each row is from.
     """
 
     batch: PolicyBatch
     rewards: Tensor
-    chains: list[list[int]]
-    agents: list[str]
-    origins: list[tuple[Episode, Trajectory]]
-    unfinished: Tensor
+    episodes: list[Episode]
+
+    @property
+    def agents(self) -> list[str]:
+        """The agent of each row."""
+        return [row.agent for row in self.batch.trajectories]
+
+    @property
+    def chains(self) -> list[list[int]]:
+        """The rows of each agent in each episode, in order: one, or several where a chat template rewrote history."""
+        keys = zip(map(id, self.episodes), self.agents, strict=True)
+        return list(grouped((key, place) for place, key in enumerate(keys)).values())
+
+    @property
+    def unfinished(self) -> Tensor:
+        """[B] True for the last row of each agent in a truncated episode."""
+        last = {chain[-1] for chain in self.chains}
+        return torch.tensor([episode.truncated and place in last for place, episode in enumerate(self.episodes)])
 
     def to(self, device: torch.device) -> None:
         """Move the tensors to a device, in place."""
         self.batch, self.rewards = self.batch.to(device), self.rewards.to(device)
 
-    def advantages(
-        self, rewards: Tensor, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def advantages(self, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor) -> tuple[Tensor, Tensor]:
         """GAE advantages and returns, both [B, T], along each chain; see :func:`mrlm_pl.advantages.token_gae`.
 
         Args:
-            rewards, values, discounts: [B, T]; not read outside the action mask.
+            values, discounts: [B, T]; not read outside the action mask.
             lam: GAE's lambda.
             end_values: [B] value of the last state of a truncated episode, 0 for other rows.
         """
-        device = rewards.device
+        device, chains = self.rewards.device, self.chains
         # On the host: a GPU would wait for it at every column.
         rewards, values, discounts, end_values, mask = (
-            table.cpu() for table in (rewards, values, discounts, end_values, self.batch.action_mask)
+            table.cpu() for table in (self.rewards, values, discounts, end_values, self.batch.action_mask)
         )
-        lengths = torch.stack([mask[chain].sum() for chain in self.chains])
+        lengths = torch.stack([mask[chain].sum() for chain in chains])
         acts = torch.arange(int(lengths.max())) < lengths[:, None]
         # The rows of a chain follow each other, so both masks have the tokens in one order.
         along = [
             table.new_zeros(acts.shape).masked_scatter(acts, table[mask]) for table in (rewards, values, discounts)
         ]
-        ends = torch.stack([end_values[chain[-1]] for chain in self.chains])
+        ends = end_values[[chain[-1] for chain in chains]]
         results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
         advantages, returns = (table.new_zeros(mask.shape).masked_scatter(mask, table[acts]) for table in results)
         return advantages.to(device), returns.to(device)
@@ -176,42 +173,24 @@ def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def rewarded_rows(
-    episodes: Sequence[Episode], temperature: Mapping[str, float], turn_bonus: TurnBonus = None
-) -> dict[str, RewardedRows]:
+def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> dict[str, RewardedRows]:
     """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
 
     Args:
         episodes: one rollout.
-        temperature: of the sampling, by policy.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
-    chains: dict[str, list[list[tuple[Episode, Trajectory]]]] = {}
-    for episode in episodes:
-        for trajectories in () if episode.failed else episode.trajectories.values():
-            if acting := [(episode, row) for row in trajectories if row.num_actions]:
-                chains.setdefault(acting[0][1].policy, []).append(acting)
     groups, found = group_numbers(episodes), dict[str, RewardedRows]()
-    for policy, own in chains.items():
-        origins = [origin for chain in own for origin in chain]
+    for policy, own in grouped((row.policy, (episode, row)) for episode, row in acting_rows(episodes)).items():
         batch = collate_rows(
-            [trajectory for _, trajectory in origins],
-            [groups[episode.group] for episode, _ in origins],
-            labels((episode.group, trajectory.agent) for episode, trajectory in origins),
-            labels(id(episode) for episode, _ in origins),
-            temperature=temperature.get(policy, 1.0),
+            [row for _, row in own],
+            [groups[episode.group] for episode, _ in own],
+            labels((episode.group, row.agent) for episode, row in own),
+            labels(id(episode) for episode, _ in own),
         )
         rewards = torch.zeros(batch.action_mask.shape)
-        for row, (_, trajectory) in enumerate(origins):
-            for turn in trajectory.turns:
-                rewards[row, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        rows, last = iter(range(len(origins))), {id(chain[-1]) for chain in own}
-        found[policy] = RewardedRows(
-            batch,
-            rewards,
-            [[next(rows) for _ in chain] for chain in own],
-            [trajectory.agent for _, trajectory in origins],
-            origins,
-            torch.tensor([origin[0].truncated and id(origin) in last for origin in origins]),
-        )
+        for place, row in enumerate(batch.trajectories):
+            for turn in row.turns:
+                rewards[place, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
+        found[policy] = RewardedRows(batch, rewards, [episode for episode, _ in own])
     return found

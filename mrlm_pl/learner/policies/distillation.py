@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mrlm_pl.advantages import NO_MOMENTS, masked_moments
 from mrlm_pl.episode import Episode, Message, by_group
-from mrlm_pl.errors import ConfigurationError, nearest, place
+from mrlm_pl.errors import ConfigurationError, meant, place
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
 from mrlm_pl.learner.ranks import merged
-from mrlm_pl.losses import Reduction, token_weights
+from mrlm_pl.losses import BatchTotals, token_weights
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import on_device
 from mrlm_pl.policy.forward.families import forward_path
@@ -159,24 +159,24 @@ class Distiller:
             if name is None:
                 continue
             if name not in learner.policies:
-                near = nearest(name, learner.policies)
-                hint = f"did you mean {near!r}? The" if near else "the"
-                raise ConfigurationError(
-                    f"distillation.teachers: there is no policy {name!r}; {hint} policies are "
-                    f"{sorted(learner.policies)}"
-                )
+                hint = meant(name, learner.policies, f"the policies are {sorted(learner.policies)}")
+                raise ConfigurationError(f"distillation.teachers: there is no policy {name!r}; {hint}")
             whose = "" if teacher.partner is None or teacher.policy else f" of the partner {teacher.partner!r}"
             of = students if teacher.agents is None else {learner.seat(agent) for agent in teacher.agents}
             for student in of:
                 self._check(name, whose, learner.policy(name), student, learner.policy(student))
-            if teacher.partner is not None:
-                seat = learner.seat(teacher.partner)
-                self._check_partner(name, learner.policy(name), seat, learner.policy(seat))
+            seat = None if teacher.partner is None else learner.seat(teacher.partner)
+            if seat is not None and (differs := _difference(learner.policy(name), learner.policy(seat))):
+                raise ConfigurationError(
+                    f"distillation.teachers: the policy {name!r} has another {differs} than {seat!r}, which decides "
+                    "for its partner; choose policies of one family, or leave out partner"
+                )
         learner.teachers = tuple(name for name in self.names if name is not None)
 
     def _check(self, name: str, whose: str, teacher: Policy, student_name: str, student: Policy) -> None:
         """Validate that a teacher can score the tokens of a student."""
-        fault = None
+        fault, differs = None, _difference(teacher, student)
+        sizes = [policy.config.get_text_config().vocab_size for policy in (teacher, student)]
         if teacher.trained:
             fault = (
                 "is trained; set `policy` to a frozen one, which then reads the partner's conversation, or set "
@@ -189,41 +189,23 @@ class Distiller:
             fault = (
                 f"is served by {teacher.served_by}, which scores no tokens; read its weights here: leave out served_by"
             )
-        elif teacher.vocabulary_digest != student.vocabulary_digest:
+        elif differs == "vocabulary":
             fault = (
                 f"({teacher.name_or_path!r}) has another vocabulary than its student {student_name!r} "
                 f"({student.name_or_path!r}); choose a teacher of the same family"
             )
-        elif teacher.chat.template != student.chat.template:
+        elif differs:
             fault = (
-                f"({teacher.name_or_path!r}) has another chat template than its student {student_name!r}; set the "
+                f"({teacher.name_or_path!r}) has another {differs} than its student {student_name!r}; set the "
                 "chat_template that the teacher was trained with for both"
             )
-        elif (
-            self.in_loss and teacher.config.get_text_config().vocab_size != student.config.get_text_config().vocab_size
-        ):
+        elif self.in_loss and sizes[0] != sizes[1]:
             fault = (
-                f"predicts {teacher.config.get_text_config().vocab_size} tokens, and its student {student_name!r} "
-                f"{student.config.get_text_config().vocab_size}; set distillation.form to sampled"
+                f"predicts {sizes[0]} tokens, and its student {student_name!r} {sizes[1]}; set distillation.form to "
+                "sampled"
             )
         if fault:
             raise ConfigurationError(f"distillation.teachers: the policy {name!r}{whose} {fault}")
-
-    def _check_partner(self, name: str, teacher: Policy, partner_name: str, partner: Policy) -> None:
-        """Validate that a teacher reads the tokens of a partner."""
-        differs = [
-            part
-            for part, own, other in (
-                ("vocabulary", teacher.vocabulary_digest, partner.vocabulary_digest),
-                ("chat template", teacher.chat.template, partner.chat.template),
-            )
-            if own != other
-        ]
-        if differs:
-            raise ConfigurationError(
-                f"distillation.teachers: the policy {name!r} has another {differs[0]} than {partner_name!r}, which "
-                "decides for its partner; choose policies of one family, or leave out partner"
-            )
 
     def prepare(self, tables: Mapping[str, PolicyBatch], episodes: Sequence[Episode]) -> None:
         """Add the teachers' prompts to rows, or for form ``sampled`` their terms to the advantages; all ranks call it.
@@ -404,22 +386,19 @@ class Distiller:
             moments["teacher_agreement"] += masked_moments(gain.exp().clamp(max=1.0), mask)
         return moments
 
-    def teaching(
-        self, name: str, rows: PolicyBatch, reduction: Reduction, totals: Any, max_length: int | None, alone: bool
-    ) -> Teaching | None:
+    def teaching(self, name: str, rows: PolicyBatch, totals: BatchTotals, alone: bool) -> Teaching | None:
         """Return the teachers' part of a policy's forward pass over rows; None without one.
 
         Args:
             name: of the policy.
             rows: of a micro-batch.
-            reduction, totals, max_length: of the loss; see :func:`mrlm_pl.losses.token_weights`.
+            totals: of the update; see :func:`mrlm_pl.losses.token_weights`.
             alone: whether nothing else has a gradient.
         """
         if rows.teacher_prompts is None:
             return None
-        weights = token_weights(
-            reduction, rows.action_mask, totals, max_length=max_length, episode_tokens=rows.episode_tokens
-        )
+        sizes = {"max_length": self.learner.max_length, "episode_tokens": rows.episode_tokens}
+        weights = token_weights(self.learner.reduction, rows.action_mask, totals, **sizes)
         lessons, host = [], rows.layout.to("cpu")
         for teacher, weight, taught, inputs in self._views(rows):
             policy = teacher or self.learner.policy(name)
@@ -440,6 +419,13 @@ class Distiller:
         means = {"teacher_divergence": divergences.sum() / pairs, "teacher_agreement": overlaps.sum() / pairs}
         self.learner.metrics.add_policy(name, means, pairs)
         return self.settings.coefficient * losses
+
+
+def _difference(teacher: Policy, other: Policy) -> str | None:
+    """Return the first difference of a teacher's tokens from another policy's; None without one."""
+    if teacher.vocabulary_digest != other.vocabulary_digest:
+        return "vocabulary"
+    return None if teacher.chat.template == other.chat.template else "chat template"
 
 
 def _attempts(episodes: Sequence[Episode]) -> dict[int, Attempt]:

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from mrlm_pl.algorithms import ATGRPO, COMA, IPPO, MAGRPO, MAREINFORCE, MAREMAX, MARLOO
+from mrlm_pl.algorithms import ATGRPO, C3, COMA, IPPO, MAGRPO, MAREINFORCE, MAREMAX, MARLOO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
@@ -21,6 +21,7 @@ from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
+from mrlm_pl.learner.contract import Rollouts
 from mrlm_pl.learner.credit.team import has_constant_sum
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import batch_totals
@@ -394,13 +395,19 @@ def test_scaled_baselines_become_alike_and_are_off_by_default(model_folder: Path
         {"cross_reduction": "max"},
         {"reward": "mine"},
         {"gamma": 1.5},
-        {"reduction": "episode_mean"},
         {"weighting": "late"},
     ],
 )
 def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         MAGRPO({"main": Policy(str(model_folder))}, **options)
+
+
+@pytest.mark.parametrize("cls", [*FAMILY, C3])
+def test_rows_of_single_decisions_are_no_episodes(cls: Any, model_folder: Path) -> None:
+    algorithm = cls({"main": Policy(str(model_folder))}, reduction="episode_mean")
+    with pytest.raises(ConfigurationError, match="rows of single decisions are no episodes; use sequence_mean"):
+        algorithm.meet_rollouts(Rollouts(("a", "b"), ("t",)))
 
 
 def test_a_joint_mode_of_no_use_is_answered_with_those_that_are(model_folder: Path) -> None:
