@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
 from mrlm_pl.engines.local.continuous import ContinuousEngine, ContinuousTurn
-from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.settings import at_least
 
 T = TypeVar("T")
@@ -102,6 +101,17 @@ class Rounds(EngineWrapper):
                     wait.answer.cancel()
             self._waits, self._settled = [], None
 
+    def apart(self, play: Callable[[Sequence[Any]], Coroutine[Any, Any, Sequence[T]]]) -> Callable[..., Any]:
+        """Return a function like ``play``, which returns a result for each of its arguments, that plays each by itself.
+
+        The engine and the environments of ``play`` must be those of the rounds.
+        """
+
+        async def played(specs: Sequence[Any]) -> list[T]:
+            return [result for (result,) in await self.play(play([spec]) for spec in specs)]
+
+        return played
+
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one sample per request, in order; see :meth:`Engine.sample`."""
         if self._settled is None:
@@ -171,24 +181,3 @@ class CallerInRounds(EnvironmentCaller):
 
     def close(self) -> None:
         self._caller.close()
-
-
-class _PlaysSpecs(Protocol):
-    async def play(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]: ...
-
-
-class PlayerInRounds:
-    """Plays each spec apart, in rounds.
-
-    Args:
-        player: of episodes or of turn trees, whose engine and caller are those of the rounds.
-        rounds: in which all specs are played.
-    """
-
-    def __init__(self, player: _PlaysSpecs, rounds: Rounds) -> None:
-        self._player, self._rounds = player, rounds
-
-    async def play(self, specs: Sequence[EpisodeSpec]) -> list[Any]:
-        """Return the results of the player, in the order of the specs."""
-        played = await self._rounds.play(self._player.play([spec]) for spec in specs)
-        return [result for (result,) in played]
