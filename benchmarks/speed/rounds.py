@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from mrlm_pl.policy import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.rounds import CallerInRounds, RoundOptions, Rounds
+from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.seeding import keyed_random
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -90,7 +91,7 @@ class Side:
         self.play: Any = self.player.play
         if piece is not None:
             rounds = Rounds(engine, RoundOptions(piece, answer))
-            self.player.engine, self.player.caller = rounds, CallerInRounds(self.player.caller, rounds)
+            self.player.engine, self.player.call = rounds, partial(rounds.call, self.player.caller)
             self.play = rounds.apart(self.player.play)
         source = environment.tasks("train")
         self.specs = [EpisodeSpec(f"e{n}", source[n], f"g{n}", seed=n) for n in range(arguments.episodes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,7 +77,7 @@ class Rounds(EngineWrapper):
         self._failed = False
         self._settled: asyncio.Event | None = None
 
-    async def play(self, plays: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    async def play(self, plays: Iterable[Awaitable[T]]) -> list[T]:
         """Return the results of coroutines that wait for nothing but samples and environments, in order.
 
         Raises:
@@ -101,7 +101,7 @@ class Rounds(EngineWrapper):
                     wait.answer.cancel()
             self._waits, self._settled = [], None
 
-    def apart(self, play: Callable[[Sequence[Any]], Coroutine[Any, Any, Sequence[T]]]) -> Callable[..., Any]:
+    def apart(self, play: Callable[[Sequence[Any]], Awaitable[Sequence[T]]]) -> Callable[[Sequence[Any]], Any]:
         """Return a function like ``play``, which returns a result for each of its arguments, that plays each by itself.
 
         The engine and the environments of ``play`` must be those of the rounds.
@@ -163,21 +163,3 @@ class Rounds(EngineWrapper):
             else:
                 self._waits.append(wait)
         self._settle()
-
-
-class CallerInRounds(EnvironmentCaller):
-    """Calls environments in rounds.
-
-    Args:
-        caller: makes the calls.
-        rounds: in which a call takes one.
-    """
-
-    def __init__(self, caller: EnvironmentCaller, rounds: Rounds) -> None:
-        self.timeout, self._caller, self._rounds = caller.timeout, caller, rounds
-
-    async def run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
-        return await self._rounds.call(self._caller, calls)
-
-    def close(self) -> None:
-        self._caller.close()

@@ -122,10 +122,6 @@ class TreePlayer:
         """Return the number of decisions of each agent in each state of a play."""
         return self.branches if isinstance(self.branches, int) else self.branches[play.spec.task.environment]
 
-    def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
-        """Run :meth:`play`, while the calling thread computes for the engine."""
-        return self.player.run_blocking(lambda: self.play(specs))
-
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
         """Return the episodes of each spec's tree, one for each path; paths that fail for good have ``error`` set.
 
@@ -227,7 +223,7 @@ class TreePlayer:
                 for play in due
             ]
             further = []
-            for play, result in zip(due, await self.player.caller.run(calls), strict=True):
+            for play, result in zip(due, await self.player.call(calls), strict=True):
                 play.environment_seconds += result.seconds
                 if result.error is not None:
                     what = f"{type(result.error).__name__} when {play.spec.task.key} was played again"

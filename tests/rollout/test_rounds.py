@@ -20,7 +20,7 @@ from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.rounds import CallerInRounds, RoundOptions, Rounds
+from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from tests.engines.conftest import build
 
@@ -87,7 +87,7 @@ class Words(Environment):
 
 def in_rounds(player: EpisodePlayer, piece: int, answer: int = 1) -> Rounds:
     rounds = Rounds(player.engine, RoundOptions(piece, answer))
-    player.engine, player.caller = rounds, CallerInRounds(player.caller, rounds)
+    player.engine, player.call = rounds, partial(rounds.call, player.caller)
     return rounds
 
 

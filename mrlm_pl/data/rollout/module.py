@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 
-from mrlm_pl.data.files.base import AlgorithmDataModule
+from mrlm_pl.data.files.base import attached_algorithm
 from mrlm_pl.data.rollout import checks
 from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
@@ -33,7 +33,7 @@ from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.settings import as_settings, at_least, one_of
 
 
-class RolloutDataModule(AlgorithmDataModule):
+class RolloutDataModule(LightningDataModule):
     """Collects episodes with the current weights and serves them as mini-batches.
 
     An iteration is one rollout of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times
@@ -161,6 +161,8 @@ class RolloutDataModule(AlgorithmDataModule):
         saved = None if saved is None else as_settings(EpisodeRetention, saved, "data.save_episodes")
         self.collection = Collection(self.tasks, self.players, plan, self.sampling, rounds, lag, async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
+
+    algorithm = attached_algorithm
 
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()

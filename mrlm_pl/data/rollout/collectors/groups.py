@@ -21,7 +21,7 @@ from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.rounds import CallerInRounds, RoundOptions, Rounds
+from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, one_of
@@ -350,12 +350,12 @@ class SyncCollector(Collector):
         trainer = self.players.learner.trainer
         if not self.playing:
             self.make_players()
-        collected, stopped = Collected(), False
-        if self.greedy is not None:
-            try:
-                collected.greedy = self._play(partial(self.play_greedy, iteration, groups))
-            except SIGTERMException:
-                stopped = True
+        collected = Collected()
+
+        async def play_greedy() -> None:
+            collected.greedy = await self.play_greedy(iteration, groups)
+
+        stopped = self.greedy is not None and not self._played(play_greedy)
         drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
         while True:
             due = [draft for draft in drafts if draft.due]
@@ -364,24 +364,25 @@ class SyncCollector(Collector):
                 raise SIGTERMException
             if not left:
                 break  # as long as one rank plays, all gather the weights
-            try:
-                self._play(partial(self.play_due, due))
-            except SIGTERMException:
-                stopped = True
+            stopped = not self._played(partial(self.play_due, due))
         for draft in drafts:
             collected.add(draft.collected)
         return collected
 
-    def _play(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Play a coroutine with the current weights; SIGTERM may interrupt it.
+    def _played(self, play: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Play a coroutine with the current weights; return False if SIGTERM has interrupted it.
 
         It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
         """
-        with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
-            options, self.rounds = self.rounds, None
-            if options is not None:  # now, as a loaded engine knows whether it takes pieces
-                rounds = Rounds(self.players.engine, options)
-                for player in self.playing:
-                    player.engine, player.caller = rounds, CallerInRounds(player.caller, rounds)
-                self.due, self.greedy = rounds.apart(self.due), self.greedy and rounds.apart(self.greedy)
-            return self.training.run_blocking(play)
+        try:
+            with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
+                options, self.rounds = self.rounds, None
+                if options is not None:  # now, as a loaded engine knows whether it takes pieces
+                    rounds = Rounds(self.players.engine, options)
+                    for player in self.playing:
+                        player.engine, player.call = rounds, partial(rounds.call, player.caller)
+                    self.due, self.greedy = rounds.apart(self.due), self.greedy and rounds.apart(self.greedy)
+                self.training.run_blocking(play)
+        except SIGTERMException:
+            return False
+        return True
