@@ -328,6 +328,8 @@ class AsyncCollector(Collector):
             if key not in self._admitted:
                 group = self._admitted[key] = _Group()
                 group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+                # Where several groups fail, the first error ends the run; without this asyncio reports the others.
+                group.playing.add_done_callback(lambda task: task.cancelled() or task.exception())
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, moved = self._moves(), time.monotonic()
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 from collections import Counter
@@ -267,7 +268,7 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
-    mode: str, model_folder: Path, quiet_trainer: Any
+    mode: str, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Poisoned(FlakyLater):
         async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]
@@ -278,6 +279,8 @@ def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
     with pytest.raises(NonFiniteError):
         run(model_folder, quiet_trainer(), Poisoned(3, turns=4), mode=mode, iterations=9, failed_members="resample")
     none_left_open()
+    gc.collect()
+    assert "never retrieved" not in caplog.text, "the errors of other groups are not reported beside the first"
 
 
 # The draft by itself.
