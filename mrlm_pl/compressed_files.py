@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zstandard
 
@@ -24,16 +24,15 @@ LEVEL = 6
 """Of zstandard; see ``benchmarks/results/records.json``."""
 
 
-class Decoder(Protocol):
-    """Unpacks a file chunk by chunk.
+class Decoder:
+    """Unpacks a file chunk by chunk; this one a file that is not compressed.
 
     Attributes:
         pending: bytes of the last chunk that are not unpacked yet.
         whole: the data end with a complete member, so that another decoder can start at the pending bytes.
     """
 
-    pending: int
-    whole: bool
+    pending, whole = 0, True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the content of the next bytes in pieces of bounded size.
@@ -41,16 +40,10 @@ class Decoder(Protocol):
         Raises:
             ValueError: they are damaged.
         """
-
-
-class _Plain:
-    pending, whole = 0, True
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
         yield data
 
 
-class _Members:
+class _Members(Decoder):
     """A decoder of concatenated members or frames.
 
     Args:
@@ -60,7 +53,6 @@ class _Members:
 
     def __init__(self, begin: Callable[[], Any], padding: bytes) -> None:
         self._begin, self._padding, self._member = begin, padding, begin()
-        self.pending, self.whole = 0, True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         start = 0
@@ -87,7 +79,7 @@ def decoder_of(path: Path) -> Decoder:
     """Return the decoder of a file from its beginning."""
     if path.suffix == ".zst":
         return _Members(lambda: zstandard.ZstdDecompressor().decompressobj(), b"")
-    return _Members(partial(zlib.decompressobj, 31), b"\0") if path.suffix == ".gz" else _Plain()
+    return _Members(partial(zlib.decompressobj, 31), b"\0") if path.suffix == ".gz" else Decoder()
 
 
 def unpacked(path: Path) -> Iterator[bytes]:

@@ -162,23 +162,22 @@ class EpisodeWriter:
 
     Args:
         retention: the iterations that are kept.
-        behind: files that may be pending before :meth:`write` blocks.
     """
 
-    def __init__(self, retention: EpisodeRetention = EpisodeRetention(), behind: int = BEHIND) -> None:
-        self.retention, self.behind = retention, behind
+    def __init__(self, retention: EpisodeRetention = EpisodeRetention()) -> None:
+        self.retention = retention
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrlm-episodes")
         self._waiting: deque[tuple[Path, Future[None]]] = deque()
 
     def write(self, path: str | Path, episodes: Sequence[Episode]) -> None:
-        """Schedule a file, unless its iteration is not kept; blocks while ``behind`` files are pending.
+        """Schedule a file, unless its iteration is not kept; blocks while :data:`BEHIND` files are pending.
 
         Raises:
             StorageError: an earlier file could not be written.
         """
         number, _ = _parts(Path(path))
         kept = self.retention.keeps(number, number)
-        while self._waiting and (self._waiting[0][1].done() or (kept and len(self._waiting) >= self.behind)):
+        while self._waiting and (self._waiting[0][1].done() or (kept and len(self._waiting) >= BEHIND)):
             self._settle()
         if kept:
             self._waiting.append((Path(path), self._thread.submit(self._write, Path(path), list(episodes))))

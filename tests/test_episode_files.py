@@ -64,7 +64,7 @@ def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.
         write(path, episodes)
 
     monkeypatch.setattr(episode_files, "write_episodes", slow)
-    writer = EpisodeWriter(behind=2)
+    writer = EpisodeWriter()
     writer.write(tmp_path / "0.jsonl.zst", [episode(0)])
     writer.write(tmp_path / "1.jsonl.zst", [episode(1)])
     assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from mrlm_pl.policy import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.rounds import CallerInRounds, PlayerInRounds, RoundOptions, Rounds
+from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.seeding import keyed_random
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -87,18 +88,18 @@ class Side:
         engine.load("main", model, 0)
         seats = {"agent": Seat("main", ChatFormat(TOKENIZER), Sampling(max_tokens=arguments.new_tokens), 2048)}
         self.player = EpisodePlayer({environment.name: environment}, seats, engine, workers=arguments.workers)
-        self.plays: Any = self.player
+        self.play: Any = self.player.play
         if piece is not None:
             rounds = Rounds(engine, RoundOptions(piece, answer))
-            self.player.engine, self.player.caller = rounds, CallerInRounds(self.player.caller, rounds)
-            self.plays = PlayerInRounds(self.player, rounds)
+            self.player.engine, self.player.call = rounds, partial(rounds.call, self.player.caller)
+            self.play = rounds.apart(self.player.play)
         source = environment.tasks("train")
         self.specs = [EpisodeSpec(f"e{n}", source[n], f"g{n}", seed=n) for n in range(arguments.episodes)]
 
     def run(self) -> tuple[float, list[Any]]:
         """Return the seconds that the episodes took, and their tokens."""
         started = time.perf_counter()
-        episodes = self.player.run_blocking(lambda: self.plays.play(self.specs))
+        episodes = self.player.run_blocking(lambda: self.play(self.specs))
         seconds = time.perf_counter() - started
         return seconds, [row.token_ids for episode in episodes for row in episode.rows()]
 

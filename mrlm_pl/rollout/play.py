@@ -116,7 +116,7 @@ class Play:
         self.id = spec.id
         self.conversations: dict[str, Conversation] = {}
         self.sessions: dict[str, str] = {}  # of each agent's last decision
-        self.turns: list[tuple[int, Turn]] = []  # with the number of its row
+        self.turns: dict[str, list[tuple[int, Turn]]] = {}  # of each agent that acted, with the number of the row
         self.steps = 0
         self.observed: Observations = {}
         self.actions: dict[str, Message] = {}
@@ -226,19 +226,18 @@ class Play:
             spans=sample.spans,
             scripted=decision.scripted,
         )
-        self.turns.append((conversation.place, turn))
+        self.turns.setdefault(agent, []).append((conversation.place, turn))
 
     def take(self, step: Step, seats: Mapping[str, Seat]) -> None:
         """Book a step's rewards on each agent's latest turn and hand out its observations."""
         self.order.stepped(step)
-        latest = {turn.agent: place for place, (_, turn) in enumerate(self.turns)}
         for agent, reward in step.rewards.items():
-            if agent in latest:
+            if agent in self.turns:
                 # A reward of 0 without named parts is no component: it would be reported beside the named ones.
                 parts = step.components.get(agent) or ({"reward": reward} if reward else {})
-                row, turn = self.turns[latest[agent]]
+                row, turn = self.turns[agent][-1]
                 components = summed([*turn.components.items(), *parts.items()])
-                self.turns[latest[agent]] = row, replace(turn, reward=turn.reward + reward, components=components)
+                self.turns[agent][-1] = row, replace(turn, reward=turn.reward + reward, components=components)
         self.metrics.update(step.metrics)
         self.step_rewards.append(dict(step.rewards))
         self.history.append(self.actions)
@@ -258,23 +257,22 @@ class Play:
         child = copy.copy(self)
         child.id, child.environment, child.order = id, environment, copy.copy(self.order)
         child.conversations = {agent: conversation.fork() for agent, conversation in self.conversations.items()}
-        child.turns, child.history, child.step_rewards = [*self.turns], [*self.history], [*self.step_rewards]
+        child.turns = {agent: [*turns] for agent, turns in self.turns.items()}
+        child.history, child.step_rewards = [*self.history], [*self.step_rewards]
         child.metrics, child.actions, child.sessions = dict(self.metrics), {}, dict(self.sessions)
         return child
 
     def episode(self, seats: Mapping[str, Seat]) -> Episode:
         """Return the record of the episode."""
-        trajectories: dict[str, tuple[Trajectory, ...]] = {}
-        for agent in self.environment.agents:
-            if agent in self.conversations and any(turn.agent == agent for _, turn in self.turns):
-                trajectories[agent] = self._rows(agent, seats[agent])
         return Episode(
             id=self.id,
             task=self.spec.task,
             group=self.spec.group,
             seed=self.spec.seed,
             iteration=self.spec.iteration,
-            trajectories=trajectories,
+            trajectories={
+                agent: self._rows(agent, seats[agent]) for agent in self.environment.agents if agent in self.turns
+            },
             stop_reason=self.stop_reason if self.error is None else "error",
             truncated=self.truncated,
             success=self.success,
@@ -296,7 +294,7 @@ class Play:
                 token_ids=tuple(row.token_ids),
                 action_mask=tuple(row.action_mask),
                 logprobs=tuple(row.logprobs),
-                turns=tuple(turn for place, turn in self.turns if turn.agent == agent and place == number),
+                turns=tuple(turn for place, turn in self.turns[agent] if place == number),
                 messages=tuple(row.messages),
             )
             for number, row in enumerate(self.conversations[agent].rows)

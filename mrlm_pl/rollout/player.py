@@ -51,6 +51,9 @@ class EpisodePlayer:
         processes: host processes that environments live in; 0 keeps them in this process.
         loop: where episodes are played; None is a loop of the player's own.
 
+    Attributes:
+        call: returns the results of calls of environments; see :meth:`EnvironmentCaller.run`.
+
     Raises:
         ConfigurationError: an agent of an environment has no seat.
     """
@@ -95,6 +98,7 @@ class EpisodePlayer:
         deadline = step_timeout + 2 * STARTUP_SECONDS if processes else step_timeout
         # One thread for each host: a second one would wait for the first with its own deadline running.
         self.caller = EnvironmentCaller(workers=processes or workers, timeout=deadline)
+        self.call = self.caller.run
         self._open: dict[int, Environment] = {}
         self._unwanted: list[Environment] = []
         self._idle: dict[str, list[Environment]] = {name: [] for name in environments}
@@ -189,7 +193,7 @@ class EpisodePlayer:
             partial(self._close_awaited if inspect.iscoroutinefunction(item.close) else self._close_one, item)
             for item in environments
         ]
-        for environment, result in zip(environments, await self.caller.run(calls), strict=True):
+        for environment, result in zip(environments, await self.call(calls), strict=True):
             if result.error is not None:
                 logger.warning("closing a %r environment: %s", environment.name, result.error)
 
@@ -290,7 +294,7 @@ class EpisodePlayer:
     ) -> None:
         """Call each play's environment, and let the play receive the answer."""
         self.now_waiting(plays, f"its environment's {phase}")
-        for play, result in zip(plays, await self.caller.run(calls), strict=True):
+        for play, result in zip(plays, await self.call(calls), strict=True):
             play.environment_seconds += result.seconds
             try:
                 receive(play, result.value_or_raise(), self.seats)

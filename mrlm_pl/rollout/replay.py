@@ -171,9 +171,4 @@ def _differing(place: str, old: Any, new: Any) -> list[str]:
     if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
         return [text for number, (one, other) in pairs for text in _differing(f"{place}[{number}]", one, other)]
-    return [] if old == new else [f"{place.lstrip('.')}: {_short(old)}, {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return [] if old == new else [f"{place.lstrip('.')}: {old!r:.80}, {new!r:.80}"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mrlm_pl.concurrency.calls import CallResult, EnvironmentCaller
 from mrlm_pl.engines.base import Engine, EngineWrapper, Sample, SampleRequest
 from mrlm_pl.engines.local.continuous import ContinuousEngine, ContinuousTurn
-from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.settings import at_least
 
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class Rounds(EngineWrapper):
         self._failed = False
         self._settled: asyncio.Event | None = None
 
-    async def play(self, plays: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    async def play(self, plays: Iterable[Awaitable[T]]) -> list[T]:
         """Return the results of coroutines that wait for nothing but samples and environments, in order.
 
         Raises:
@@ -101,6 +100,17 @@ class Rounds(EngineWrapper):
                 if wait.answer is not None:
                     wait.answer.cancel()
             self._waits, self._settled = [], None
+
+    def apart(self, play: Callable[[Sequence[Any]], Awaitable[Sequence[T]]]) -> Callable[[Sequence[Any]], Any]:
+        """Return a function like ``play``, which returns a result for each of its arguments, that plays each by itself.
+
+        The engine and the environments of ``play`` must be those of the rounds.
+        """
+
+        async def played(specs: Sequence[Any]) -> list[T]:
+            return [result for (result,) in await self.play(play([spec]) for spec in specs)]
+
+        return played
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """Return one sample per request, in order; see :meth:`Engine.sample`."""
@@ -153,42 +163,3 @@ class Rounds(EngineWrapper):
             else:
                 self._waits.append(wait)
         self._settle()
-
-
-class CallerInRounds(EnvironmentCaller):
-    """Calls environments in rounds.
-
-    Args:
-        caller: makes the calls.
-        rounds: in which a call takes one.
-    """
-
-    def __init__(self, caller: EnvironmentCaller, rounds: Rounds) -> None:
-        self.timeout, self._caller, self._rounds = caller.timeout, caller, rounds
-
-    async def run(self, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
-        return await self._rounds.call(self._caller, calls)
-
-    def close(self) -> None:
-        self._caller.close()
-
-
-class _PlaysSpecs(Protocol):
-    async def play(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]: ...
-
-
-class PlayerInRounds:
-    """Plays each spec apart, in rounds.
-
-    Args:
-        player: of episodes or of turn trees, whose engine and caller are those of the rounds.
-        rounds: in which all specs are played.
-    """
-
-    def __init__(self, player: _PlaysSpecs, rounds: Rounds) -> None:
-        self._player, self._rounds = player, rounds
-
-    async def play(self, specs: Sequence[EpisodeSpec]) -> list[Any]:
-        """Return the results of the player, in the order of the specs."""
-        played = await self._rounds.play(self._player.play([spec]) for spec in specs)
-        return [result for (result,) in played]

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
@@ -90,14 +90,20 @@ class Branching:
 
 @dataclass
 class _Branch:
-    """A joint action before its step is done: its play, and the parts to begin it again."""
+    """A joint action, and its play until its step is done; the step may be tried again."""
 
     node: Play
     name: str
-    decided: dict[str, Decision]
+    decided: Mapping[str, Decision]
     seconds: float
-    play: Play
-    tries: int = 1
+    play: Play = field(init=False)
+
+    def begin(self, environment: Environment) -> None:
+        """Make the play, decided and not yet judged."""
+        self.play = self.node.fork(self.name, environment)
+        self.play.generate_seconds += self.seconds
+        for agent, decision in self.decided.items():
+            self.play.record(agent, decision)
 
 
 class TreePlayer:
@@ -115,10 +121,6 @@ class TreePlayer:
     def branches_of(self, play: Play) -> int:
         """Return the number of decisions of each agent in each state of a play."""
         return self.branches if isinstance(self.branches, int) else self.branches[play.spec.task.environment]
-
-    def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
-        """Run :meth:`play`, while the calling thread computes for the engine."""
-        return self.player.run_blocking(lambda: self.play(specs))
 
     async def play(self, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
         """Return the episodes of each spec's tree, one for each path; paths that fail for good have ``error`` set.
@@ -163,25 +165,28 @@ class TreePlayer:
 
     async def _branch(self, nodes: Sequence[Play]) -> list[list[_Branch]]:
         """Return the joint actions of each node, decided and not yet judged."""
-        owners = [(node, agent) for node in nodes for agent in node.due]
-        if not owners:
+        if not nodes:
             return []
         requests = [
             node.request(agent, self.player.seats[agent], node.id, number, session=_session(node, agent, number))
-            for node, agent in owners
+            for node in nodes
+            for agent in node.due
             for number in range(self.branches_of(node))
         ]
         started = time.perf_counter()
         self.player.now_waiting(nodes, "the engine")
         answers = iter(zip(requests, await self.player.engine.sample(requests), strict=True))
         share = (time.perf_counter() - started) / len(nodes)
-        decided: dict[str, dict[str, list[Decision]]] = {node.id: {} for node in nodes}
-        for node, agent in owners:
-            seat = self.player.seats[agent]
-            decided[node.id][agent] = [
-                seat.decision(*next(answers), node.id, number) for number in range(self.branches_of(node))
-            ]
-        branches = [self._joint_actions(node, decided[node.id], share) for node in nodes]
+        branches = []
+        for node in nodes:
+            decided = {
+                agent: [
+                    self.player.seats[agent].decision(*next(answers), node.id, number)
+                    for number in range(self.branches_of(node))
+                ]
+                for agent in node.due
+            }
+            branches.append(self._joint_actions(node, decided, share))
         # The last child of a node takes over its environment.
         await self._restore(
             [branch.play for found in branches for branch in found[:-1] if not branch.node.environment.forks]
@@ -202,8 +207,8 @@ class TreePlayer:
             chosen = {
                 agent: decisions[number] for (agent, decisions), number in zip(decided.items(), joint, strict=True)
             }
-            name, share = f"{node.id}-{place}", seconds / len(joints)
-            found.append(_Branch(node, name, chosen, share, _child(node, name, chosen, share, environment)))
+            found.append(_Branch(node, f"{node.id}-{place}", chosen, seconds / len(joints)))
+            found[-1].begin(environment)
         return found
 
     async def _restore(self, plays: Sequence[Play]) -> None:
@@ -218,7 +223,7 @@ class TreePlayer:
                 for play in due
             ]
             further = []
-            for play, result in zip(due, await self.player.caller.run(calls), strict=True):
+            for play, result in zip(due, await self.player.call(calls), strict=True):
                 play.environment_seconds += result.seconds
                 if result.error is not None:
                     what = f"{type(result.error).__name__} when {play.spec.task.key} was played again"
@@ -237,13 +242,13 @@ class TreePlayer:
         due = list(branches)
         while due:
             await self.player.step([branch.play for branch in due if branch.play.error is None])
-            due = [branch for branch in due if branch.play.error is not None and branch.tries <= self.player.retries]
+            last = self.player.retries
+            due = [branch for branch in due if branch.play.error and branch.play.attempt - branch.node.attempt < last]
             for branch in due:
                 self.player.finish(branch.play)
-                branch.tries += 1
-                environment = self.player.idle_environment(branch.node.spec.task.environment)
-                branch.play = _child(branch.node, branch.name, branch.decided, branch.seconds, environment)
-                branch.play.attempt += branch.tries - 1
+                attempt = branch.play.attempt + 1
+                branch.begin(self.player.idle_environment(branch.node.spec.task.environment))
+                branch.play.attempt = attempt
             await self._restore([branch.play for branch in due])
             await self.player.close_unwanted()
 
@@ -273,12 +278,3 @@ def _session(node: Play, agent: str, number: int) -> str:
     """
     before = node.sessions.get(agent)
     return f"{node.spec.id}/{agent}/{node.id}/{number}" if number or not before else before
-
-
-def _child(node: Play, name: str, decided: Mapping[str, Decision], seconds: float, environment: Environment) -> Play:
-    """Return the play of a joint action, decided and not yet judged."""
-    child = node.fork(name, environment)
-    child.generate_seconds += seconds
-    for agent, decision in decided.items():
-        child.record(agent, decision)
-    return child

@@ -18,6 +18,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from tests.rollout.test_player import TOKENIZER, seats
+from tests.rollout.test_turn_tree import played_trees
 from tests.support.turn_episodes import advantages
 
 WINDOW = 100_000
@@ -64,7 +65,7 @@ def test_every_path_of_a_turn_tree_is_an_episode_of_its_own_replies(name: str, t
     known = [WRONG, *(reply for replies in gold_of(MAKE[name](team=team), task).values() for reply in replies)]
     engine = Replies(lambda request: known[request.seed % len(known)])
     player = EpisodePlayer({name: environment}, seats(*environment.agents, window=WINDOW), engine)
-    (paths,) = TreePlayer(player, Branching(), 3).play_blocking([EpisodeSpec("t", task, "t", seed=3)])
+    (paths,) = played_trees(TreePlayer(player, Branching(), 3), [EpisodeSpec("t", task, "t", seed=3)])
     player.close()
     assert not any(path.failed for path in paths)
     states = {turn.node for path in paths for row in path.rows() for turn in row.turns}

@@ -29,7 +29,7 @@ from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from mrlm_pl.trainer.fsdp import FSDP
 from tests.rollout.test_player import CHAT, Relay, ScriptedEngine
-from tests.rollout.test_turn_tree import GrowingSums
+from tests.rollout.test_turn_tree import GrowingSums, played_trees
 from tests.support.short_fits import fingerprint
 from tests.support.watching import Watch
 
@@ -149,7 +149,7 @@ def test_decisions_of_a_turn_tree(unit: Any) -> None:
     player = EpisodePlayer({"sums": environment}, seats(cross, "a", "b"), engine)
     task = environment.tasks("train")[0]
     specs = [EpisodeSpec(f"t{n}", task, f"t{n}", seed=n) for n in range(20)]
-    paths = TreePlayer(player, Branching("cross"), 2).play_blocking(specs)
+    paths = played_trees(TreePlayer(player, Branching("cross"), 2), specs)
     player.close()
     kinds: dict[tuple[str, ...], set[str]] = {}
     states: dict[tuple[str, ...], set[str]] = {}

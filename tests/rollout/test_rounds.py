@@ -20,7 +20,7 @@ from mrlm_pl.policy.chat import ChatFormat
 from mrlm_pl.policy.tiny import build_tokenizer
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.rounds import CallerInRounds, PlayerInRounds, RoundOptions, Rounds
+from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import Branching, TreePlayer
 from tests.engines.conftest import build
 
@@ -87,7 +87,7 @@ class Words(Environment):
 
 def in_rounds(player: EpisodePlayer, piece: int, answer: int = 1) -> Rounds:
     rounds = Rounds(player.engine, RoundOptions(piece, answer))
-    player.engine, player.caller = rounds, CallerInRounds(player.caller, rounds)
+    player.engine, player.call = rounds, partial(rounds.call, player.caller)
     return rounds
 
 
@@ -99,8 +99,8 @@ def play(environment: Environment, engine: Engine, piece: int | None, answer: in
     try:
         if piece is None:
             return player.play_blocking(todo)
-        in_turn = PlayerInRounds(player, in_rounds(player, piece, answer))
-        return player.run_blocking(lambda: in_turn.play(todo))
+        apart = in_rounds(player, piece, answer).apart(player.play)
+        return player.run_blocking(lambda: apart(todo))
     finally:
         player.close()
 
@@ -175,10 +175,10 @@ def test_a_tree_in_rounds_is_the_tree_of_levels() -> None:
         player = EpisodePlayer({"words": environment}, seats, engine)
         source = environment.tasks("train")
         roots = [EpisodeSpec(f"e{n}", source[n], f"e{n}", seed=n) for n in range(3)]
-        tree: Any = TreePlayer(player, Branching(), 2)
+        play_trees: Any = TreePlayer(player, Branching(), 2).play
         if piece is not None:
-            tree = PlayerInRounds(tree, in_rounds(player, piece))
-        found.append([tokens(paths) for paths in player.run_blocking(partial(tree.play, roots))])
+            play_trees = in_rounds(player, piece).apart(play_trees)
+        found.append([tokens(paths) for paths in player.run_blocking(partial(play_trees, roots))])
         player.close()
     assert found[0] == found[1]
     assert len(found[0][0]) == 2**3

@@ -27,6 +27,11 @@ from mrlm_pl.turn_tree import TurnTree, episodes_of
 from tests.rollout.test_player import TOKENIZER, ScriptedEngine, seats
 
 
+def played_trees(trees: TreePlayer, specs: Sequence[EpisodeSpec]) -> list[list[Episode]]:
+    """Play turn trees, while this thread computes for the engine."""
+    return trees.player.run_blocking(lambda: trees.play(specs))
+
+
 class GrowingSums(Environment):
     """Both players say a digit at once, for some turns; each earns both digits together. Everybody hears everything."""
 
@@ -110,7 +115,7 @@ def grow(
     task = environment.tasks("train")[0]
     try:
         specs = [EpisodeSpec(f"t{n}", task, f"t{n}", seed=n) for n in range(trees)]
-        return TreePlayer(player, tree, branches).play_blocking(specs), engine
+        return played_trees(TreePlayer(player, tree, branches), specs), engine
     finally:
         player.close()
 
@@ -236,7 +241,7 @@ def test_a_turn_computes_only_what_is_new_since_the_turn_before(tree: bool, cont
     player = EpisodePlayer({"words": environment}, taken, engine)
     spec = EpisodeSpec("t0", environment.tasks("train")[0], "t0", seed=0)
     try:
-        episodes = TreePlayer(player, Branching(), 2).play_blocking([spec])[0] if tree else player.play_blocking([spec])
+        episodes = played_trees(TreePlayer(player, Branching(), 2), [spec])[0] if tree else player.play_blocking([spec])
         assert len(engine._sessions) == 0, "released with their episodes"
     finally:
         player.close()
@@ -301,7 +306,7 @@ def test_a_state_whose_mean_reward_is_above_the_threshold_ends(threshold: float,
     environment = GrowingSums()
     player = EpisodePlayer({"sums": environment}, seats("a", "b"), Ones())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
-    (episodes,) = TreePlayer(player, Branching("align", stop_above=threshold), 2).play_blocking([spec])
+    (episodes,) = played_trees(TreePlayer(player, Branching("align", stop_above=threshold), 2), [spec])
     player.close()
     assert [e.step_rewards[0]["a"] for e in episodes][:: paths // 2] == [2.0, 4.0]
     assert len(episodes) == paths
@@ -419,7 +424,7 @@ def test_instances_of_a_run_that_breaks_are_closed_too(forks: bool) -> None:
     player = EpisodePlayer({"counted": environment}, seats("a", "b"), Breaks())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
     with pytest.raises(RuntimeError, match="the engine broke"):
-        TreePlayer(player, Branching("align"), 3).play_blocking([spec])
+        played_trees(TreePlayer(player, Branching("align"), 3), [spec])
     assert len(environment.open_instances) >= 9
     player.close()
     assert environment.open_instances == []
@@ -429,7 +434,7 @@ def test_paths_that_are_over_give_their_instances_back_at_once() -> None:
     environment = Counted(4, forks=False)
     player = EpisodePlayer({"counted": environment}, seats("a", "b"), ScriptedEngine())
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
-    TreePlayer(player, Branching("align", expand="best"), 8).play_blocking([spec])
+    played_trees(TreePlayer(player, Branching("align", expand="best"), 8), [spec])
     kept = len(environment.open_instances)
     player.close()
     assert kept <= 16, "eight at a level, and those of the level before"
@@ -505,7 +510,7 @@ def test_instances_do_not_pile_up_over_collections() -> None:
     spec = EpisodeSpec("t", environment.tasks("train")[0], "t", seed=0)
     kept = []
     for _ in range(3):
-        trees.play_blocking([spec])
+        played_trees(trees, [spec])
         kept.append(len(player._idle["sums"]))
     player.close()
     assert kept == [1, 1, 1]

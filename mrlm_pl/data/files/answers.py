@@ -76,14 +76,12 @@ class AnswerDataModule(ReferencedDataModule):
     def rows_of(self, example: ScoredAnswer) -> Sequence[Trajectory]:
         return example.rows
 
-    def setup(self, stage: str) -> None:
-        first = self.forget_others()
-        if first and isinstance(self.algorithm(), KTO):
+    def tokenize(self) -> None:
+        if isinstance(self.algorithm(), KTO):
             found = (unrelated(answers, self.seed, self.sources[split]) for split, answers in self._examples.items())
             self._unrelated = {answer: other for pairs in found for answer, other in pairs}
-        super().setup(stage)
-        if first:
-            _warn_of_shared_questions(self.sources, self._examples)
+        super().tokenize()
+        _warn_of_shared_questions(self.sources, self._examples)
         for split, kept in self.examples.items():
             _check_kinds([item.answer for item in kept], f"{self.sources[split]}, of which {len(kept)} answers fit")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,21 @@ from mrlm_pl.settings import at_least
 logger = logging.getLogger(__name__)
 
 DataSplit = Literal["train", "validation", "test"]
+
+
+def attached_algorithm(module: LightningDataModule) -> Algorithm:
+    """Return the algorithm that is trained on a data module.
+
+    Raises:
+        ConfigurationError: there is no trainer, or what it trains is none of this package's.
+    """
+    name = type(module).__name__
+    if module.trainer is None:
+        raise ConfigurationError(f"{name} has no trainer; pass it to `trainer.fit`")
+    algorithm = module.trainer.lightning_module
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigurationError(f"{type(algorithm).__name__} is not an Algorithm; {name} needs one")
+    return algorithm
 
 
 class FixedDataModule(LightningDataModule, ABC):
@@ -118,10 +134,19 @@ class FixedDataModule(LightningDataModule, ABC):
                 f"{type(self).__name__} is for {names}, not for {type(algorithm).__name__}; give that one "
                 f"{data_option(algorithm)}"
             )
-        self.forget_others()
+        if self._tokenized_for is not algorithm:
+            self.tokenize()
+            self._tokenized_for = algorithm
+
+    def tokenize(self) -> None:
+        """Set :attr:`examples` for the algorithm.
+
+        Raises:
+            DataError: all examples of a source are too long.
+        """
+        algorithm = self.algorithm()
         limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
-        for split in self._examples.keys() - self.examples.keys():
-            source = self.sources[split]
+        for split, source in self.sources.items():
             made = [
                 example
                 for number, given in enumerate(self._examples[split], start=1)
@@ -136,13 +161,6 @@ class FixedDataModule(LightningDataModule, ABC):
             if len(kept) < len(made):
                 logger.warning("left out %d of %d examples of %s", len(made) - len(kept), len(made), source)
             self.examples[split] = kept
-
-    def forget_others(self) -> bool:
-        """Forget the examples that were tokenized for another algorithm; return whether there are none."""
-        algorithm = self.algorithm()
-        if self._tokenized_for is not algorithm:
-            self.examples, self._tokenized_for = {}, algorithm
-        return not self.examples
 
     def count(self, split: DataSplit) -> int:
         """Return the number of examples in a split; 0 for one that has no source."""
@@ -176,17 +194,7 @@ class FixedDataModule(LightningDataModule, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
-    def algorithm(self) -> Algorithm:
-        """Return the algorithm that is trained.
-
-        Raises:
-            ConfigurationError: it is none of this package's.
-        """
-        trainer: Any = self.trainer
-        module = trainer.lightning_module
-        if not isinstance(module, Algorithm):
-            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
-        return module
+    algorithm = attached_algorithm
 
     def learner(self) -> tuple[str, Policy]:
         """Return name and policy that are trained on the examples."""
@@ -194,22 +202,15 @@ class FixedDataModule(LightningDataModule, ABC):
         name = next(iter(algorithm.policies))
         return name, algorithm.policy(name)
 
-    def upcoming(self, batches: int, size: int) -> list[list[int]]:
-        """Return the training examples of the next batches of at most ``size``; an epoch's last may be smaller."""
-        found = []
+    def upcoming(self, size: int) -> Iterator[tuple[list[int], tuple[int, int]]]:
+        """Yield the training examples of each batch of at most ``size``, with the epoch and position after it."""
         epoch, position = self.epoch, self.position
-        for _ in range(batches):
-            found.append(self.order(epoch)[position : position + size])
+        while True:
+            chosen = self.order(epoch)[position : position + size]
             position += size
             if position >= self.count("train"):
                 epoch, position = epoch + 1, 0
-        return found
-
-    def advance(self, size: int) -> None:
-        """Step over the next training batch of at most ``size`` examples."""
-        self.position += size
-        if self.position >= self.count("train"):
-            self.epoch, self.position = self.epoch + 1, 0
+            yield chosen, (epoch, position)
 
     def order(self, epoch: int) -> list[int]:
         """Return the numbers of the training examples in the order of an epoch."""
@@ -239,15 +240,15 @@ class EpochStream:
         yield from self._training() if self.split == "train" else self._evaluation()
 
     def _training(self) -> Iterator[Batch]:
-        due: list[list[int]] = []
-        totals: dict[str, BatchTotals] = {}
+        due: list[tuple[list[int], tuple[int, int]]] = []
+        upcoming = self.data.upcoming(self.size)
         # As many batches as an epoch has, wherever it begins: `limit_train_batches` ends epochs amid the data.
         for _ in range(len(self)):
             if not due:
-                due = self.data.upcoming(self._pieces(), self.size)
-                totals = self.data.totals(self.split, [index for piece in due for index in piece])
-            self.data.advance(self.size)
-            yield self._share(due.pop(0), totals, self.accumulation * self.ranks)
+                due = list(itertools.islice(upcoming, self._pieces()))
+                totals = self.data.totals(self.split, [index for piece, _ in due for index in piece])
+            chosen, (self.data.epoch, self.data.position) = due.pop(0)
+            yield self._share(chosen, totals, self.accumulation * self.ranks)
 
     def _pieces(self) -> int:
         """Return the number of batches until the next update; the end of an epoch ends an accumulation early."""

@@ -99,8 +99,8 @@ class TrajectoryDataModule(FixedDataModule):
     def rows_of(self, example: Trajectory) -> Sequence[Trajectory]:
         return (example,) if example.num_actions else ()
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
+    def tokenize(self) -> None:
+        super().tokenize()
         self.algorithm().check_demonstrations({str(split): rows for split, rows in self.examples.items()})
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:

@@ -7,8 +7,6 @@ import itertools
 from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,43 +19,28 @@ from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
 from mrlm_pl.losses import sequence_logp
 
 
-@dataclass
-class ReferenceSums:
-    """Log-probabilities of the rows of each split, example after example.
-
-    Attributes:
-        sums: [rows] of each split, empty before they are computed.
-        digests: of the rows that they were computed for.
-        starts: the place of each example's first row, and at last the number of rows.
-        own_digests: of the rows of this run.
-    """
-
-    sums: dict[DataSplit, Tensor] = field(default_factory=dict)
-    digests: dict[DataSplit, str] = field(default_factory=dict)
-    starts: dict[DataSplit, list[int]] = field(default_factory=dict)
-    own_digests: dict[DataSplit, str] = field(default_factory=dict)
-
-
 class ReferencedDataModule(FixedDataModule):
     """Base of the data modules whose algorithm may compare the answers with their first log-probabilities.
 
     These are computed once, before the first update, divided among the ranks, and are part of checkpoints. A subclass
     sets :meth:`tables`.
+
+    Attributes:
+        references: log-probabilities [rows] of each split, example after example; empty for algorithms that do not read
+            them.
     """
 
-    @cached_property
-    def references(self) -> ReferenceSums:
-        """The log-probabilities, empty for algorithms that do not read them."""
-        return ReferenceSums()
+    references: dict[DataSplit, Tensor]
+    _referenced: dict[DataSplit, str]  # digests of the rows that they were computed for
 
-    def setup(self, stage: str) -> None:
-        if self.forget_others():
-            self.references = ReferenceSums()
-        super().setup(stage)
-        for split, examples in self.examples.items():
-            counts = (len(self.rows_of(example)) for example in examples)
-            self.references.starts[split] = list(itertools.accumulate(counts, initial=0))
-            self.references.own_digests[split] = self._digest(examples)
+    def tokenize(self) -> None:
+        super().tokenize()
+        self.references, self._referenced = {}, {}
+        self._digests = {split: self._digest(examples) for split, examples in self.examples.items()}
+        self._starts = {  # the place of each example's first row, and at last the number of rows
+            split: list(itertools.accumulate((len(self.rows_of(example)) for example in examples), initial=0))
+            for split, examples in self.examples.items()
+        }
 
     @abstractmethod
     def tables(self, examples: Sequence[Any]) -> dict[str, tuple[PolicyBatch, Tensor]]:
@@ -65,27 +48,27 @@ class ReferencedDataModule(FixedDataModule):
 
     def collate(self, split: DataSplit, chosen: Sequence[int]) -> dict[str, PolicyBatch]:
         tables = self.tables([self.examples[split][index] for index in chosen])
-        if split in self.references.sums:
-            starts = self.references.starts[split]
+        if split in self.references:
+            starts = self._starts[split]
             places = torch.tensor([place for index in chosen for place in range(starts[index], starts[index + 1])])
             for rows, own in tables.values():
-                rows.reference_sums = self.references.sums[split][places[own]]
+                rows.reference_sums = self.references[split][places[own]]
         return {name: rows for name, (rows, _) in tables.items()}
 
     def before_first_batch(self) -> None:
-        algorithm, trainer, known = self.algorithm(), self.trainer, self.references
+        algorithm, trainer = self.algorithm(), self.trainer
         assert trainer is not None
         if not algorithm.reads_reference_sums:
             return
-        if not known.sums and trainer.state.fn == "fit" and not trainer.global_step:
+        if not self.references and trainer.state.fn == "fit" and not trainer.global_step:
             was_training = algorithm.training
             algorithm.eval()
-            known.sums = {split: self._reference_sums(split) for split in self.examples}
-            known.digests = dict(known.own_digests)
+            self.references = {split: self._reference_sums(split) for split in self.examples}
+            self._referenced = dict(self._digests)
             algorithm.train(was_training)
         evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
         for split in self.examples if trainer.state.fn == "fit" else (evaluated,):
-            if known.digests.get(split) != known.own_digests[split]:
+            if self._referenced.get(split) != self._digests[split]:
                 free = ", or use `model.reference_free`" if hasattr(algorithm, "reference_free") else ""
                 raise ConfigurationError(
                     f"data.{split}: {self.sources[split]!r} holds other examples than the run began with, so that the "
@@ -94,13 +77,12 @@ class ReferencedDataModule(FixedDataModule):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        known = self.references
-        return {**super().state_dict(), "references": dict(known.sums), "referenced": dict(known.digests)}
+        return {**super().state_dict(), "references": self.references, "referenced": self._referenced}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.references.sums = {split: sums.cpu() for split, sums in state_dict["references"].items()}
-        self.references.digests = dict(state_dict["referenced"])
+        self.references = {split: sums.cpu() for split, sums in state_dict["references"].items()}
+        self._referenced = dict(state_dict["referenced"])
 
     def _digest(self, examples: Sequence[Any]) -> str:
         """Return a hash of the tokens of examples."""
@@ -116,7 +98,7 @@ class ReferencedDataModule(FixedDataModule):
         algorithm, trainer, examples = self.algorithm(), self.trainer, self.examples[split]
         assert trainer is not None
         rank, ranks = data_parallel_rank(trainer)
-        starts = self.references.starts[split]
+        starts = self._starts[split]
         sums = torch.zeros(starts[-1], device=algorithm.device)
         learners = list(algorithm.trained_policies)
         with trainer.precision_plugin.forward_context():

@@ -117,7 +117,6 @@ class Collection:
         self.on_policy = not max_lag and players.stale is None
         self.collector: SyncCollector | AsyncCollector | None = None
         self.totals = RunTotals()
-        self._ahead: dict[str, Any] | None = None
         self._writer = EpisodeWriter(saved or EpisodeRetention())
         self._verifiers = VerifierWatch()
         self.components: tuple[str, ...] = ()
@@ -131,6 +130,10 @@ class Collection:
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
         self._writes = self.saved is not None and writes_share(self.trainer)
         self._signal = SignalCheck(self.sampling, compares, learner.silence)
+        if self.max_lag:
+            self.collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
+        else:
+            self.collector = SyncCollector(self.players, self.plan, self.sampling, self.rounds)
         self.totals.start()
 
     @property
@@ -157,10 +160,7 @@ class Collection:
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
             self.players.stale.begin(self.learner, iteration, trainer.global_step)
-        # Likewise the collector: it takes over the groups that a checkpoint would hold.
-        if self.collector is None:
-            sync = None if self.max_lag else SyncCollector(self.players, self.plan, self.sampling, self.rounds)
-            self.collector = sync or self._async_collector()
+        assert self.collector is not None
         with ended_by_sigterm(trainer):
             collected = self.collector.collect(iteration, last, groups)
         seconds, training = collected.seconds or time.perf_counter() - started, collected.training
@@ -188,14 +188,6 @@ class Collection:
             if self._writes:
                 folder, rank = Path(self.trainer.default_root_dir), data_parallel_rank(self.trainer)
                 self._writer.write_lines(iteration_file(folder, measures.iteration, rank, "tokens"), measures.lines())
-
-    def _async_collector(self) -> AsyncCollector:
-        """Return the collector of this fit, with the groups that an earlier one has played ahead."""
-        collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
-        if self._ahead is not None:
-            collector.load(self._ahead)
-        self._ahead = None
-        return collector
 
     def _prepared(self, iteration: int, training: Sequence[Episode], collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
@@ -263,7 +255,7 @@ class Collection:
     def state(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
         self._writer.finish()  # a resumed run does not collect these again
-        ahead = self._ahead if self.collector is None else self.collector.state()
+        ahead = None if self.collector is None else self.collector.state()
         state = {"ahead": at_first_rank(ahead), **{name: part.state() for name, part in self._parts().items()}}
         measures = self.learner.metrics.tokens
         return state if measures is None else {**state, "tokens": at_first_rank(measures.state())}
@@ -278,7 +270,9 @@ class Collection:
         if self.saved is not None and self.trainer.is_global_zero:
             ranks, first = data_parallel_rank(self.trainer)[1], state["iteration"] + bool(state["position"])
             remove_repeated(Path(self.trainer.default_root_dir), first, ranks)
-        self._ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
+        ahead = groups_ahead(state.get("ahead", []), self.plan.groups, self.groups, self.max_lag > 0)
+        if isinstance(self.collector, AsyncCollector) and ahead is not None:
+            self.collector.load(ahead)
 
     def _parts(self) -> dict[str, Any]:
         """Return the parts with a state of their own, by their name in a checkpoint."""

@@ -219,9 +219,6 @@ def _measured(
     return values
 
 
-_COUNTED = ("episodes", "failed_episodes", "decisions", "generated_tokens")
-
-
 class RunTotals:
     """Totals of a run over its iterations, continued from a checkpoint.
 
@@ -240,10 +237,7 @@ class RunTotals:
 
     def stop(self) -> None:
         """Stop the clock, if it runs, until another fit continues the run."""
-        self._seconds, self._since = self._elapsed(), None
-
-    def _elapsed(self) -> float:
-        return self._seconds + (0.0 if self._since is None else time.monotonic() - self._since)
+        self._totals, self._since = self.state(), None
 
     def after(self, iteration: int, played: Mapping[str, float]) -> dict[str, float]:
         """Return the totals after an iteration.
@@ -252,19 +246,19 @@ class RunTotals:
             iteration: how many are collected.
             played: episodes, failed ones, decisions and generated tokens of this one.
         """
-        for name in _COUNTED:
-            self._counts[name] += played[name]
+        self._totals = summed([*self._totals.items(), *played.items()])
         totals = {"iteration": float(iteration), **self.state()}
         return {f"progress/{name}": total for name, total in totals.items()}
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint."""
-        return {**self._counts, "seconds": self._elapsed()}
+        running = 0.0 if self._since is None else time.monotonic() - self._since
+        return {**self._totals, "seconds": self._totals["seconds"] + running}
 
     def load(self, state: Mapping[str, float] | None) -> None:
         """Restore the value of :meth:`state`; None is a checkpoint without totals."""
-        self._counts = {**dict.fromkeys((*_COUNTED, "seconds"), 0.0), **(state or {})}
-        self._seconds = self._counts.pop("seconds")
+        names = ("episodes", "failed_episodes", "decisions", "generated_tokens", "seconds")
+        self._totals = {**dict.fromkeys(names, 0.0), **(state or {})}
         if self._since is not None:
             self.start()
 

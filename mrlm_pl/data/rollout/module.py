@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, Trainer
 
+from mrlm_pl.data.files.base import attached_algorithm
 from mrlm_pl.data.rollout import checks
 from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
@@ -161,9 +162,11 @@ class RolloutDataModule(LightningDataModule):
         self.collection = Collection(self.tasks, self.players, plan, self.sampling, rounds, lag, async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
+    algorithm = attached_algorithm
+
     def setup(self, stage: str) -> None:
-        trainer, learner = self._attached()
-        self.players.learner = learner
+        learner = self.players.learner = self.algorithm()
+        trainer = learner.trainer
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         updates = self._updates(trainer)
         self.check(learner, trainer, stage)
@@ -206,7 +209,7 @@ class RolloutDataModule(LightningDataModule):
             self.players.check = check_engine
 
     def train_dataloader(self) -> TrainingStream:
-        self._attached()
+        self.algorithm()  # or an error that says what is missing
         return self.stream
 
     def val_dataloader(self) -> EvaluationStream:
@@ -218,7 +221,6 @@ class RolloutDataModule(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def _held_out(self, split: str) -> EvaluationStream:
-        self._attached()
         stream = EvaluationStream(self._evaluation(), split, self.validation_episodes, self.validation_sampling)
         if split not in self._held_out_splits:  # Lightning may ask for a loader again
             self._held_out_splits.add(split)
@@ -235,8 +237,7 @@ class RolloutDataModule(LightningDataModule):
         return self.stream.state() | self.collection.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        trainer, _ = self._attached()
-        if trainer.state.fn == "fit":  # the other loops collect nothing
+        if self.algorithm().trainer.state.fn == "fit":  # the other loops collect nothing
             self.collection.load(state_dict)
             self.stream.load(state_dict)
 
@@ -254,18 +255,5 @@ class RolloutDataModule(LightningDataModule):
         return self._evaluation().play(specs, sampling)
 
     def _evaluation(self) -> Evaluation:
-        self._attached()
+        self.algorithm()
         return Evaluation(self.players, self.seed)
-
-    def _attached(self) -> tuple[Trainer, Algorithm]:
-        """Return the trainer and its algorithm.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
-        if self.trainer is None:
-            raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
-        module = self.trainer.lightning_module
-        if not isinstance(module, Algorithm):
-            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
-        return self.trainer, module

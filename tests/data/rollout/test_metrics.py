@@ -53,10 +53,12 @@ def test_the_seconds_of_several_fits_add_up_without_the_time_between(monkeypatch
 
 def test_a_second_fit_continues_the_clock(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     algorithm, data = make(model_folder, echo(), iterations=1)
-    data.collection.totals.load({"seconds": 1000.0})
+    totals = data.collection.totals
+    totals.load({"seconds": 1000.0})
     for _ in range(2):
         trainer = quiet_trainer()
         trainer.fit(algorithm, data)
-        before, data.collection.totals._seconds = data.collection.totals._seconds, 2000.0
+        before = totals.state()["seconds"]
+        totals.load({"seconds": 2000.0})
         assert before > float(trainer.callback_metrics["progress/seconds"])
     assert before > 2000.0

@@ -252,7 +252,8 @@ def test_epochs_that_end_within_an_update_have_no_fixed_number_of_updates_on_a_r
     monkeypatch.setattr(GRPO, "meet_rollouts", lambda self, met: told.append(met.updates))
     algorithm, data = make(model_folder, echo())
     trainer = quiet_trainer(accumulate_grad_batches=2, limit_train_batches=limit)
-    monkeypatch.setattr(data, "_attached", lambda: (trainer, algorithm))
+    algorithm.trainer = trainer
+    monkeypatch.setattr(data, "algorithm", lambda: algorithm)
     data.setup("validate")
     assert told == [updates]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from mrlm_pl.concurrency.event_loop import EventLoopThread, result_of
-from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaysSpecs
+from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.data.rollout.collectors.groups import Collected, Collector, GroupDraft, GroupPlan, PlaySpecs
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import token_count
 from mrlm_pl.engines import ContinuousEngine, RoutingEngine, Sampling
@@ -82,24 +82,18 @@ class Lags:
 
     def __init__(self, bound: int, policies: Sequence[str]) -> None:
         self.bound, self.policies = bound, frozenset(policies)
-        self._iterations: list[int] = []
-        self._versions: list[int] = []
+        self._versions: dict[int, int] = {}  # by iteration
 
     def published(self, iteration: int, version: int) -> None:
         """Note that the weights an iteration begins with are those of this optimizer step."""
-        if self._iterations and self._iterations[-1] == iteration:
-            return  # the iteration that a run was resumed in
-        self._iterations.append(iteration)
-        self._versions.append(version)
-        keep = 2 * self.bound + 2
-        self._iterations, self._versions = self._iterations[-keep:], self._versions[-keep:]
+        self._versions.setdefault(iteration, version)  # a run may be resumed in the iteration
+        self._versions = dict([*self._versions.items()][-2 * self.bound - 2 :])
 
     def of(self, iteration: int, version: int) -> int:
         """Return the lag, in an iteration, of a token that weights of an optimizer step sampled."""
-        place = bisect.bisect_right(self._versions, version) - 1
         # A version before the oldest one remembered is at least one older.
-        sampled_in = self._iterations[place] if place >= 0 else self._iterations[0] - 1
-        return iteration - sampled_in
+        before = min(self._versions) - 1
+        return iteration - max((begun for begun, at in self._versions.items() if at <= version), default=before)
 
     def largest(self, iteration: int, episodes: Sequence[Episode]) -> int:
         """Return the largest lag of a token of these episodes in an iteration that trains on them; 0 without any."""
@@ -121,11 +115,11 @@ class Lags:
 
     def state(self) -> list[list[int]]:
         """Return the published versions as plain values."""
-        return [self._iterations, self._versions]
+        return [[*self._versions], [*self._versions.values()]]
 
     def load(self, state: Sequence[Sequence[int]]) -> None:
         """Restore the value of :meth:`state`."""
-        self._iterations, self._versions = list(state[0]), list(state[1])
+        self._versions = dict(zip(*state, strict=True))
 
     def _turns(self, episodes: Sequence[Episode]) -> Iterator[Turn]:
         for episode in episodes:
@@ -148,31 +142,6 @@ class _Group:
     playing: asyncio.Task[None] | None = None
     collected: Collected | None = None
     completed: float = field(default_factory=time.monotonic)
-
-    @property
-    def done(self) -> bool:
-        return self.collected is not None
-
-
-class OneByOne:
-    """Plays each spec separately, when a slot is free.
-
-    Args:
-        player: of episodes or of turn trees.
-        slots: a context in which one spec is played.
-    """
-
-    def __init__(self, player: PlaysSpecs, slots: contextlib.AbstractAsyncContextManager[Any]) -> None:
-        self.player, self.slots = player, slots
-
-    async def play(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return the results of the player, in the order of the specs."""
-
-        async def alone(spec: EpisodeSpec) -> Sequence[Any]:
-            async with self.slots:
-                return await self.player.play([spec])
-
-        return [played for found in await asyncio.gather(*map(alone, specs)) for played in found]
 
 
 class AsyncCollector(Collector):
@@ -219,8 +188,7 @@ class AsyncCollector(Collector):
         if not self.playing:
             self._make_players()
         began = time.monotonic()
-        result_of(self._submit(self._admit(iteration, last, groups)))
-        found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, groups)))
+        found = self.training.engine.compute_during(lambda: self._submit(self._complete(iteration, last, groups)))
         for number in groups:  # only now: a run that is ended while it waits keeps them for its checkpoint
             del self._admitted[iteration, number]
         collected, restored = Collected(), 0.0
@@ -234,7 +202,7 @@ class AsyncCollector(Collector):
         collected.metrics |= {
             "async/queue_age": (math.fsum(ages), float(len(ages))),
             "async/learner_idle": (now - began, now - self._since),
-            "async/groups_in_flight": (float(sum(not group.done for group in self._admitted.values())), 1.0),
+            "async/groups_in_flight": (float(sum(group.collected is None for group in self._admitted.values())), 1.0),
             "async/dropped_groups": (float(self._dropped), 1.0),
             "async/reweighted_groups": (float(self._reweighted), 1.0),
         }
@@ -259,8 +227,7 @@ class AsyncCollector(Collector):
         if routed is not None:
             engine = RoutingEngine(engine, routed.elsewhere)
         self.make_players(engine=engine, loop=self._loop)
-        self.due = OneByOne(self.due, self._slots)
-        self.greedy = self.greedy and OneByOne(self.greedy, self._slots)
+        self.due, self.greedy = self._one_by_one(self.due), self.greedy and self._one_by_one(self.greedy)
 
     def state(self) -> dict[str, Any]:
         """Return the complete groups that have not trained yet, as plain values for the checkpoint."""
@@ -328,14 +295,17 @@ class AsyncCollector(Collector):
 
     # On the event loop.
 
-    async def _admit(self, iteration: int, last: int, groups: Sequence[int]) -> None:
-        """Begin the groups of all iterations up to the last."""
-        for ahead in range(iteration, last + 1):
-            for number in groups:
-                key = (ahead, number)
-                if key not in self._admitted:
-                    group = self._admitted[key] = _Group()
-                    group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+    def _one_by_one(self, play: PlaySpecs) -> PlaySpecs:
+        """Return a function that plays each spec separately, when a slot is free."""
+
+        async def alone(spec: EpisodeSpec) -> Sequence[Any]:
+            async with self._slots:
+                return await play([spec])
+
+        async def played(specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
+            return [result for (result,) in await asyncio.gather(*map(alone, specs))]
+
+        return played
 
     async def _play(self, group: _Group, iteration: int, number: int) -> None:
         draft = GroupDraft(self.plan, iteration, number)
@@ -343,14 +313,23 @@ class AsyncCollector(Collector):
         try:
             while draft.due:
                 await self.play_due([draft])
-            collected = draft.collected(await greedy)
+            draft.collected.greedy = await greedy
         finally:
             greedy.cancel()
             await asyncio.gather(greedy, return_exceptions=True)
-        group.collected, group.completed = collected, time.monotonic()
+        group.collected, group.completed = draft.collected, time.monotonic()
 
-    async def _complete(self, iteration: int, numbers: Sequence[int]) -> list[_Group]:
-        """Return the groups of an iteration when all are done; a failure in any group is raised at once."""
+    async def _complete(self, iteration: int, last: int, numbers: Sequence[int]) -> list[_Group]:
+        """Begin the groups up to the last iteration, and return those of this one when all are done.
+
+        A failure in any group is raised at once.
+        """
+        for key in itertools.product(range(iteration, last + 1), numbers):
+            if key not in self._admitted:
+                group = self._admitted[key] = _Group()
+                group.playing = asyncio.get_running_loop().create_task(self._play(group, *key))
+                # Where several groups fail, the first error ends the run; without this asyncio reports the others.
+                group.playing.add_done_callback(lambda task: task.cancelled() or task.exception())
         groups = [self._admitted[iteration, number] for number in numbers]
         moves, moved = self._moves(), time.monotonic()
         while True:
@@ -358,7 +337,7 @@ class AsyncCollector(Collector):
             for task in playing:
                 if task.done():
                     task.result()
-            missing = {group.playing for group in groups if not group.done and group.playing is not None}
+            missing = {group.playing for group in groups if group.collected is None and group.playing}
             if not missing:
                 return groups
             await asyncio.wait(missing, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)

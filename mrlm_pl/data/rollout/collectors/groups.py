@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -22,13 +21,17 @@ from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
-from mrlm_pl.rollout.rounds import CallerInRounds, PlayerInRounds, RoundOptions, Rounds
+from mrlm_pl.rollout.rounds import RoundOptions, Rounds
 from mrlm_pl.rollout.tree_player import TreePlayer
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import at_least, one_of
 from mrlm_pl.trainer.termination import leaving_at_sigterm
 
 T = TypeVar("T")
+_Rounds = Generator[list[EpisodeSpec], Sequence[Episode], T]
+PlaySpecs = Callable[[Sequence[EpisodeSpec]], Awaitable[Sequence[Any]]]
+"""Returns an episode for each spec, or the paths of its turn tree."""
+
 FailedMembers = Literal["shrink", "drop", "resample"]
 
 
@@ -109,7 +112,6 @@ class GroupPlan:
         }
 
 
-@dataclass
 class GroupDraft:
     """One group of an iteration while it is played: again with another task as long as it carries no signal.
 
@@ -119,93 +121,85 @@ class GroupDraft:
         group: its number in the iteration.
 
     Attributes:
-        episodes: those of the current task.
-        replaced: others that were played.
-        branches: further episodes, those of replaced tasks included.
-        due: whether :meth:`specs` are to be played.
-        left_out: whether the group does not train: for a failed episode, or because too few remain.
+        due: the episodes that are played next, of a turn tree its root; empty when the group is complete.
+        collected: the complete group; until then what was played of it.
     """
 
-    plan: GroupPlan
-    iteration: int
-    group: int
-    episodes: list[Episode] = field(default_factory=list)
-    replaced: list[Episode] = field(default_factory=list)
-    branches: list[Episode] = field(default_factory=list)
-    due: bool = True
-    left_out: bool = False
-    _attempt: int = 0
-    _resampled: int = 0
-    _round: int = 0
-    _failed: list[int] = field(default_factory=list)
-    _further: Sequence[EpisodeSpec] = ()
-    _further_rounds: int = 0
-
-    def specs(self) -> list[EpisodeSpec]:
-        """Return the episodes that are due; of a turn tree, its root."""
-        if self._further:
-            return [*self._further]
-        specs = self.plan.specs(self.iteration, self.group, self._attempt)
-        if self.plan.trees:
-            specs = [self.plan.root(self.iteration, self.group, self._attempt)]
-        elif self._round:
-            specs = [specs[place] for place in self._failed]
-        if not self._round:
-            return specs
-        # Each round has its own seed.
-        return [
-            replace(spec, id=f"{spec.id}+{self._round}", seed=derive_seed("another", spec.seed, self._round))
-            for spec in specs
-        ]
+    def __init__(self, plan: GroupPlan, iteration: int, group: int) -> None:
+        self.collected = Collected()
+        self._rounds = self._played(plan, iteration, group)
+        self.due = next(self._rounds)
 
     def take(self, episodes: Sequence[Episode]) -> None:
-        """Add the episodes that were due, and decide whether further episodes or another task come next.
+        """Add the episodes that were due, and decide which ones come next.
 
         Raises:
             EnvironmentContractError: a further episode differs from its origin before it branches.
         """
-        if self._further:
-            self._further_rounds += 1
-            self.branches += episodes
-        else:
-            if self._round and not self.plan.trees:
-                for place, episode in zip(self._failed, episodes, strict=True):
-                    self.replaced.append(self.episodes[place])
-                    self.episodes[place] = episode
-            else:
-                self.replaced += self.episodes
-                self.episodes = list(episodes)
-            self._failed = [place for place, episode in enumerate(self.episodes) if episode.failed]
-            if self._failed and self.plan.failed_members == "resample" and self._round < self.plan.member_rounds:
-                self._round += 1
-                self._resampled += len(self._failed)
-                return
-            self._round = self._further_rounds = 0
-            few = len(self.episodes) - len(self._failed) < self.plan.smallest_group
-            self.left_out = few or (self.plan.failed_members == "drop" and bool(self._failed))
-        group = [*self.episodes, *(branch for branch in self.branches if branch.group == self.episodes[0].group)]
-        played = {episode.id: episode for episode in group}
-        for branch in group[len(self.episodes) :]:
-            if branch.origin is not None and not branch.failed:
-                check_origin(played[branch.origin.episode], branch)
-        further = None if self.left_out else self.plan.further
-        self._further = further.due(group, self._further_rounds) if further is not None else ()
-        if self._further:
-            return
-        self._attempt += 1
-        again = self._attempt <= self.plan.resample_rounds
-        self.due = again and (self.left_out or self.plan.silent(group))
+        self.due = self._rounds.send(episodes)
 
-    def collected(self, greedy: Sequence[Episode] = ()) -> Collected:
-        """Return the complete group."""
-        counts = {
-            "resampled_groups": float(self._attempt - 1),
-            "resampled_members": float(self._resampled),
-            "dropped_groups": float(self.left_out),
+    def _played(self, plan: GroupPlan, iteration: int, group: int) -> _Rounds[None]:
+        """Yield the episodes that are due until the group is complete."""
+        found, resampled = self.collected, 0
+        for attempt in range(plan.resample_rounds + 1):
+            found.replaced += excluded(found.episodes, "replaced")
+            specs = [plan.root(iteration, group, attempt)] if plan.trees else plan.specs(iteration, group, attempt)
+            found.episodes = [*(yield specs)]
+            if plan.failed_members == "resample":
+                resampled += yield from self._resampled(plan, specs)
+            failed = sum(episode.failed for episode in found.episodes)
+            few = len(found.episodes) - failed < plan.smallest_group
+            left_out = few or (plan.failed_members == "drop" and failed > 0)
+            members = [*found.episodes]
+            if plan.further is not None and not left_out:
+                members += yield from self._branched(plan.further)
+            if attempt == plan.resample_rounds or not (left_out or plan.silent(members)):
+                break
+        found.counts = {
+            "resampled_groups": float(attempt),
+            "resampled_members": float(resampled),
+            "dropped_groups": float(left_out),
         }
-        kept, unused = ([], self.episodes) if self.left_out else (self.episodes, [])
-        replaced = [*excluded(self.replaced, "replaced"), *excluded(unused, "left_out")]
-        return Collected([*kept], replaced, [*greedy], self.branches, counts)
+        if left_out:
+            found.replaced += excluded(found.episodes, "left_out")
+            found.episodes = []
+        yield []
+
+    def _resampled(self, plan: GroupPlan, specs: Sequence[EpisodeSpec]) -> _Rounds[int]:
+        """Yield other episodes in the place of failed ones, of a tree all; return the number of failures."""
+        found, resampled = self.collected, 0
+        for number in range(1, plan.member_rounds + 1):
+            failed = [place for place, episode in enumerate(found.episodes) if episode.failed]
+            if not failed:
+                break
+            resampled += len(failed)
+            # Each round has its own seed.
+            again = yield [
+                replace(spec, id=f"{spec.id}+{number}", seed=derive_seed("another", spec.seed, number))
+                for spec in (specs if plan.trees else [specs[place] for place in failed])
+            ]
+            if plan.trees:
+                found.replaced += excluded(found.episodes, "replaced")
+                found.episodes = [*again]
+                continue
+            found.replaced += excluded([found.episodes[place] for place in failed], "replaced")
+            for place, episode in zip(failed, again, strict=True):
+                found.episodes[place] = episode
+        return resampled
+
+    def _branched(self, further: FurtherEpisodes) -> _Rounds[list[Episode]]:
+        """Yield the further episodes, round after round, and return them."""
+        found, members, rounds = self.collected, [*self.collected.episodes], 0
+        while specs := further.due(members, rounds):
+            branches = yield [*specs]
+            origins = {episode.id: episode for episode in members}
+            for branch in branches:
+                if branch.origin is not None and not branch.failed:
+                    check_origin(origins[branch.origin.episode], branch)
+            found.branches += branches
+            members += branches
+            rounds += 1
+        return members[len(found.episodes) :]
 
 
 @dataclass
@@ -278,13 +272,6 @@ def excluded(episodes: Sequence[Episode], reason: str) -> list[Episode]:
     return [replace(episode, excluded=reason) for episode in episodes]
 
 
-class PlaysSpecs(Protocol):
-    """A player of episodes or of turn trees."""
-
-    async def play(self, specs: Sequence[EpisodeSpec]) -> Sequence[Any]:
-        """Return an episode for each spec, or the paths of its turn tree."""
-
-
 @dataclass(eq=False, repr=False)  # some fields come later
 class Collector:
     """Plays the episodes that are due in groups, in lockstep: all decisions of a wave in one engine call.
@@ -297,7 +284,7 @@ class Collector:
     Attributes:
         playing: the players of episodes, once they are made.
         training: plays the episodes that train.
-        due: plays the due specs of a group: ``training`` or ``trees``.
+        due: plays the due specs of a group, by ``training`` or ``trees``.
         greedy: plays the greedy episode of each group, where the algorithm compares with it.
         trees: plays turn trees, where the algorithm trains on them.
     """
@@ -307,8 +294,8 @@ class Collector:
     sampling: Sampling
     playing: Sequence[EpisodePlayer] = field(default=(), init=False)
     training: EpisodePlayer = field(init=False)
-    due: PlaysSpecs = field(init=False)
-    greedy: PlaysSpecs | None = field(init=False)
+    due: PlaySpecs = field(init=False)
+    greedy: PlaySpecs | None = field(init=False)
     trees: TreePlayer | None = field(init=False)
 
     def make_players(self, **options: Any) -> None:
@@ -318,23 +305,22 @@ class Collector:
         self.playing = [self.training]
         if learner.uses_greedy_baseline:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
-            self.greedy, self.playing = greedy, [self.training, greedy]
+            self.greedy, self.playing = greedy.play, [self.training, greedy]
         tree = learner.tree
         self.trees = None if tree is None else TreePlayer(self.training, tree.branching, self.plan.group_sizes)
-        self.due = self.trees or self.training
+        self.due = (self.trees or self.training).play
 
     async def play_due(self, drafts: Sequence[GroupDraft]) -> None:
         """Play the episodes that are due in these groups once, and add them."""
-        due = [draft.specs() for draft in drafts]
-        played = iter(await self.due.play([*chain.from_iterable(due)]))
-        for draft, specs in zip(drafts, due, strict=True):
-            draft.take(next(played) if self.trees else [next(played) for _ in specs])
+        played = iter(await self.due([spec for draft in drafts for spec in draft.due]))
+        for draft in drafts:
+            draft.take(next(played) if self.trees else [next(played) for _ in draft.due])
 
     async def play_greedy(self, iteration: int, groups: Sequence[int]) -> list[Episode]:
         """Return the greedy episode of each group; none where the algorithm does not use them."""
         if self.greedy is None:
             return []
-        return list(await self.greedy.play([self.plan.greedy(iteration, group) for group in groups]))
+        return list(await self.greedy([self.plan.greedy(iteration, group) for group in groups]))
 
     def state(self) -> dict[str, Any] | None:
         """Return the groups that are played ahead, for a checkpoint; None without any."""
@@ -354,7 +340,6 @@ class SyncCollector(Collector):
     """
 
     rounds: RoundOptions | None = None
-    _in_rounds: bool = field(default=False, init=False)
 
     def collect(self, iteration: int, last: int, groups: Sequence[int]) -> Collected:
         """Return the episodes of these groups of an iteration; every rank calls it, with its own groups.
@@ -365,12 +350,12 @@ class SyncCollector(Collector):
         trainer = self.players.learner.trainer
         if not self.playing:
             self.make_players()
-        collected, stopped = Collected(), False
-        if self.greedy is not None:
-            try:
-                collected.greedy = self._play(partial(self.play_greedy, iteration, groups))
-            except SIGTERMException:
-                stopped = True
+        collected = Collected()
+
+        async def play_greedy() -> None:
+            collected.greedy = await self.play_greedy(iteration, groups)
+
+        stopped = self.greedy is not None and not self._played(play_greedy)
         drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
         while True:
             due = [draft for draft in drafts if draft.due]
@@ -379,29 +364,25 @@ class SyncCollector(Collector):
                 raise SIGTERMException
             if not left:
                 break  # as long as one rank plays, all gather the weights
-            try:
-                self._play(partial(self.play_due, due))
-            except SIGTERMException:
-                stopped = True
+            stopped = not self._played(partial(self.play_due, due))
         for draft in drafts:
-            collected.add(draft.collected())
+            collected.add(draft.collected)
         return collected
 
-    def _play(self, play: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Play a coroutine with the current weights; SIGTERM may interrupt it.
+    def _played(self, play: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Play a coroutine with the current weights; return False if SIGTERM has interrupted it.
 
         It interrupts the playing alone: all ranks gather the weights together, so that none may leave in between.
         """
-
-        with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
-            if self.rounds is not None and not self._in_rounds:  # a loaded engine knows whether it takes pieces
-                self._play_in_rounds(self.rounds)
-            return self.training.run_blocking(play)
-
-    def _play_in_rounds(self, options: RoundOptions) -> None:
-        rounds = Rounds(self.players.engine, options)
-        for player in dict.fromkeys(self.playing):
-            player.engine, player.caller = rounds, CallerInRounds(player.caller, rounds)
-        self.due = PlayerInRounds(self.due, rounds)
-        self.greedy = self.greedy and PlayerInRounds(self.greedy, rounds)
-        self._in_rounds = True
+        try:
+            with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
+                options, self.rounds = self.rounds, None
+                if options is not None:  # now, as a loaded engine knows whether it takes pieces
+                    rounds = Rounds(self.players.engine, options)
+                    for player in self.playing:
+                        player.engine, player.call = rounds, partial(rounds.call, player.caller)
+                    self.due, self.greedy = rounds.apart(self.due), self.greedy and rounds.apart(self.greedy)
+                self.training.run_blocking(play)
+        except SIGTERMException:
+            return False
+        return True

@@ -53,7 +53,7 @@ class WaitForAll(Callback):
 
     def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
         collector = trainer.datamodule.collection.collector
-        while not all(group.done for group in list(collector._admitted.values())):
+        while not all(group.collected is not None for group in list(collector._admitted.values())):
             time.sleep(0.01)
 
 
@@ -120,7 +120,9 @@ def test_episodes_are_played_while_the_learner_updates(model_folder: Path, quiet
 
         def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
             groups = trainer.datamodule.collection.collector._admitted
-            while Noting.steps == self.before and not all(group.done for group in list(groups.values())):
+            while Noting.steps == self.before and not all(
+                group.collected is not None for group in list(groups.values())
+            ):
                 time.sleep(0.005)
             self.overlapped += Noting.steps > self.before
 

@@ -51,18 +51,18 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
         return len(signals) == 1
 
     draft = GroupDraft(plan(further=further, failed_members="resample", resample_rounds=1, silent=silent), 0, 0)
-    draft.take(played(draft.specs(), "x"))
-    draft.take(played(draft.specs()))
+    draft.take(played(draft.due, "x"))
+    draft.take(played(draft.due))
     for rounds in range(2):
-        assert [spec.id for spec in draft.specs()] == [f"{name}/{rounds}" for name in ("0-0-0+1", "0-0-1", "0-0-2")]
-        draft.take(branched(draft.specs()))
+        assert [spec.id for spec in draft.due] == [f"{name}/{rounds}" for name in ("0-0-0+1", "0-0-1", "0-0-2")]
+        draft.take(branched(draft.due))
     assert further.seen[:3] == ["0-0-0+1", "0-0-1", "0-0-2"]
     assert draft.due, "the group has no signal"
     while draft.due:
-        specs = draft.specs()
+        specs = draft.due
         draft.take(branched(specs) if specs[0].origin else played(specs))
     assert signals == [9], "three episodes and two further ones of each; the last task is kept in any case"
-    collected = draft.collected()
+    collected = draft.collected
     assert [episode.id for episode in collected.episodes] == ["0-0.1-0", "0-0.1-1", "0-0.1-2"]
     assert len(collected.branches) == 12
     assert len(collected.training) == 9
@@ -72,9 +72,9 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
 
 def test_a_group_that_is_left_out_has_no_further_episodes() -> None:
     draft = GroupDraft(plan(further=Copies(), failed_members="drop"), 0, 0)
-    draft.take(played(draft.specs(), "x"))
+    draft.take(played(draft.due, "x"))
     assert not draft.due
-    assert not draft.collected().branches
+    assert not draft.collected.branches
 
 
 def expanding(model_folder: Path, environment: Any, **options: Any) -> Any:
