@@ -29,21 +29,6 @@ logger = logging.getLogger(__name__)
 DataSplit = Literal["train", "validation", "test"]
 
 
-def attached_algorithm(module: LightningDataModule) -> Algorithm:
-    """Return the algorithm that is trained on a data module.
-
-    Raises:
-        ConfigurationError: there is no trainer, or what it trains is none of this package's.
-    """
-    name = type(module).__name__
-    if module.trainer is None:
-        raise ConfigurationError(f"{name} has no trainer; pass it to `trainer.fit`")
-    algorithm = module.trainer.lightning_module
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigurationError(f"{type(algorithm).__name__} is not an Algorithm; {name} needs one")
-    return algorithm
-
-
 class FixedDataModule(LightningDataModule, ABC):
     """Base of the data modules over files: a subclass reads examples, tokenizes them and makes tensors of them.
 
@@ -194,7 +179,17 @@ class FixedDataModule(LightningDataModule, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
-    algorithm = attached_algorithm
+    def algorithm(self) -> Algorithm:
+        """Return the algorithm that is trained.
+
+        Raises:
+            ConfigurationError: it is none of this package's.
+        """
+        trainer: Any = self.trainer
+        module = trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
+        return module
 
     def learner(self) -> tuple[str, Policy]:
         """Return name and policy that are trained on the examples."""

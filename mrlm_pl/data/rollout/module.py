@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, Trainer
 
-from mrlm_pl.data.files.base import attached_algorithm
 from mrlm_pl.data.rollout import checks
 from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
@@ -162,7 +161,18 @@ class RolloutDataModule(LightningDataModule):
         self.collection = Collection(self.tasks, self.players, plan, self.sampling, rounds, lag, async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
-    algorithm = attached_algorithm
+    def algorithm(self) -> Algorithm:
+        """Return the algorithm that is trained.
+
+        Raises:
+            ConfigurationError: there is no trainer, or what it trains is none of this package's.
+        """
+        if self.trainer is None:
+            raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
+        module = self.trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
+        return module
 
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()
