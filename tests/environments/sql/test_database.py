@@ -55,9 +55,18 @@ def selected(database: Any, query: str) -> list[Any]:
         ("SELECT IF(1 > 2, 'x', 'y'), IFNULL(NULL, 3), FIELD('B', 'a', 'b'), LOCATE('B', 'abc')", ["y", 3, 2, 2]),
         ("SELECT 'Zoë' NOT LIKE 'zo%', 'a%' LIKE '_|%' ESCAPE '|', 'ab' LIKE 'a', NULL LIKE 'a'", [0, 1, 0, None]),
         ("SELECT LEFT('abc', 2), RIGHT('abc', 2), LPAD('7', 3, '0'), REVERSE('abc')", ["ab", "bc", "007", "cba"]),
-        ("SELECT LPAD('abc', 2, 'x'), RPAD('abc', 2, 'x'), RPAD('a', 4, 'xy'), LPAD('a', 2, '')", ["ab", "ab", "axyx", None]),
-        ("SELECT SUBSTRING('abc', 0), SUBSTRING('abc', 2), MID('abc', -2, 1), SUBSTR('abc', 2, -1)", ["", "bc", "b", ""]),
-        ("SELECT LEFT(RIGHT('abc', 2), 1), LENGTH(LEFT('éa', 1)), IF(IF('a' = 'A', 'b', 'c') = 'B', 1, 0)", ["b", 2, 1]),
+        (
+            "SELECT LPAD('abc', 2, 'x'), RPAD('abc', 2, 'x'), RPAD('a', 4, 'xy'), LPAD('a', 2, '')",
+            ["ab", "ab", "axyx", None],
+        ),
+        (
+            "SELECT SUBSTRING('abc', 0), SUBSTRING('abc', 2), MID('abc', -2, 1), SUBSTR('abc', 2, -1)",
+            ["", "bc", "b", ""],
+        ),
+        (
+            "SELECT LEFT(RIGHT('abc', 2), 1), LENGTH(LEFT('éa', 1)), IF(IF('a' = 'A', 'b', 'c') = 'B', 1, 0)",
+            ["b", 2, 1],
+        ),
         ("SELECT CAST(CAST('1.26' AS DECIMAL(5, 1)) AS DECIMAL(5, 2))", [1.3]),
         ("SELECT YEAR(founded), DATEDIFF(founded, '2001-05-01') FROM `2nd league` LIMIT 1", [2001, 29]),
         ("SELECT STR_TO_DATE('May 3, 2020', '%M %d, %Y')", ["2020-05-03"]),
