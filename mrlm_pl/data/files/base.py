@@ -130,6 +130,7 @@ class FixedDataModule(LightningDataModule, ABC):
             DataError: all examples of a source are too long.
         """
         algorithm = self.algorithm()
+        self.examples, self._tokenized_for = {}, None
         limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
         for split, source in self.sources.items():
             made = [

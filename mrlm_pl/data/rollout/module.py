@@ -165,7 +165,7 @@ class RolloutDataModule(LightningDataModule):
         """Return the algorithm that is trained.
 
         Raises:
-            ConfigurationError: there is no trainer, or what it trains is none of this package's.
+            ConfigurationError: there is no trainer, or its module is no algorithm.
         """
         if self.trainer is None:
             raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
@@ -219,7 +219,7 @@ class RolloutDataModule(LightningDataModule):
             self.players.check = check_engine
 
     def train_dataloader(self) -> TrainingStream:
-        self.algorithm()  # or an error that says what is missing
+        self.algorithm()  # raises without a trainer
         return self.stream
 
     def val_dataloader(self) -> EvaluationStream:

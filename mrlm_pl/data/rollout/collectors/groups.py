@@ -122,7 +122,7 @@ class GroupDraft:
 
     Attributes:
         due: the episodes that are played next, of a turn tree its root; empty when the group is complete.
-        collected: the complete group; until then what was played of it.
+        collected: the played episodes; the whole group when it is complete.
     """
 
     def __init__(self, plan: GroupPlan, iteration: int, group: int) -> None:
