@@ -125,7 +125,7 @@ class Game:
         return dict(sorted(found.items()))
 
     def act(self, state: State, action: Action) -> tuple[State, str]:
-        """Return the state after an admissible action, and what the agent reads."""
+        """Return the state after an admissible action, and the text for the agent."""
         verb, *names = action
         if verb == "look":
             return state, self.look(state)

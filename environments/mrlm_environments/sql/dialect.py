@@ -177,7 +177,7 @@ def _mend_comparisons(tree: Node) -> None:
 def _mend_functions(tree: Node) -> None:
     """Call this package's functions, round DECIMAL(p, s) to s digits, and reduce MySQL's collations to two.
 
-    BINARY compares byte by byte; LIKE compares what is left of case and accents.
+    BINARY compares byte by byte; LIKE compares without case and accents.
     """
     for node in _inner_first(tree, exp.Left, exp.Right, exp.Trunc, exp.Length, exp.Like, exp.Cast, exp.Collate):
         if isinstance(node, (exp.Left, exp.Right)):  # words of SQLite's joins, which cannot be called
