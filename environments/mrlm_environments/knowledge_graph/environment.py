@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,6 @@ INSTRUCTION = (
 AGENT, TEAM = "agent", ("explorer_1", "explorer_2", "answerer")
 EXPLORING = ("get_relations", "get_neighbors", "get_attributes")
 DONE = "Done."
-ZERO = {"exact": 0.0, "f1": 0.0}
 NO_CALL = "No valid function calls found! Need to recheck the function calls."
 _FINAL = re.compile(r"(?:Find|Final) Answer: #(\d{1,6})")
 _ACTION = re.compile(r"^Action.*?:(.*)", re.MULTILINE)
@@ -141,8 +141,8 @@ class KnowledgeGraphEnvironment(Environment):
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls of the program and the final answer; None if they do not fit in the turns."""
         left = gold_replies(task.data)
-        count = next((place for place, call in enumerate(task.data["actions"]) if not call.startswith(EXPLORING)), None)
-        exploring = left[: len(task.data["actions"]) if count is None else count]
+        first = itertools.takewhile(lambda call: call.startswith(EXPLORING), task.data["actions"])
+        exploring = left[: len(list(first))]
         replies: dict[str, list[str]] = {}
         for agent in self.agents[:-1]:
             part = exploring[: self._limit]
@@ -157,8 +157,7 @@ class KnowledgeGraphEnvironment(Environment):
 
     def reset(self, task: Task) -> Observations:
         """Pose the question with its entities; see :meth:`Environment.reset`."""
-        self._answer, self._turns, self._acting, self._own = frozenset(task.data["answer"]), 0, 0, 0
-        self._faults = 0
+        self._answer, self._turns, self._own, self._faults = frozenset(task.data["answer"]), 0, 0, 0
         self._exploration = Exploration(self._graph_of(task.data), task.data["entities"])
         self._posed = f"{task.data['question']}\nEntities: [{', '.join(task.data['entities'])}]"
         self._log: tuple[str, ...] = ()
@@ -186,9 +185,9 @@ class KnowledgeGraphEnvironment(Environment):
             return self._ended("max_turns")
         metrics = {"failed_calls": float(self._faults)}
         if not answers and (not told or self._own == self._limit):
-            self._acting, self._own = self._acting + 1, 0
+            self._own, following = 0, self.agents[self.agents.index(agent) + 1]
             posed = "\n".join((self._posed, *self._log))
-            return Step({self.agents[self._acting]: opening(posed, self.instruction)}, metrics=metrics)
+            return Step({following: opening(posed, self.instruction)}, metrics=metrics)
         return Step({agent: told or [Message("user", NO_CALL)]}, metrics=metrics)
 
     @property
@@ -215,10 +214,10 @@ class KnowledgeGraphEnvironment(Environment):
         except ToolError:
             self._faults += 1
             return self._ended("invalid_variable")
-        scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
-        return self._ended("answered", scores)
+        return self._ended("answered", given)
 
-    def _ended(self, stop_reason: str, scores: Mapping[str, float] = ZERO) -> Step:
+    def _ended(self, stop_reason: str, given: frozenset[str] = frozenset()) -> Step:
+        scores = {"exact": float(given == self._answer), "f1": f1_score(given, self._answer)}
         parts: dict[str, float] = {self.reward: scores[self.reward]}
         if stop_reason != "answered":
             parts["incomplete"] = -self.incomplete_penalty

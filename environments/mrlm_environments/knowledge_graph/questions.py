@@ -108,12 +108,17 @@ def _drawn(rng: Random, home: World, kind: Kind, hops: int) -> Drawn | None:
     path = _path(rng, home, home.names[start], hops)
     if kind in ("join", "reverse") and any(relation.backward for relation in path) != (kind == "reverse"):
         return None
-    phrase, program = _told(home, start, path), _joins(home.names[start], path)
-    plural, last = home.schema.classes[path[-1].target], f"#{len(path) - 1}"
-    nodes = _nodes(home, home.names[start], path)
-    choices = home.graph.relations(frozenset((home.names[start],)))
-    if len(choices) < 2 or not 1 <= len(nodes) <= MOST_ANSWERS:
+    phrase, last, nodes = start, home.names[start], frozenset((home.names[start],))
+    if len(home.graph.relations(nodes)) < 2:
         return None
+    program: list[Step] = []
+    for place, relation in enumerate(path):  # the phrase grows as in ``made by the studios that ...``
+        phrase = f"{relation.phrase} {f'the {home.schema.classes[relation.source]} ' if place else ''}{phrase}"
+        program.append(("get_neighbors", last, relation.name))
+        nodes, last = home.graph.neighbors(nodes, relation.name), f"#{place}"
+    if not 1 <= len(nodes) <= MOST_ANSWERS:
+        return None
+    plural = home.schema.classes[path[-1].target]
     if kind in ("join", "reverse"):
         return rng.choice(_ASKED["which"]).format(f"{plural} {phrase}"), program, [start]
     if kind == "count":
@@ -147,26 +152,6 @@ def _path(rng: Random, home: World, entity: str, hops: int) -> list[Relation]:
         path.append(rng.choice([one for one in home.schema.relations if one.source == owner and one.name != back]))
         owner = path[-1].target
     return path
-
-
-def _nodes(home: World, entity: str, path: Sequence[Relation]) -> frozenset[str]:
-    nodes = frozenset((entity,))
-    for relation in path:
-        nodes = home.graph.neighbors(nodes, relation.name)
-    return nodes
-
-
-def _told(home: World, start: str, path: Sequence[Relation]) -> str:
-    """Return how a question names the end of a path, without the noun, such as ``made by the studios that ...``."""
-    text = start
-    for place, relation in enumerate(path):
-        text = f"{relation.phrase} {text if place == 0 else f'the {home.schema.classes[relation.source]} {text}'}"
-    return text
-
-
-def _joins(entity: str, path: Sequence[Relation]) -> list[Step]:
-    sources = [entity, *(f"#{number}" for number in range(len(path) - 1))]
-    return [("get_neighbors", source, relation.name) for source, relation in zip(sources, path, strict=True)]
 
 
 def _with_lookups(program: Sequence[Step]) -> Iterator[Step]:
