@@ -195,13 +195,8 @@ class Game:
         here = self.house.at.get(state.place)
         if here is None:
             return f"{MIDDLE_OF_ROOM}nothing."  # as in ALFWorld, which lists the receptacles only at the beginning
-        floor = [
-            name
-            for name in listed(state.near)
-            if state.place in state.near[name]
-            for receptacle in here
-            if (name, receptacle) in state.left
-        ]
+        near = listed(name for name, places in state.near.items() if state.place in places)
+        floor = [name for name in near for receptacle in here if (name, receptacle) in state.left]
         return f"You are facing the {_joined(here)}. Next to it, you see {_series(floor)}."
 
     def view(self, state: State, receptacle: str) -> str:
