@@ -224,29 +224,29 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         command = f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}"
         return self._script(self._cell, command)
 
-    def _expected_of(self, data: Mapping[str, Any]) -> str:
-        """Return the reference's output on a system of its own."""
+    def _expected_of(self, data: Mapping[str, Any], original: Cell | None = None) -> str:
+        """Return the reference's output, without errors, on a system of its own, or on a copy of another one."""
         with self.sandbox.open(shell=True) as cell:
-            self._set_up(cell, data["init"])
+            # On a copy too, for its background processes.
+            self._set_up(cell, data["init"], "" if original is None else _SILENT)
+            if original is not None and not self.sandbox.copy_files(original, cell):  # for its random draws
+                logger.warning(
+                    "shell: the files of %r are too large to be copied; no answer to a random set-up is right",
+                    data["description"][:200],
+                )
             self._set_up(cell, data["start"], _SILENT)
-            return self._reference(cell, data)
+            # In place of the shell around it, so that it counts as many processes as the same script of the agent.
+            done = self._script(cell, f"exec bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
+        if done.ending is not None:
+            raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
+        return done.output
 
     def _system(self, data: Mapping[str, Any]) -> tuple[Cell, str]:
         """Return a fresh system that the task's scripts have set up, and the reference's output on a copy of it."""
         with ExitStack() as stack:
             cell = stack.enter_context(self.sandbox.open(shell=True))
             self._set_up(cell, data["init"])
-            expected = ""
-            if None in data["checks"]:
-                with self.sandbox.open(shell=True) as copied:
-                    self._set_up(copied, data["init"], _SILENT)  # for its background processes
-                    if not self.sandbox.copy_files(cell, copied):  # for its random draws
-                        logger.warning(
-                            "shell: the files of %r are too large to be copied; no answer to a random set-up is right",
-                            data["description"][:200],
-                        )
-                    self._set_up(copied, data["start"], _SILENT)
-                    expected = self._reference(copied, data)
+            expected = self._expected_of(data, cell) if None in data["checks"] else ""
             self._set_up(cell, data["start"])
             cell.output()
             stack.pop_all()
@@ -261,14 +261,6 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             raise SandboxError(
                 f"a script that sets the system up {how}: {script[:200]!r}; it printed {done.output[-200:]!r}"
             )
-
-    def _reference(self, cell: Cell, data: Mapping[str, Any]) -> str:
-        """Return the output of the reference solution without errors."""
-        # In place of the shell around it, so that it counts as many processes as the same script of the agent.
-        done = self._script(cell, f"exec bash -c {shlex.quote(data['reference'])} {_NO_ERRORS}")
-        if done.ending is not None:
-            raise SandboxError(f"the reference solution of {data['description'][:200]!r} was ended ({done.ending})")
-        return done.output
 
     def _script(self, cell: Cell, script: str) -> Execution:
         with running():
