@@ -102,9 +102,10 @@ class Rounds(EngineWrapper):
             self._waits, self._settled = [], None
 
     def apart(self, play: Callable[[Sequence[Any]], Awaitable[Sequence[T]]]) -> Callable[[Sequence[Any]], Any]:
-        """Return a function like ``play``, which returns a result for each of its arguments, that plays each by itself.
+        """Return a function that plays each spec by a call of ``play`` of its own, all in the same rounds.
 
-        The engine and the environments of ``play`` must be those of the rounds.
+        Args:
+            play: returns a result for each spec; its engine and its calls of environments are those of the rounds.
         """
 
         async def played(specs: Sequence[Any]) -> list[T]:

@@ -165,7 +165,8 @@ def _mend_comparisons(tree: Node) -> None:
         others = [node.args[key] for key in ("expression", "low", "high", "query") if node.args.get(key)]
         others += node.expressions if isinstance(node, exp.In) else []
         if not any(_is_number(part, aliases) for part in (node.this, *others)):
-            if not isinstance(node.this, (exp.Collate, exp.Tuple, exp.Null)):
+            collates = any(isinstance(part, exp.Collate) for part in (node.this, *others))
+            if not collates and not isinstance(node.this, (exp.Tuple, exp.Null)):
                 collated = exp.Collate(this=_enclosed(node.this), expression=exp.Var(this=COLLATION))
                 node.this.replace(collated)
             continue

@@ -16,7 +16,7 @@ TRANSITIONS: dict[str, list[str]] = _LISTS["transitions"]
 
 _WORD = re.compile(r"\w+")
 _CATEGORY = {phrase: category for category, phrases in TRANSITIONS.items() for phrase in phrases}
-# At each beginning of a word, of which a phrase may have several: no phrase begins with another.
+# The lookahead finds phrases that overlap. At most one begins at each word: none begins with the words of another.
 _PHRASE = re.compile(rf"(?<![\w-])(?=({'|'.join(map(re.escape, _CATEGORY))})(?![\w-]))")
 
 

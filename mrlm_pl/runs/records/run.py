@@ -203,7 +203,7 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
         return RecordedRun({SINGLE: {"model": name}})
     exported = exported_policies(folder)
     if not exported and (weights or latest_configuration(folder) is None):
-        # What such a folder lacks is said now, or by the policy if one is needed.
+        # Without `weights` the policy reports what such a folder lacks, if one is needed.
         return RecordedRun({SINGLE: {"model": policy_folder(name, "model") if weights else name}})
     settings = _settings(folder)
     model, data = settings["model"], settings["data"]

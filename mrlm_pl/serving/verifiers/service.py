@@ -105,9 +105,9 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             self._runner = asyncio.ensure_future(self._run())
         try:
             found: list[pb.Score] = await asyncio.gather(*scores)
+        except ConfigurationError as error:
+            return await self._refuse(context, Code.INVALID_ARGUMENT, _told(error))
         except Exception as error:
-            if isinstance(error, ConfigurationError):
-                return await self._refuse(context, Code.INVALID_ARGUMENT, _told(error))
             logger.exception("conversations could not be scored")
             return await self._refuse(context, Code.INTERNAL, _told(error))
         finally:

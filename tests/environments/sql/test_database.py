@@ -67,6 +67,7 @@ def selected(database: Any, query: str) -> list[Any]:
             "SELECT LEFT(RIGHT('abc', 2), 1), LENGTH(LEFT('éa', 1)), IF(IF('a' = 'A', 'b', 'c') = 'B', 1, 0)",
             ["b", 2, 1],
         ),
+        ("SELECT 'a' = 'A' COLLATE utf8_bin, 'a' COLLATE utf8_bin IN ('A'), 'a' = 'A' COLLATE utf8_ci", [0, 0, 1]),
         ("SELECT CAST(CAST('1.26' AS DECIMAL(5, 1)) AS DECIMAL(5, 2))", [1.3]),
         ("SELECT YEAR(founded), DATEDIFF(founded, '2001-05-01') FROM `2nd league` LIMIT 1", [2001, 29]),
         ("SELECT STR_TO_DATE('May 3, 2020', '%M %d, %Y')", ["2020-05-03"]),

@@ -376,9 +376,9 @@ class SyncCollector(Collector):
         """
         try:
             with self.players.published(), leaving_at_sigterm(self.players.learner.trainer):
-                options, self.rounds = self.rounds, None
-                if options is not None:  # now, as a loaded engine knows whether it takes pieces
-                    rounds = Rounds(self.players.engine, options)
+                # Only now, as a loaded engine knows whether it takes pieces.
+                if self.rounds is not None and not isinstance(self.training.engine, Rounds):
+                    rounds = Rounds(self.players.engine, self.rounds)
                     for player in self.playing:
                         player.engine, player.call = rounds, partial(rounds.call, player.caller)
                     self.due, self.greedy = rounds.apart(self.due), self.greedy and rounds.apart(self.greedy)
