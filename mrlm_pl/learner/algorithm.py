@@ -204,8 +204,9 @@ class Algorithm(LightningModule, ABC):
             if name not in self.policies:
                 return learner.idle_values()
             return learner.idle_loss() + (0.0 if self.critic is None else self.critic.idle_values(name))
-        # Of a policy with adapters only these have a gradient.
-        return 0.0 * next(weight for weight in learner.model.parameters() if weight.requires_grad).flatten()[0]
+        # of the smallest weight, whose gradient costs least
+        weights = (weight for weight in learner.model.parameters() if weight.requires_grad)
+        return 0.0 * min(weights, key=Tensor.numel).flatten()[0]
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None."""

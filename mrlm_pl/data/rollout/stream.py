@@ -38,6 +38,23 @@ class Part:
     share: int = 0
     shares: int = 1
 
+    def divided(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the part's share of all rows of its groups, given and returned by policy.
+
+        The policies stand one after the other, so that few parts compute the same prefix of a policy's rows.
+
+        >>> rows = {"first": torch.tensor([3, 4, 5]), "second": torch.tensor([6, 7])}
+        >>> [[own.tolist() for own in Part(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
+        [[[3, 4, 5], []], [[], [6, 7]]]
+        """
+        least, more = divmod(sum(map(len, rows.values())), self.shares)
+        begin = self.share * least + min(self.share, more)
+        end, found = begin + least + (self.share < more), {}
+        for name, own in rows.items():
+            found[name] = own[max(0, begin) : max(0, end)]
+            begin, end = begin - len(own), end - len(own)
+        return found
+
 
 def prefix_order(token_ids: Tensor) -> Tensor:
     """Return the lexicographic order [B] of rows of tokens [B, T]: rows with a common prefix stand together.
@@ -241,25 +258,28 @@ def micro_batches(
     policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     sizes = torch.zeros(len(names), 3 + len(parts), dtype=torch.float64)
+    orders, trained = {}, {}
     for size, name in zip(sizes, names, strict=True):
         if (own := rows.get(name)) is None:
             continue
         in_update = torch.isin(own.groups, update)
         own_totals = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update])
         size[:3] = torch.tensor(astuple(own_totals), dtype=torch.float64)
-        trained = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
-        acting = own.action_mask.any(-1)
+        trained[name] = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
         order = in_update.nonzero().flatten()
         if any(part.shares > 1 for part in parts):  # sorted once: an update may have hundreds of parts
             order = order[prefix_order(own.token_ids[order])]
-        groups = own.groups[order]
-        for number, part in enumerate(parts):
-            here = order[torch.isin(groups, part.groups)].tensor_split(part.shares)[part.share]
-            if trained[here].any():
-                policies[number][name] = own.select(here[trained[here]])
-            if (other := ~trained[here] & acting[here]).any():
-                others[number][name] = own.select(here[other])
-                size[3 + number] = 1.0
+        orders[name] = order
+    for number, part in enumerate(parts):
+        groups = {name: order[torch.isin(rows[name].groups[order], part.groups)] for name, order in orders.items()}
+        for name, here in part.divided(groups).items():
+            own, with_gradient = rows[name], trained[name][here]
+            if with_gradient.any():
+                policies[number][name] = own.select(here[with_gradient])
+            other = here[~with_gradient]
+            if (other := other[own.action_mask[other].any(-1)]).numel():
+                others[number][name] = own.select(other)
+                sizes[names.index(name), 3 + number] = 1.0
     sizes = over_ranks(sizes)
     totals = {name: BatchTotals(*size[:3].tolist()) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
     return [

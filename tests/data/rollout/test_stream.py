@@ -47,6 +47,25 @@ def test_more_micro_batches_than_groups_divide_the_rows_of_each_group(monkeypatc
     assert sorted_rows == [8, 2], "once an update, not once a micro-batch"
 
 
+def test_a_divided_group_is_served_policy_by_policy() -> None:
+    """Parts of one policy compute the common prefix of its rows least often."""
+    names = ["first", "critic", "second"]
+    rows = [Trajectory("a", "main", (1, number), (False, True), (0.0, 0.0), ()) for number in range(4)]
+    silent = [Trajectory("a", "main", (2, 0), (False, True), (0.0, 0.0), ())]
+    tables = {
+        "first": collate_rows(rows, [0, 0, 0, 1], [0] * 4, range(4)),
+        "second": collate_rows(rows[:3] + silent, [0] * 4, [0] * 4, range(4)),
+    }
+    learner: Any = SimpleNamespace(learners=names, rows_with_gradient=lambda rows: torch.arange(3))
+    parts = Cut(passes=1, minibatches=2, accumulation=3).update_at(0, lambda number: torch.tensor([0, 1]))
+    batches = stream.micro_batches(learner, tables, parts, lambda sizes: sizes)
+    served = [{name: own.numbers.tolist() for name, own in batch.policies.items()} for batch in batches]
+    assert served == [{"first": [0, 1, 2]}, {"second": [0, 1]}, {"second": [2]}]
+    assert [{name: own.numbers.tolist() for name, own in batch.without_gradient.items()} for batch in batches] == [
+        {}, {}, {"second": [3]},
+    ]  # fmt: skip
+
+
 def test_a_rollout_that_ends_within_an_update_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """``stop_at_kl`` ends the updates on rollout 0 after the first of two micro-batches of an update."""
     trainer = SimpleNamespace(

@@ -466,12 +466,14 @@ def test_each_runs_and_the_ratio_is_one_at_first(
 
 def test_accumulation_does_not_change_the_update(model_folder: Path, quiet_trainer: Any) -> None:
     weights = []
-    for pieces in (1, 4):
-        algorithm = MAGRPO({"main": Policy(str(model_folder), learning_rate=1e-3)})
+    for pieces in (1, 4, 12):
+        algorithm = MAGRPO({name: Policy(str(model_folder), learning_rate=1e-3) for name in ("a", "b")})
         data = RolloutDataModule(Digits(), groups=4, group_size=3, iterations=1, sampling=Sampling(max_tokens=4))
         quiet_trainer(accumulate_grad_batches=pieces).fit(algorithm, data)
-        weights.append(torch.cat([weight.flatten() for weight in algorithm.policy("main").model.parameters()]))
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=2e-5)
+        trained = [weight.flatten() for name in ("a", "b") for weight in algorithm.policy(name).model.parameters()]
+        weights.append(torch.cat(trained))
+    for other in weights[1:]:
+        torch.testing.assert_close(weights[0], other, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("cls", [MAGRPO, MAREMAX, COMA, ATGRPO])
