@@ -65,17 +65,17 @@ def balance_parser() -> CommandParser:
     parser.add_argument("answers", type=str, nargs="+", help=text)
     text = "JSON-lines file, .jsonl, .jsonl.zst or .jsonl.gz; held-out questions go to NAME.validation.jsonl beside it."
     parser.add_argument("--output", type=str, required=True, help=text)
-    text = "Most right and most wrong answers to a question. Default: all that have a counterpart."
+    text = "Maximum number of right, and of wrong, answers to a question; default: all that can be balanced."
     parser.add_argument("--per_question", type=PositiveInt | None, help=text)
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of dropped, made and held-out answers.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of dropping, generating and holding out.")
     text = "Generate plausible wrong answers from right ones where there are too few, marked as generated."
     parser.add_argument("--fill_wrong", action="store_true", help=text)
-    text = "Files with {question, answer}: right answers to the questions that were answered, as GSM8K's solutions."
+    text = "Files with {question, answer}: right answers to the same questions, such as GSM8K's solutions."
     parser.add_argument("--references", type=str, nargs="+", default=[], help=text)
-    parser.add_argument("--validation_share", type=float, default=0.2, help="Share of the questions held out; 0: none.")
+    parser.add_argument("--validation_share", type=float, default=0.2, help="Fraction of the questions to hold out.")
     text = "Write the answers as pairs {prompt, chosen, rejected} too, to this file and NAME.validation.jsonl."
     parser.add_argument("--pairs", type=str | None, help=text)
-    parser.add_argument("--report", type=str | None, help="JSON file with the numbers of answers.")
+    parser.add_argument("--report", type=str | None, help="JSON file for the counts of answers.")
     return parser
 
 

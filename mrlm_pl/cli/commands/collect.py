@@ -34,7 +34,7 @@ def collect_parser() -> CommandParser:
     """Return the parser of ``mrlm collect``."""
     text = "Play episodes with a run or a model and write them to a file. Default environment: the run's own."
     parser = _writing_parser("collect", text)
-    parser.add_argument("--filter_reward", type=float | None, help="Keep episodes with this reward or more only.")
+    parser.add_argument("--filter_reward", type=float | None, help="Keep only episodes with this reward or more.")
     text = "Several temperatures, in place of --temperature: each task is played at each of them."
     parser.add_argument("--temperatures", type=NonNegativeFloat, nargs="+", default=[], help=text)
     return parser
@@ -60,7 +60,7 @@ def gateway_parser() -> CommandParser:
     """Return the parser of ``mrlm gateway``."""
     text = "Serve a run or a model to programs that post to /episodes, and write their episodes to a file."
     parser = _writing_parser("gateway", text)
-    parser.add_argument("--at_once", type=PositiveInt, default=64, help="Most episodes at the same time.")
+    parser.add_argument("--at_once", type=PositiveInt, default=64, help="Maximum number of concurrent episodes.")
     return parser
 
 

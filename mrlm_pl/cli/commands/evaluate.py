@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -94,7 +95,7 @@ def arena_run(arguments: Sequence[str]) -> int:
     parser = playing_parser("arena", text, episodes=100, split="test", source="the first run's validation")
     parser.usage = "mrlm arena NAME=MODEL NAME=MODEL ... [--environment NAME] [options]"
     parser.add_argument("--output", type=str | None, help="JSON file for the report.")
-    parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings are an error.")
+    parser.add_argument("--max_seatings", type=PositiveInt, default=64, help="More seatings than this are an error.")
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if not words and not {"-h", "--help"} & {*arguments}:
         raise ConfigurationError("arena: name the players before the options, as in `mrlm arena NAME=MODEL NAME=MODEL`")
@@ -195,19 +196,23 @@ def eval_parser() -> CommandParser:
 def playing_parser(command: str, text: str, *, episodes: int, split: str, source: str) -> CommandParser:
     """Return a parser with the options of ``eval`` and ``collect`` alike: model, tasks, and ``source``'s sampling."""
     parser = environment_parser(command, text, required=False)
-    parser.add_argument("--model", type=str, required=True, help="Run folder, model folder, hub id or builtin:tiny.")
-    parser.add_argument("--seats", type=dict[str, str], default={}, help="Policy of each agent; a run has its own.")
+    players = command == "arena"  # its words name the models, and it seats them in every way
+    text = argparse.SUPPRESS if players else "Run folder, model folder, hub id or builtin:tiny."
+    parser.add_argument("--model", type=str, required=True, help=text)
+    text = argparse.SUPPRESS if players else "Policy of each agent; a run has its own."
+    parser.add_argument("--seats", type=dict[str, str], default={}, help=text)
     parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help="Episodes in all.")
+    total = "Episodes of each seating." if players else "Episodes in all."
+    parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
     parser.add_argument("--split", choices=SPLITS, default=split, help="Split of the tasks.")
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the choice of tasks and of sampling.")
-    each = "Episodes of each task (collect: at each temperature)."
+    each = "Episodes of each task, at each temperature." if command == "collect" else "Episodes of each task."
     parser.add_argument("--samples_per_task", type=PositiveInt, default=1, help=each)
     for name, kind, meaning in (
         ("--temperature", float | None, "0 is greedy"),
-        ("--top_p", float | None, "Probability mass that is kept"),
-        ("--top_k", int | None, "Tokens that are kept; 0 keeps all"),
-        ("--max_tokens", PositiveInt | None, "Tokens in a turn"),
+        ("--top_p", float | None, "Probability mass to sample from"),
+        ("--top_k", int | None, "Number of tokens to sample from; 0 is all"),
+        ("--max_tokens", PositiveInt | None, "Maximum number of tokens in a turn"),
     ):
         meaning = f"{meaning}; default is that of {source}, else {getattr(Sampling(), name[2:])}."
         parser.add_argument(name, type=kind, help=meaning)

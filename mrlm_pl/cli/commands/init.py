@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     text = "Write a package with an environment, an algorithm, a callback, a configuration and tests."
     parser = PlainParser("init", text)
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-lab")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to make; default: NAME")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to create; default: NAME")
     options = parser.parse_args(arguments)
     folder = options.output or Path(options.name)
     files = write_package(options.name, folder)

@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = PlainParser("push", "Publish an exported policy with its model card on the Hugging Face Hub.")
     parser.add_argument("run", metavar="RUN", help="run folder, or the folder of a policy")
-    parser.add_argument("--repo", required=True, metavar="USER/NAME", help="repository; made where it does not exist")
+    parser.add_argument("--repo", required=True, metavar="USER/NAME", help="repository; created if it does not exist")
     parser.add_argument("--policy", metavar="NAME", help="policy of the run; default: its only one")
     parser.add_argument("--private", action="store_true", help="make a new repository private; refuse a public one")
     parser.add_argument("--license", metavar="ID", help="license of the card, such as apache-2.0; default: unknown")

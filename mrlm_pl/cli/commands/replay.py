@@ -90,7 +90,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--agent", type=str, required=True, help="Agent that decided.")
     parser.add_argument("--turn", type=NonNegativeInt, required=True, help="Environment steps before the decision.")
-    parser.add_argument("--message", type=str | None, help="Text in the decision's place; default: fresh samples.")
+    parser.add_argument("--message", type=str | None, help="Text in place of the decision; default: new samples.")
     parser.add_argument("--samples", type=PositiveInt, default=16, help="Continuations of either side.")
     text = "Later decisions: sampled, or as recorded."
     parser.add_argument("--rest", choices=("play", "replay"), default="play", help=text)

@@ -19,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: a path holds no run, no run has the metric, or a file cannot be written.
     """
-    parser = PlainParser("report", __doc__.splitlines()[0])
+    parser = PlainParser("report", "Compare runs over their seeds at equal cost.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, or folder of runs")
     add_options(parser)
     text = "files for the table (.md) and the curves (.csv, .png)"

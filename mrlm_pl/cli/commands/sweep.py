@@ -93,7 +93,8 @@ def run(arguments: Sequence[str]) -> int:
         ConfigurationError: a mistake in the options, the folder holds a sweep with other options, or another process
             trains one of its runs.
     """
-    parser = PlainParser("sweep", __doc__.partition(": ")[2])
+    text = "Train a configuration with several seeds and settings side by side, and compare the runs."
+    parser = PlainParser("sweep", text)
     parser.usage = (
         "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]"
     )

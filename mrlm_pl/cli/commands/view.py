@@ -32,11 +32,11 @@ def run(arguments: Sequence[str]) -> int:
     parser = PlainParser("view", "Look at runs in a browser or a terminal.")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder, folder of runs, or file of episodes")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of the pages; default {PORT}, 0 picks a free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another machine's needs a token")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but the default needs a token")
     parser.add_argument("--token_file", help="file with the token that a browser must present; else MRLM_TOKEN")
     parser.add_argument("--text", action="store_true", help="print to the terminal in place of serving pages")
     parser.add_argument(
-        "--episode", metavar="ID", help="with --text: print this episode; with --export: hold it and its group"
+        "--episode", metavar="ID", help="with --text: print this episode; with --export: write it and its group"
     )
     parser.add_argument(
         "--iteration", metavar="N", type=int, help="with --text or --export: the episodes of this iteration, from 0"

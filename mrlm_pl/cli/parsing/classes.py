@@ -309,7 +309,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
             raise MistakeError(f"{key}.{argument}", _lost(argument, given, old, cls, key))
     if left:
         names = ", ".join(left)
-        tell(f"{cls.__name__} does not take {names}, at {old.__name__}'s defaults: ignored")
+        tell(f"{cls.__name__} does not take {names}: ignored, as they have {old.__name__}'s defaults")
     if dropped and value[DROPPED]:
         tell(f"{cls.__name__} does not take {', '.join(dropped)}, set for {old.__name__}: dropped")
     others = {name: item for name, item in value.items() if name not in (EARLIER, DROPPED, ARGUMENTS)}

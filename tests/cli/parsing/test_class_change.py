@@ -123,7 +123,7 @@ def test_the_defaults_in_a_run_s_own_configuration_do_not_bind_another_class(fit
     Path("run.yaml").write_text(out)
     status, out, err = fit("--model", "GSPO")
     assert status == 0, err
-    assert re.search(r"GSPO does not take .*gamma.*, at MAGRPO's defaults: ignored", err)
+    assert re.search(r"GSPO does not take .*gamma.*: ignored, as they have MAGRPO's defaults", err)
 
 
 def test_the_advice_names_a_class_of_the_working_folder_by_its_path(fit, monkeypatch):
