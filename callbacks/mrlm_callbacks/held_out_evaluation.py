@@ -28,7 +28,7 @@ class HeldOutEvaluation(Callback):
 
     Prints mean reward and accuracy with their 95 % intervals, and writes both reports, transcripts included, to
     ``RUN/evaluation_before.json`` and ``RUN/evaluation_after.json``. A resumed run keeps the report it began with.
-    All evaluations play the same tasks with the same seeds; training is that of a run without them.
+    All evaluations play the same tasks with the same seeds, and do not change the training.
 
     Args:
         episodes: episodes of each environment.

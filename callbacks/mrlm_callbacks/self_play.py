@@ -33,9 +33,9 @@ class SelfPlay(Callback, CollectionObserver):
 
     Before each iteration a snapshot is drawn, by a counter-based seed, and put into the opponent. The learner is rated
     on the Elo scale from the games that it trains on and those against anchors; the rating of the initial snapshot is
-    0. Anchors are opponents that never change, since in self-play the reward stays about 0 whether the learner gets
-    better or forgets; the alarm watches the scores against them. A game's score is 1, .5 or 0: whether the learner's
-    agents earned more than the opponent's, as much or less.
+    0. Anchors are opponents that never change, since in self-play the reward stays about 0 whether the learner improves
+    or forgets; the alarm watches the scores against them. A game's score is 1, .5 or 0 if the learner's agents earned
+    more than the opponent's, as much, or less.
 
     Logged after each iteration: ``self_play/score`` of its games, ``self_play/opponent`` (number of the snapshot),
     ``self_play/pool`` (snapshots in it), ``self_play/elo``, ``elo_low``, ``elo_high`` and ``opponent_elo``; and when
@@ -50,10 +50,10 @@ class SelfPlay(Callback, CollectionObserver):
         learner: name of the trained policy.
         opponent: name of a frozen policy of the same model, whose weights are replaced.
         snapshot_every: iterations between two snapshots.
-        pool_size: most snapshots that are held; the initial one stays and the oldest of the others leaves.
+        pool_size: maximum number of snapshots; the initial one stays, and the oldest of the others is removed.
         draw: how the opponent is drawn: ``uniform``, ``latest`` or ``prioritized``; see :class:`SnapshotPool`.
         anchors: how the learner is measured.
-        alarm: what counts as a collapse.
+        alarm: definition of a collapse, and the reaction to it.
 
     Raises:
         ConfigurationError: a number is out of range; in a run, the policies, seats or strategy do not allow self-play.
@@ -128,7 +128,7 @@ class SelfPlay(Callback, CollectionObserver):
         self._seat_opponent(trainer)
 
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
-        """Book the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
+        """Count the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
         own = [game_score(item, self._sides) for item in episodes if self._counts(item)]
         scores = [score for share in each_share(trainer, own) for score in share]
         if not scores:  # the tasks of a run with several environments may all have been of the others

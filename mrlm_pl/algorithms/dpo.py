@@ -24,8 +24,8 @@ class DPO(GivenAnswersAlgorithm):
 
     The reference is the policy as it is before the first update; its log-probabilities are computed once for all pairs.
     Use it with ``PreferenceDataModule``. Logged under ``train/``: ``rewards_chosen`` and ``rewards_rejected`` (means of
-    ``beta (log pi - log pi_ref)``), ``reward_margin`` (their difference), ``preference_accuracy`` (share of pairs with
-    a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss`` and the same means.
+    ``beta (log pi - log pi_ref)``), ``reward_margin`` (their difference), ``preference_accuracy`` (fraction of pairs
+    with a positive gap), ``grad_norm``; under ``val/`` and ``test/`` ``loss`` and the same means.
 
     Args:
         policies: the weights; one policy.

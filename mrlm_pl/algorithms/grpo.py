@@ -41,7 +41,7 @@ class GRPO(PolicyGradient):
     ``overlong_buffer`` and ``data.resample_rounds``.
 
     Beside the numbers of :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`, ``clip_fraction`` is logged, the
-    share of tokens whose gradient the clip removes.
+    fraction of tokens whose gradient the clip removes.
 
     Args:
         advantage: ``group_normalized``, ``group_centered``, ``leave_one_out``, or a function (in a configuration its

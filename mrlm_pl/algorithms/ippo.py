@@ -23,12 +23,12 @@ class IPPO(PolicyGradient):
     """Independent PPO (arXiv 2011.09533): token-level PPO for each agent, ``V_i`` a function of its own history alone.
 
     With one policy for each agent and ``reward: own`` it is :class:`~mrlm_pl.algorithms.ppo.PPO`, which already treats
-    every agent's rows as a world of their own. It adds what agents with one policy, or with one goal, need:
+    each agent's trajectories separately. For agents that share a policy or a goal it adds:
 
     * ``agent_critics``, one for each agent, also where agents share a policy: roles that see or earn different things
       do not share a value. Each critic reads its agent's tokens, learns from that agent's trajectories alone, and is
       not updated when there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
-    * advantages whitened for each agent by itself, so that one that earns much does not drown out another.
+    * advantages whitened for each agent by itself, so that agents with large rewards do not dominate.
     * ``reward: team``: the reward of each turn is the mean over the agents of all rewards from then until its agent's
       next turn.
 

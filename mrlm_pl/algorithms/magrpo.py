@@ -25,7 +25,7 @@ class MAGRPO(PolicyGradient):
 
     Args:
         joint_mode, cross_reduction, gamma, stop_above, reward, weighting, normalize: see
-            :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`. `normalize` makes the baselines alike.
+            :class:`~mrlm_pl.learner.credit.decisions.TreeCredit`.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 
     Raises:

@@ -33,23 +33,22 @@ logger = logging.getLogger(__name__)
 class MAPoRL(PolicyGradient):
     """Multi-agent post-co-training (MAPoRL, arXiv 2502.18439): PPO on answers with a reward for their influence.
 
-    ``V(t, a)`` is the score in [0, 1] of what agent a says in turn t: the component ``score`` of its reward. Whatever
-    else it earns there (a penalty, say) is its own and not shared. With ``reward: team`` and
-    ``mean_j`` over the agents::
+    ``S(t, a)`` in [0, 1] is the component ``score`` of agent a's reward in turn t. Other components, such as a penalty,
+    are its own and not shared. With ``reward: team`` and ``mean_j`` over the agents::
 
-        R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
-        r(t, a) = R(t, a) + incentives(t, a) + what else it earned in turn t
+        R(t, a) = [S(t, a) + sum_{t' > t} gamma^(t' - t) mean_j S(t', j)] / sum_{t' >= t} gamma^(t' - t)
+        r(t, a) = R(t, a) + incentives(t, a) + other components of turn t
 
         d_k  = r(t, a) on the last token of the turn, else 0,  + V_{k+1} - V_k    (V_{k+1} = 0 behind the last token)
         A_k  = d_k + lambda A_{k+1} within the turn
 
-    The future is in ``R`` already, so every turn is a decision problem of its own: no value and no advantage crosses
+    ``R`` contains the future already, so every turn is a decision problem of its own: no value and no advantage crosses
     its end, nor that of a truncated episode. The loss is that of :class:`~mrlm_pl.algorithms.ppo.PPO`;
     critics and whitening by agent are those of :class:`~mrlm_pl.algorithms.ippo.IPPO`.
 
     The k-th scored answer of an agent is its turn k, whichever step of the environment that was: a leader who answers
     after the others is in the same turn. An environment with an agent ``NAME@K`` for each turn of a person gives every
-    turn a policy, an adapter or a critic of its own by ``seats`` and ``agent_critics``; the person is one in ``V``.
+    turn a policy, an adapter or a critic of its own by ``seats`` and ``agent_critics``; the person is one in ``S``.
 
     Logged once a rollout beside the numbers of IPPO, over all ranks: ``train/ties`` (how many incentives
     compared with exactly .5), ``train/incentive_KIND`` (mean per answer), ``train/influence/turn_K`` (mean ``R``) and

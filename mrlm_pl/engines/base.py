@@ -48,8 +48,8 @@ class Sampling:
         temperature: divides the logits; 0 takes the most probable token, with its log-probability at temperature 1.
         top_p: keep the smallest set of most probable tokens whose mass reaches ``top_p``; 1 keeps all.
         top_k: keep the ``top_k`` most probable tokens; 0 keeps all.
-        max_tokens: most tokens of a turn.
-        policies: other settings for some policies, by name; see :meth:`of`.
+        max_tokens: maximum number of tokens in a turn.
+        policies: settings of single policies in place of these, by name; see :meth:`of`.
 
     Raises:
         ConfigurationError: a value is outside its range, or a policy's setting does not exist.
@@ -119,7 +119,8 @@ class SampleRequest:
         session: key of the key/value cache for the next turn; empty keeps none.
         offset: number of this turn's tokens that were drawn before. They are the end of ``token_ids``, count in
             ``sampling.max_tokens``, and the random numbers continue after theirs.
-        piece: most tokens to sample now; a turn that reaches it has the finish reason ``length``. None: the whole turn.
+        piece: maximum number of tokens to sample now; a turn that reaches it has the finish reason ``length``. None:
+            the whole turn.
     """
 
     token_ids: tuple[int, ...]

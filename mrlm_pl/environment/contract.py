@@ -58,16 +58,16 @@ class Environment(ABC):
     """Base class of all environments. Methods may be ``async``.
 
     The base class keeps the order of calls: it checks the arguments of ``step`` and the results of ``reset``, ``step``
-    and ``tasks`` around the methods of every subclass (see :class:`TurnOrder`). A subclass that hands the calls on to
-    another environment says so with ``class Mine(Environment, proxy=True)``; it and its subclasses are not checked.
+    and ``tasks`` around the methods of every subclass (see :class:`TurnOrder`). A wrapper that forwards the calls to
+    another environment declares ``class Mine(Environment, proxy=True)``; it and its subclasses are not checked.
 
     Class attributes:
         name: short name, used in task keys, metrics and on the command line.
         agents: the agents that take part, in a fixed order.
-        quick: ``step`` takes well under a millisecond whatever the agents say, and waits for nothing. A server then
-            calls it without a thread, which takes half the time, and without a deadline.
-        forks: :meth:`copy` in the middle of an episode gives an instance that continues from there. With processes or
-            connections it does not; a turn tree then replays the earlier turns.
+        quick: True if ``step`` takes well under a millisecond for any reply and never blocks. A server then calls it
+            without a thread, in half the time, and without a deadline.
+        forks: True if :meth:`copy` in the middle of an episode returns an instance that continues from there. One with
+            processes or connections cannot; a turn tree then replays the earlier turns.
         client_settings: arguments that the clients of a server may set where it allows settings. Name none that holds
             a path, an address, an object or a bound that protects the server.
         whole_prompts: observations are :class:`~mrlm_pl.environment.prompts.Prompt`, which no server can send.
@@ -119,15 +119,15 @@ class Environment(ABC):
     def identity(self, task: Task) -> str | None:
         """Return text that is equal for equal problems; ``check-env`` demands that no two splits share one.
 
-        None where nothing tells tasks apart, such as a game that always begins with the same board: the splits may then
-        pose the same. By default what :class:`SeededTasks` was given, else empty: ``check-env`` then compares what
-        :meth:`reset` shows.
+        None if tasks do not differ, as in a game that always begins with the same board: splits may then share them.
+        Default: the ``identity`` of :class:`SeededTasks`, else an empty text: ``check-env`` then compares the first
+        observations.
         """
         source = self.tasks(task.split)
         return source.identity(task.data) if isinstance(source, SeededTasks) else ""
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
-        """Replies, turn after turn for each agent, that earn the highest reward, or None if none are known."""
+        """Return replies that earn the highest reward, turn after turn for each agent, or None if none are known."""
         return None
 
     def bounds(self, task: Task) -> tuple[float, float] | None:
@@ -198,7 +198,7 @@ class Outcome:
     Args:
         components: named parts of the reward; the reward is their sum.
         observation: the next user message, or several messages; None ends the episode.
-        stop_reason: why it ended, when it did.
+        stop_reason: why the episode ended, when it did.
         truncated: a limit ended it.
         success: whether the task was solved, when it ended.
         metrics: named numbers for the log.

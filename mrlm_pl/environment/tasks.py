@@ -51,7 +51,7 @@ class DatasetTasks(TaskSource):
         environment: the environment's name.
         split: the split's name.
         rows: one JSON-like mapping for each task.
-        numbers: the row of the data set that each task was made of, counted from 1; None is not known.
+        numbers: row number of each task in the data set, from 1; None if unknown.
 
     Raises:
         ConfigurationError: there is no row.

@@ -37,7 +37,7 @@ from mrlm_pl.trainer.resume import ExactResume
 
 
 class Algorithm(LightningModule, ABC):
-    """Base class: a subclass adds :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
+    """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:
         policies: the weights, by name; None is one policy ``main`` with the built-in tiny model. In Python the name of
@@ -49,7 +49,7 @@ class Algorithm(LightningModule, ABC):
         metrics: sums of the metrics of rollouts, updates and evaluations.
         reference: the policies' initial weights, where the algorithm compares with them.
         teachers: frozen policies that need no seat.
-        critic: estimates returns, for algorithms that use estimates; or None.
+        critic: estimates returns; None for algorithms without estimates.
         rollouts: the common facts of the run's rollouts, from :meth:`meet_rollouts` on.
 
     Raises:
@@ -132,7 +132,7 @@ class Algorithm(LightningModule, ABC):
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         """Return a micro-batch's part (0-dim) of the update's loss of one policy; see :mod:`mrlm_pl.losses.reduction`.
 
-        Where the policies have one loss together: the policy's part of what :meth:`combined` makes that loss of.
+        If the policies share one loss: the policy's part of the value from which :meth:`combined` computes it.
         """
 
     def combined(self, losses: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -171,13 +171,13 @@ class Algorithm(LightningModule, ABC):
 
     @property
     def learners(self) -> dict[str, Policy]:
-        """The models with trajectories of their own in a batch, by name, in one order on all ranks."""
+        """The models with trajectories of their own in a batch, by name, in the same order on all ranks."""
         policies = {name: self.policy(name) for name in self.policies}
         return policies if self.critic is None else policies | self.critic.learners
 
     @property
     def trained_policies(self) -> dict[str, Policy]:
-        """The policies that are trained, by name, in one order on all ranks."""
+        """The trained policies, by name, in the same order on all ranks."""
         return {name: self.policy(name) for name in self.policies if self.policy(name).trained}
 
     def check_agents(self, agents: Collection[str]) -> None:
@@ -193,7 +193,7 @@ class Algorithm(LightningModule, ABC):
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
     def meet_rollouts(self, rollouts: Rollouts) -> None:
-        """Check the agents of a run, and take note of the rest."""
+        """Validate the agents of a run, and store the common facts of its rollouts."""
         self.check_agents(rollouts.agents)
         self.rollouts = rollouts
 
@@ -236,7 +236,7 @@ class Algorithm(LightningModule, ABC):
         """Restore the state that :meth:`progress` returned; an empty mapping is the state before the first rollout."""
 
     def policy(self, name: str) -> Policy:
-        """The policy of that name."""
+        """Return the policy of that name."""
         policy = self.policies[name]
         assert isinstance(policy, Policy)
         return policy
@@ -252,7 +252,7 @@ class Algorithm(LightningModule, ABC):
     # Lightning's hooks, in the order in which a run meets them.
 
     def configure_model(self) -> None:
-        """Read the weights, and split them over the ranks where the strategy shards models."""
+        """Read the weights, and shard them over the ranks if the strategy does so."""
         self.read_weights()
         if self._trainer is None or not isinstance(self._trainer.strategy, ModelParallelStrategy):
             return
@@ -440,13 +440,13 @@ class Algorithm(LightningModule, ABC):
             self.export(Path(self.trainer.default_root_dir) / "policies", write=self.trainer.is_global_zero)
 
     def export(self, folder: str | Path, write: bool = True) -> None:
-        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``, which is whole or not there.
+        """Write every trained policy as a plain Hugging Face folder ``folder/NAME``, atomically.
 
         Critics with weights of their own are ``folder/NAME-critic``.
 
         Args:
             folder: is created.
-            write: False on the ranks that only help to put the weights together.
+            write: False on ranks that only take part in gathering the weights.
 
         Raises:
             StorageError: a policy cannot be written, for example because the disk is full.
@@ -472,7 +472,7 @@ class Algorithm(LightningModule, ABC):
             )
 
     def take_part(self, batch: Batch) -> None:
-        """Forward passes without a result for the policies that have rows on other ranks, which wait for this one."""
+        """Run forward passes without a result for policies with rows on other ranks only, which wait for this rank."""
         for name, policy in self.trained_policies.items():
             if name not in batch.policies and self.trainer.world_size > 1:
                 policy.idle_loss()

@@ -53,7 +53,7 @@ from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 
 class PolicyGradient(Algorithm):
-    """Base of the policy gradients: a subclass sets how returns become advantages, and its other parts.
+    """Base class of the policy gradients: a subclass defines how returns become advantages.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
     :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and ``critic``. It overrides
@@ -93,9 +93,9 @@ class PolicyGradient(Algorithm):
             their advantage and teachers; the others count in the reduction alone (arXiv 2506.01939). Below 1 the
             learner computes the entropies once a rollout, and ``entropy_threshold`` is logged.
         stop_at_kl: an update whose mean ``approx_kl`` exceeds this is the last one on its rollout; None has no limit.
-        zero_variance: where the episodes of a task are compared, an agent whose returns are all equal in them has no
-            gradient from them. ``keep`` counts its tokens in the reduction, ``exclude`` does not and logs
-            ``filtered_agents``: the proportion of a policy's (task group, agent) pairs that it left out.
+        zero_variance: if an agent's returns are equal in all compared episodes of a task, they have no gradient.
+            ``keep`` counts its tokens in the reduction, ``exclude`` does not and logs ``filtered_agents``: the fraction
+            of a policy's (task group, agent) pairs that it leaves out.
         recompute_old_logp: take pi_old from the learner at the time of sampling rather than from the sampler. None does
             so only where the sampler's numbers are not the learner's: truncated sampling or reduced precision. That
             costs a pass over the rollout, except where the rollout serves one update and there is neither a reference
@@ -105,15 +105,15 @@ class PolicyGradient(Algorithm):
         off_policy_threshold: bound on the mean of ``log mu - log pi`` over a trajectory's tokens; above it, tokens with
             a negative advantage have no policy loss (DeepSeek-V3.2, arXiv 2512.02556). ``off_policy_masked`` is their
             fraction of all tokens. None has no bound.
-        overlong_buffer: width in tokens of the slope by which turns that come near ``max_tokens`` are punished by up to
-            1 (DAPO, arXiv 2503.14476); 0 does not punish them.
-        task_normalization: scale of the advantages of each task type (environment) of a run with several, after
-            the comparison within groups, by mean and standard deviation over its action tokens in the rollout of all
-            ranks, for each policy. ``scale_only`` divides by the standard deviation, so that every environment pulls
-            alike whatever its rewards and lengths are; ``paper`` also takes the mean off (arXiv 2510.04206), which can
-            turn signs round; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with
-            one. A type whose advantages have no spread is left as it is, with a warning. Logged with several
-            environments: ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
+        overlong_buffer: width in tokens of the slope over which turns near ``max_tokens`` are penalized by up to 1
+            (DAPO, arXiv 2503.14476); 0 has no penalty.
+        task_normalization: scale of the advantages of each task type (environment) of a run with several, after the
+            comparison within groups, by mean and standard deviation over its action tokens in the rollout of all ranks,
+            for each policy. ``scale_only`` divides by the standard deviation, so that every environment has the same
+            weight, whatever its rewards and lengths; ``paper`` also subtracts the mean (arXiv 2510.04206), which can
+            flip signs; ``none`` leaves them. None is ``scale_only`` with several environments and ``none`` with one. A
+            type whose advantages have no spread is left as it is, with a warning. Logged with several environments:
+            ``rollout/ENVIRONMENT/advantage_std``, before it, with the policy's name if there are several.
         reference_sync: moves the reference policy after the policy; see
             :class:`~mrlm_pl.learner.policies.reference.ReferenceSync`.
         reference: the pool that holds the reference policy, such as ``RayReference``; None: this process.

@@ -51,7 +51,8 @@ class Policy(nn.Module):
     """A causal language model of ``transformers`` with its tokenizer.
 
     The constructor reads the configuration and the tokenizer alone, so that mistakes show before the weights are read;
-    :meth:`load` reads the weights. They are kept in fp32: a precision plugin casts the computation, not the masters.
+    :meth:`load` reads the weights. They are kept in fp32: a precision plugin casts the computation, not the master
+    weights.
 
     Args:
         model: a hub id, a model folder, the folder of a run that has exported one policy, or ``builtin:tiny``.
@@ -70,8 +71,8 @@ class Policy(nn.Module):
         gradient_checkpointing: keep one hidden state for each layer and recompute the rest in the backward pass.
         compile: compile the decoder layers with ``torch.compile``, in the first updates, which take tens of seconds
             longer; without gradient_checkpointing.
-        max_forward_tokens: most tokens of a micro-batch in the model, each recomputed in the backward pass, so that
-            memory does not grow with the batch; None runs all rows at once.
+        max_forward_tokens: maximum number of tokens in a forward pass, recomputed in the backward pass, so that memory
+            does not grow with the batch; None runs all rows at once.
         served_by: server that generates for this policy: ``HOST:PORT`` of ``mrlm serve --policies`` with a policy of
             this name, or ``http://HOST:PORT`` of vLLM, with the prefix ``sglang+`` or ``transformers+`` for others.
             Such a policy is frozen, and its weights are not read here: ``model`` gives the tokenizer.

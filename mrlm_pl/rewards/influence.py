@@ -4,7 +4,7 @@ Source: arXiv 2502.18439 (MAPoRL), with the signs that the paper means: positive
 for becoming wrong.
 
 A score table is a list over the turns of a discussion; each turn maps the persons who answered in it to their scores
-``V(t, a)`` in [0, 1]. A discussion that ended early has fewer turns, and a person may be absent from a turn.
+``S(t, a)`` in [0, 1]. A discussion that ended early has fewer turns, and a person may be absent from a turn.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def influence_rewards(
 
     With T turns and ``mean_j`` over the persons who answered in a turn::
 
-        team  R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) mean_j V(t', j)] / sum_{t' >= t} gamma^(t' - t)
-        own   R(t, a) = [V(t, a) + sum_{t' > t} gamma^(t' - t) V(t', a)] / sum_{t' >= t} gamma^(t' - t)
+        team  R(t, a) = [S(t, a) + sum_{t' > t} gamma^(t' - t) mean_j S(t', j)] / sum_{t' >= t} gamma^(t' - t)
+        own   R(t, a) = [S(t, a) + sum_{t' > t} gamma^(t' - t) S(t', a)] / sum_{t' >= t} gamma^(t' - t)
 
     A turn without the scores that its term asks for is left out of both sums.
 

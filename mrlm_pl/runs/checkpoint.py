@@ -61,12 +61,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    When nothing is set it is saved at the end of each epoch and after 15 seconds, then at intervals that double up to
-    ten minutes and are at least 20 times as long as a save takes; it is also saved when SIGTERM ends the run. To keep
-    the best checkpoints too, add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    By default it is saved at the end of each epoch and after 15 seconds, then at intervals that double up to ten
+    minutes and are at least 20 times as long as a save takes. SIGTERM saves it too. To keep the best checkpoints too,
+    add a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
-        every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` collections.
+        every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` iterations.
         every_n_train_steps: optimizer steps between two saves.
         minutes: time between two saves.
     """
@@ -101,7 +101,7 @@ class LastCheckpoint(ModelCheckpoint):
             self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep what there is when SIGTERM ends the run.
+        """Save a checkpoint when SIGTERM ends the run.
 
         Checkpoints hold no gradients, so none is saved between the micro-batches of an update.
         """

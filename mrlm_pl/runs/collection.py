@@ -131,7 +131,7 @@ def serve_gateway(
         output: a file; see :func:`collect`.
         listening: is called with the address of the endpoint.
         num_episodes: episodes in all; then the endpoint closes.
-        at_once: most episodes at the same time.
+        at_once: maximum number of concurrent episodes.
         settings: arguments of the environment; half a file continues only with the same.
 
     Raises:

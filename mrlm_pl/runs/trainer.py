@@ -125,7 +125,7 @@ def _in_run_folder(stage: str) -> Any:
 
     @functools.wraps(method, assigned=("__name__", "__qualname__", "__annotations__"))
     def run(self: Trainer, *given: Any, **options: Any) -> Any:
-        """Run the stage in a run folder, with the arguments of Lightning's method.
+        """Run the stage in a run folder; the arguments are those of Lightning's method.
 
         Args:
             ckpt_path: the checkpoint to start from: ``last`` continues the latest run of the folder; a checkpoint of

@@ -42,7 +42,7 @@ class AnswerDataModule(ReferencedDataModule):
     each question is also combined with an answer to another question, drawn once by ``seed``.
 
     Args:
-        train: file (JSONL, JSON, parquet, also with .zst or .gz), folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), folder of episodes, or hub name.
         validation: the same for the validation loop; None has none. No question should be in both.
         test: the same for ``mrlm test``; None has none.
         batch_size: answers in a batch, on each rank.

@@ -35,7 +35,7 @@ class FixedDataModule(LightningDataModule, ABC):
     The position in an epoch counts examples, so a run may continue with another batch size or number of ranks.
 
     Args:
-        train: file (JSONL, JSON, parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
         validation: the same for the validation loop; None has none.
         test: the same for ``mrlm test``; None has none.
         batch_size: examples in a batch, on each rank.

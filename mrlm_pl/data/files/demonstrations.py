@@ -29,12 +29,12 @@ class TrajectoryDataModule(FixedDataModule):
       out.
 
     A chat may bring ``tools``, a list of schemas (``{"type": "function", "function": {"name": ..., ...}}``): the chat
-    template tells them as it does when an agent has these tools.
+    template renders them as for an agent with these tools.
 
     Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
     Args:
-        train: file (JSONL, JSON, parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
         validation: the same for the validation loop; None has none.
         test: the same for ``mrlm test``; None has none.
         batch_size: rows in a batch, on each rank.

@@ -36,17 +36,17 @@ class PreferenceDataModule(ReferencedDataModule):
     - ``{"prompt": "text", "chosen": "text", "rejected": "text"}``: plain text without a chat template; the answers and
       the EOS token are compared;
     - ``{"prompt": [messages], "chosen": [messages], "rejected": [messages]}``: a chat; the assistant's messages of the
-      answers are compared; without ``prompt``, what both begin with is the prompt;
+      answers are compared; without ``prompt``, their common beginning is the prompt;
     - an episode, as ``mrlm collect --samples-per-task N`` and runs write them: of the episodes of a group, the best and
       the worst are a pair when their rewards differ by more than ``reward_gap``. The sampled tokens are compared as
       they are when the learner has the tokenizer and the chat template of the model that played.
 
-    The answers of a pair share the computation of their prompt. ``PairwiseRewardModel`` is shown every pair as a chat
-    in its own chat template, and scores each answer at its end. For ``DPO`` the log-probabilities of the reference are
+    The answers of a pair share the computation of their prompt. ``PairwiseRewardModel`` reads every pair as a chat in
+    its own chat template, and scores each answer at its end. For ``DPO`` the log-probabilities of the reference are
     computed once, before the first update, shared out over the ranks, and are part of checkpoints.
 
     Args:
-        train: file (JSONL, JSON, parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
+        train: file (JSONL, JSON, CSV, Parquet, also with .zst or .gz), a run's folder of episodes, or hub name.
         validation: the same for the validation loop; None has none.
         test: the same for ``mrlm test``; None has none.
         batch_size: pairs in a batch, on each rank.

@@ -45,14 +45,14 @@ class RolloutDataModule(LightningDataModule):
 
     Args:
         environment: where episodes are played; several make a multi-task run.
-        weights: share of the tasks for each environment; None is equal shares.
-        curriculum: lets the shares of an iteration follow the success rates of those that have trained when its first
-            group may begin; see :class:`SuccessRateCurriculum`.
+        weights: relative number of groups of each environment; None is equal numbers.
+        curriculum: sets the environments' fractions of an iteration's groups by the success rates in the iterations
+            trained on before its first group may begin; see :class:`SuccessRateCurriculum`.
         names: a name for each environment, in their order, where two would share one (levels of difficulty); None is
             their own.
-        task_settings: what differs for the tasks of an environment, by its name.
+        task_settings: settings of single environments, by name.
         groups: tasks in an iteration, over all ranks.
-        group_size: episodes of each task; ``task_settings`` may give an environment another number.
+        group_size: episodes of each task; ``task_settings`` may override it for an environment.
         failed_members: ``shrink`` leaves failed episodes out, and the group if fewer are left than the algorithm can
             compare; ``drop`` leaves the whole group out; ``resample`` plays other episodes of the task in their place
             (a turn tree as a whole), then shrinks. All are saved. A group that is left out is played with another task

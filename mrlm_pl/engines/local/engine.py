@@ -67,9 +67,9 @@ class InProcessEngine(Engine):
         dtype: compute dtype of the projections and, but on a CPU, of all between them; None is bfloat16 beside a
             learner in ``bf16-mixed`` or ``bf16-true``, else the module's own. Norms and residuals are in the module's.
             On a CPU attention, with its keys and values, is in at least float32.
-        max_batch_tokens: most tokens of a batch, contexts and ``max_tokens`` together, which bounds the memory of keys
-            and values; more requests take several batches.
-        cache_bytes: most bytes of the sessions' keys and values between turns; 0 keeps none.
+        max_batch_tokens: maximum number of tokens in a batch, contexts and ``max_tokens`` together, which bounds the
+            memory of keys and values; more requests take several batches.
+        cache_bytes: maximum size of the sessions' keys and values between turns; 0 keeps none.
         fused: False lets every model use its own ``forward``.
         own_weights: generate from a copy of the weights, with the memory of another model.
         cuda_graphs: on a GPU, replay the decode steps of a fused model as CUDA graphs. The keys and values of the
