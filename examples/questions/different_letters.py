@@ -1,4 +1,4 @@
-"""Own prompts and an own reward: a reply earns the number of its different characters.
+"""Your own prompts and reward: a reply earns its number of different characters.
 
 python examples/questions/different_letters.py
 """
