@@ -72,9 +72,9 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_algorithms": Section(
             "Algorithms of teams and of turns",
-            "Mean held-out reward of the tiny model, in runs of some CPU seconds that differ in size; sections below "
+            "Mean held-out reward of the tiny model, in runs of a few CPU seconds that differ in size; sections below "
             "compare some at equal tokens. Acting alone in `coordination` earns .4 for certain: DrMAS and Shapley, "
-            "which credit own rewards, may settle there. MAPoRL's size replaced one that learned nothing.",
+            "which credit own rewards, may settle there. MAPoRL's run is larger: a smaller one learned nothing.",
             learning.team_algorithms,
             plot=True,
         ),
@@ -180,7 +180,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "cost_curves": Section(
             "Growth of the costs",
             "Slopes of logarithms, over all points and between the last two; 1 is linear (dotted in the plot). "
-            "Processor time of rollout and update and peak memory beyond the loaded models, on one thread: "
+            "CPU time of rollout and update and peak memory beyond the loaded models, on one thread: "
             "[long contexts](scaling.md#long-contexts).",
             costs.cost_curves,
             plot=True,
@@ -381,7 +381,7 @@ def numbers() -> str:
     most = max(len(run["kills"]) for case in killed["cases"].values() for run in case["runs"])
     levels = attacked["levels"]
     tried = " and ".join(f"{row['attacks']} at `{level}`" for level, row in levels.items())
-    costs = "**{cpu_ratio:.2f}** of its processor time, **{peak_ratio:.2f}** of its peak memory"
+    costs = "**{cpu_ratio:.2f}** of its CPU time, **{peak_ratio:.2f}** of its peak memory"
     version, agree, both = read("conformance_peers")["versions"]["verl"], *agreeing("verl")
     rows = {
         "grpo_step_amx": [f"a GRPO step in bf16 against TRL {grpo['versions']['trl']}", costs.format_map(step)],

@@ -41,9 +41,9 @@ TURNS = ("max_turns", "turns", "rounds", "max_attempts")
 HEAD = f"""\
 # Catalog
 
-Every environment that needs no settings, with its defaults. Rewards are those of an agent over an episode of {TASKS}
-training tasks: with empty replies, and with the best replies that the environment knows. The last column opens two
-episodes in the viewer: one of words, one of the best replies. No problem is in two splits. The environments are part of
+Every environment that needs no settings, with its defaults. Rewards are an agent's return, in {TASKS} training
+tasks: for empty replies, and for the best replies that the environment knows. The last column opens two episodes in the
+viewer: one with arbitrary replies, one with the best ones. No problem is in two splits. The environments are part of
 mrlm (Apache-2.0; the house's floor plans are ALFWorld's, MIT); published data has its authors' license.
 
     python -m docs.catalog

@@ -187,7 +187,7 @@ def from_episodes(config: str, seed: int, folder: Path, overrides: list[str]) ->
 
 
 def seconds_of_children() -> float:
-    """Return the processor time of the processes that have ended."""
+    """Return the CPU time of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -93,7 +93,7 @@ def call(*command: str) -> None:
 
 
 def seconds_of_children() -> float:
-    """Return the processor time of the commands that have ended."""
+    """Return the CPU time of the commands that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

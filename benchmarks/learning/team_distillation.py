@@ -1,4 +1,4 @@
-"""Distil a team of two specialists into one tiny model: the student against the team and its majority.
+"""Distill a team of two specialists into one tiny model: the student against the team and its majority.
 
     python benchmarks/learning/team_distillation.py [--seeds 0 1 2 3 4] [--iterations 40] [--json out.json]
 
@@ -57,7 +57,7 @@ def run(models: Path, team: Path, seed: int, options: argparse.Namespace) -> dic
 
 
 def main() -> None:
-    """Train the team, distil it with every seed and print the rows."""
+    """Train the team, distill it with every seed and print the rows."""
     parser = parser_of(__doc__)
     parser.add_argument("--iterations", type=int, default=40, help="of the distillation")
     parser.add_argument("--team-iterations", type=int, default=20, help="of the team's co-training")

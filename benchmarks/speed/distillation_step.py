@@ -2,11 +2,11 @@
 
     python benchmarks/speed/distillation_step.py --peer-python .venv-peers/bin/python [--size xs32k] [--json out.json]
 
-Both sides distil one random Llama into another with 32,000 words, in fp32 with AdamW: 4 prompts of 64 tokens, 8 samples
-each, exactly 64 new tokens, and the reverse KL divergence over the whole vocabulary (``beta`` 1). Each side runs in its
-own process, in turns, on ``--threads`` threads; the first steps of a process are warm-up and not counted. Printed are
-the medians and the ratios; times are wall seconds of whole steps (generation, teacher, loss, backward, optimizer), and
-``cpu`` the seconds of the processors in them, which other processes of the machine hardly change.
+Both sides distill one random Llama into another with 32,000 words, in fp32 with AdamW: 4 prompts of 64 tokens, 8
+samples each, exactly 64 new tokens, and the reverse KL divergence over the whole vocabulary (``beta`` 1). Each side
+runs in its own process, in turns, on ``--threads`` threads; the first steps of a process are warm-up and not
+counted. Printed are the medians and the ratios; times are wall seconds of whole steps (generation, teacher, loss,
+backward, optimizer), and ``cpu`` their CPU seconds, which other processes of the machine hardly change.
 ``base_mib`` is a process's memory before its first step; ``memory_ratio`` compares the peaks above it.
 """
 

@@ -13,8 +13,8 @@ from benchmarks.tables.results import grouped, read
 
 
 def steps(rows: Iterable[Mapping[str, Any]], peer: str, titles: str = "") -> str:
-    """Return the columns of steps, with their processor time and memory as fractions of a peer's."""
-    time = f"processor time: {{cpu_ratio:.2f}} ({{ours[cpu_s]:.2f}} s / {{{peer}[cpu_s]:.2f}} s)"
+    """Return the columns of steps, with their CPU time and memory as fractions of a peer's."""
+    time = f"CPU time: {{cpu_ratio:.2f}} ({{ours[cpu_s]:.2f}} s / {{{peer}[cpu_s]:.2f}} s)"
     memory = f"peak memory: {{peak_ratio:.2f}} ({{ours[peak_mib]:.0f}} MiB / {{{peer}[peak_mib]:.0f}} MiB)"
     return columns(rows, f"{titles}{time} | {memory}")
 
@@ -89,7 +89,7 @@ def rollout_compiled(found: Any) -> str:
         found["rows"],
         "size: {size} | precision: {dtype} | plain: {engine_tokens_per_second:,.0f} | "
         "compiled: {compiled_tokens_per_second:,.0f} | "
-        "compiled / plain, processor time: {compiled_cpu_of_engine:.2f} | "
+        "compiled / plain, CPU time: {compiled_cpu_of_engine:.2f} | "
         "compiled / `generate`, tokens per second: {compiled_ratio:.2f} | "
         "seconds to compile: {compilation_seconds:.0f}",
     )
@@ -179,7 +179,7 @@ def batching(found: Any) -> str:
         for row in found["adapters"]
     )
     title = "MiB of weights with one base / with adapters added to copies"
-    return pivot("processor time", ratios) + "\n" + pivot(title, weights)
+    return pivot("CPU time", ratios) + "\n" + pivot(title, weights)
 
 
 def rounds(found: Any) -> str:

@@ -132,10 +132,10 @@ def sentences() -> Iterator[tuple[str, str]]:
     yield "scaling.md", f"After {count} kills at random moments"
     yield "scaling.md", f"all {same} resumed runs" if same == runs else "not all resumed runs"
     step = read("distillation_step")
-    yield "algorithms/on_policy_distillation.md", f"{step['cpu_ratio']:.2f} of the processor time".lstrip("0")
+    yield "algorithms/on_policy_distillation.md", f"{step['cpu_ratio']:.2f} of the CPU time".lstrip("0")
     yield "algorithms/on_policy_distillation.md", f"({step['ours']['cpu_s']:.1f} s / {step['trl']['cpu_s']:.1f} s)"
     yield "algorithms/on_policy_distillation.md", f"{step['peak_ratio']:.2f} of the memory".lstrip("0")
-    yield "gateway.md", f"{read('gateway')['ratio']:.3f} of the tokens per second".lstrip("0")
+    yield "gateway.md", f"{read('gateway')['ratio']:.3f} times as many tokens per second".lstrip("0")
     sizes = read("run_size")["bytes"]
     for part in ("episodes", "metrics.csv", "tensorboard"):
         yield "operations.md", f"| {sizes['per iteration'][part] / 1000:.1f} kB per iteration |"
@@ -143,9 +143,11 @@ def sentences() -> Iterator[tuple[str, str]]:
         yield "operations.md", f"| {sizes['at the end'][part] / 1000:,.0f} kB |"
     records = read("records")
     per = records["per_1000_episodes"]
-    yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text and {per['zstd 6']['bytes'] / 1e6:.2f} MB on the disk"
-    busy = {name: row["busy_by_quiet"] for name, row in read("shared_machine")["settings"].items()}
-    yield "scaling.md", f"{busy['default']:.1f} times as long, {busy['one thread']:.1f} with".replace(" 0.", " .")
+    yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text, take {per['zstd 6']['bytes'] / 1e6:.2f} MB on disk"
+    busy = {name: f"{row['busy_by_quiet']:.1f}" for name, row in read("shared_machine")["settings"].items()}
+    spun, single = busy["GOMP_SPINCOUNT=1000"], busy["one thread"].lstrip("0")
+    text = f"{busy['default']} times as long, with `GOMP_SPINCOUNT=1000` {spun} times, with `OMP_NUM_THREADS=1` {single}"
+    yield "scaling.md", text
     covered = read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
     yield "decisions.md", f"covers the true accuracy in {covered:.3f}".replace("0.", ".")
 
