@@ -99,14 +99,15 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "turn_credit": Section(
             "Credit of turns",
-            "Held-out and mean return of a game of four wheels, in parentheses minus GRPO; `turn` is `credit: turn`. "
-            "30,000 generated tokens, entropy bonus .1 unless named: [algorithms](algorithms.md#credit-of-turns).",
+            "Return in a game of four wheels, held out and mean of the rollouts (difference from GRPO); `turn` is "
+            "`credit: turn`. 30,000 generated tokens, entropy bonus .1 unless named: "
+            "[algorithms](algorithms.md#credit-of-turns).",
             learning.turn_credit,
         ),
         "agentbench": Section(
             "Tasks of AgentBench",
-            "After a small model's recipe, at equal generated tokens of all agents, on new tasks (shop and graph: of "
-            "the split train): [shop](environments/webshop.md#measured), "
+            "A small model after its recipe, at equal generated tokens of all agents, on new tasks (shop and graph: "
+            "from the training split): [shop](environments/webshop.md#measured), "
             "[graph](environments/knowledge_graph.md#measured), [house](environments/alfworld.md#measured). The "
             "reward of graph and house is success.",
             learning.agentbench,
@@ -125,7 +126,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "pairs": Section(
             "GDPO, M-GRPO and IGPO against GRPO",
-            "At equal generated tokens, held out, in parentheses minus GRPO: [GDPO](algorithms/gdpo.md) on problems "
+            "Held out, at equal generated tokens (difference from GRPO): [GDPO](algorithms/gdpo.md) on problems "
             "with a small reward for short replies, [M-GRPO](algorithms/mgrpo.md) on a planner that may ask helpers, "
             "[IGPO](algorithms/igpo.md) on three attempts at a problem.",
             learning.pairs,
@@ -138,7 +139,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "effects": Section(
             "Effects of papers",
-            "In parentheses minus the first arm, to which the paper compares: "
+            "In parentheses the difference from the first arm, which is the paper's baseline: "
             "[AT-GRPO](algorithms/at_grpo.md#measured), [Dr.MAS](algorithms/dr_mas.md#measured), "
             "[asynchronous rollouts](async.md#measured), [RAE](algorithms/rae.md#measured), "
             "[self-play](self_play.md#measured).",
@@ -146,7 +147,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "branches": Section(
             "C3 against MAGRPO and COMA",
-            "Held-out reward at equal generated tokens (minus MAGRPO): [C3](algorithms/c3.md).",
+            "Held-out reward at equal generated tokens (difference from MAGRPO): [C3](algorithms/c3.md).",
             learning.branches,
         ),
         "marginal": Section(

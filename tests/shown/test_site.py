@@ -146,7 +146,9 @@ def sentences() -> Iterator[tuple[str, str]]:
     yield "data.md", f"{per['text_bytes'] / 1e6:.1f} MB of text, take {per['zstd 6']['bytes'] / 1e6:.2f} MB on disk"
     busy = {name: f"{row['busy_by_quiet']:.1f}" for name, row in read("shared_machine")["settings"].items()}
     spun, single = busy["GOMP_SPINCOUNT=1000"], busy["one thread"].lstrip("0")
-    text = f"{busy['default']} times as long, with `GOMP_SPINCOUNT=1000` {spun} times, with `OMP_NUM_THREADS=1` {single}"
+    text = (
+        f"{busy['default']} times as long, with `GOMP_SPINCOUNT=1000` {spun} times, with `OMP_NUM_THREADS=1` {single}"
+    )
     yield "scaling.md", text
     covered = read("interval_coverage")["summary"]["now"]["least coverage of 20 tasks or more"]
     yield "decisions.md", f"covers the true accuracy in {covered:.3f}".replace("0.", ".")
