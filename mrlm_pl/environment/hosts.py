@@ -39,14 +39,14 @@ class EnvironmentHosts:
         self._next = itertools.count()
         self._lock = threading.Lock()
 
-    def host(self, environment: Environment) -> HostedEnvironment:
+    def host(self, environment: Environment) -> _HostedEnvironment:
         """Return an environment that acts like ``environment`` and lives in a host process.
 
         Raises:
             EnvironmentContractError: the environment cannot be pickled, so it cannot be sent to another process.
         """
         try:
-            return HostedEnvironment(environment, pickle.dumps(environment), self)
+            return _HostedEnvironment(environment, pickle.dumps(environment), self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EnvironmentContractError(
                 f"environment {environment.name!r} cannot be sent to a process ({error}); "
@@ -71,7 +71,7 @@ class EnvironmentHosts:
             self._hosts = [None] * len(self._hosts)
 
 
-class HostedEnvironment(Environment, proxy=True):
+class _HostedEnvironment(Environment, proxy=True):
     """Stands in for an environment whose instance lives in a host process; made by :class:`EnvironmentHosts`."""
 
     def __init__(self, template: Environment, packed: bytes, hosts: EnvironmentHosts) -> None:
@@ -81,7 +81,7 @@ class HostedEnvironment(Environment, proxy=True):
         self._instance = -1
 
     def copy(self) -> Environment:
-        return HostedEnvironment(self._template, self._packed, self._hosts)
+        return _HostedEnvironment(self._template, self._packed, self._hosts)
 
     def tasks(self, split: str) -> TaskSource:
         return self._template.tasks(split)

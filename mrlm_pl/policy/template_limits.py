@@ -21,7 +21,7 @@ import jinja2
 from mrlm_pl.errors import PolicyError
 
 RENDER_SECONDS = 10.0
-"""Most processor time of one conversation, which usually takes less than a millisecond."""
+"""Most CPU time of one conversation, which usually takes less than a millisecond."""
 
 _WATCH_SECONDS = 0.1
 _UNINTERRUPTED = {"urlize": "the filter `urlize`", "**": "the operator `**`"}
@@ -64,7 +64,7 @@ def check_template(template: str, name: str) -> None:
 
 @contextmanager
 def deadline(name: str) -> Iterator[None]:
-    """Interrupt the calling thread in the block after :data:`RENDER_SECONDS` of its processor time.
+    """Interrupt the calling thread in the block after :data:`RENDER_SECONDS` of its CPU time.
 
     Where the system does not tell the time of a thread (macOS), it is the time that passes.
 
@@ -83,7 +83,7 @@ def deadline(name: str) -> Iterator[None]:
             watch.end(thread)
     except _Interruption:
         raise EndlessTemplateError(
-            f"the chat template of {name!r} was not rendered within {RENDER_SECONDS:g} s of processor time; give the "
+            f"the chat template of {name!r} was not rendered within {RENDER_SECONDS:g} s of CPU time; give the "
             "policy another `chat_template`"
         ) from None
 
@@ -93,7 +93,7 @@ Clock = Callable[[], float]
 
 
 def _clock_of(thread: int) -> Clock:
-    """Return the clock of a thread's processor time: a busy machine delays a rendering without being its fault."""
+    """Return the clock of a thread's CPU time: a busy machine delays a rendering without being its fault."""
     if hasattr(time, "pthread_getcpuclockid"):
         return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
     return time.monotonic
@@ -108,7 +108,7 @@ class _Watch:
         threading.Thread(target=self._run, name="template-watch", daemon=True).start()
 
     def begin(self, thread: int, seconds: float) -> None:
-        """Interrupt a thread after these seconds of its processor time."""
+        """Interrupt a thread after these seconds of its CPU time."""
         clock = _clock_of(thread)
         self._ends[thread] = clock, clock() + seconds
 

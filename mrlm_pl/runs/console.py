@@ -341,7 +341,7 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     lines += [f"  {name}" for name in evaluations]
     commands = []
     if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
-        commands.append(f". {os.path.relpath(activate)}")
+        commands.append(f". {min(os.path.relpath(activate), str(activate), key=len)}")
     if "policies" in found:
         if played and "config.yaml" in found:
             commands.append(" ".join(["mrlm eval --model", str(folder), *read_run(str(folder)).to_name(folder)]))

@@ -115,7 +115,7 @@ class Sandbox:
 
         Args:
             shell: it runs scripts.
-            requests: how many requests of full length its processor time is enough for; scripts have their own.
+            requests: how many requests of full length its CPU time is enough for; scripts have their own.
 
         Raises:
             ConfigurationError: one of ``packages`` is not installed.

@@ -38,7 +38,7 @@ def test_an_endless_template_is_interrupted_once(kind: str) -> None:
     with mock.patch.object(template_limits._watch(), "begin", wraps=template_limits._watch().begin) as watched:
         for _ in range(20):
             with pytest.raises(
-                EndlessTemplateError, match=r"was not rendered within 0\.3 s of processor time; give .* `chat_template`"
+                EndlessTemplateError, match=r"was not rendered within 0\.3 s of CPU time; give .* `chat_template`"
             ):
                 chat.render([Message("user", "x")], generation_prompt=True)
     watched.assert_called_once()

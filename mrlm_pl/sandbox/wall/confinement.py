@@ -83,7 +83,7 @@ class CellSettings:
     Args:
         number: of the child, unique in its server.
         memory_mb: address space of each process, in MiB.
-        cpu_seconds: processor time of each process.
+        cpu_seconds: CPU time of each process.
         disk_mb: what its private folder may hold, in MiB.
         shell: it runs scripts: programs may be started, and all but the machine's folders is writable.
         folders: further ones that it may read, of packages.
