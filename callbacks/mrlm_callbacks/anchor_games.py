@@ -15,7 +15,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import share_interval
 from mrlm_pl.evaluation.report import evaluation_specs
-from mrlm_pl.learner.ranks import data_parallel_rank, each_share
+from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, between, positive
 
@@ -85,7 +85,7 @@ class AnchorGames:
             rank, ranks = data_parallel_rank(trainer)
             own = data.play(specs[rank::ranks], self.sampling or data.validation_sampling)
             scores = [game_score(episode, sides) for episode in own if not episode.failed]
-            found += [value for share in each_share(trainer, scores) for value in share]
+            found += [value for share in gather_ranks(trainer, scores) for value in share]
         if not found:
             raise RolloutError(f"all games against an anchor failed; try `mrlm check-env {next(iter(sides))}`")
         low, high = share_interval([(value, 1) for value in found])

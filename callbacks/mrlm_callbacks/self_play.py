@@ -20,7 +20,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.elo import GameTable, elo_ratings
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.ranks import each_share
+from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy.lora import merged_state
 from mrlm_pl.rollout.cross_policy import stale_turns
 from mrlm_pl.settings import at_least
@@ -130,7 +130,7 @@ class SelfPlay(Callback, CollectionObserver):
     def on_collection(self, trainer: Any, episodes: Sequence[Episode]) -> None:
         """Count the games of the iteration that begins; see :meth:`CollectionObserver.on_collection`."""
         own = [game_score(item, self._sides) for item in episodes if self._counts(item)]
-        scores = [score for share in each_share(trainer, own) for score in share]
+        scores = [score for share in gather_ranks(trainer, own) for score in share]
         if not scores:  # the tasks of a run with several environments may all have been of the others
             return
         _, number = self._drawn

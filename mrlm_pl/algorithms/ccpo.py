@@ -14,7 +14,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.marginal import Absence, Coalitions
 from mrlm_pl.learner.credit.returns import Returns, labels
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.replay import Rest
 
@@ -72,7 +72,7 @@ class CCPO(PolicyGradient):
             key: masked_moments(returns.reward[None], (places == label)[None])
             for label, key in enumerate(dict.fromkeys(keys))
         }
-        for key, moments in merged(self.trainer, own).items():
+        for key, moments in sum_over_ranks(self.trainer, own).items():
             self._history[key] = self._history[key] + moments if key in self._history else moments
             self.metrics.rollout[f"train/contribution/{key}"] = self._history[key].mean
         return found

@@ -18,7 +18,7 @@ from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turn_returns import TurnCredit, TurnReturns, turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import information_gains
 from mrlm_pl.settings import at_least
@@ -82,7 +82,7 @@ class IGPO(PolicyGradient):
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         turns = turn_returns_of(episodes, self.turn_bonus(sampling))
         gains = information_gains(self.answer_logp(turns), turns.play)
-        followed = merged(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
+        followed = sum_over_ranks(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
         turns = self.turns.compared(replace(turns, reward=turns.reward + self.gain_weight * gains))

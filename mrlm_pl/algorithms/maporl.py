@@ -22,7 +22,7 @@ from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.ranks import each_share
+from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.rewards import INCENTIVES, Horizon, RewardShare, incentives, influence_rewards
 from mrlm_pl.settings import at_least, one_of
@@ -154,7 +154,7 @@ class MAPoRL(PolicyGradient):
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""
-        shares = each_share(self.trainer, list(sums))
+        shares = gather_ranks(self.trainer, list(sums))
         found = [item for own in shares for of_episode in own for item in of_episode.items()]
         played: set[int] = set()
         for name, (value, count) in sorted(summed_pairs(found).items()):

@@ -13,7 +13,7 @@ from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.critics import CentralizedCritic
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import between, one_of
 
@@ -108,7 +108,7 @@ class MAPPO(PolicyGradient):
             own["return"] = masked_moments(batch.returns, batch.action_mask)
             own["error"] = masked_moments(batch.returns - batch.values, batch.action_mask)
             own["shortened"] = states.shortened
-        totals = merged(self.trainer, own)
+        totals = sum_over_ranks(self.trainer, own)
         self.metrics.add_values(name, totals.get("return", NO_MOMENTS), totals.get("error", NO_MOMENTS))
         self.metrics.rollout[self.metrics.name("shortened_states", name)] = float(totals.get("shortened", 0))
         return rows

@@ -11,7 +11,7 @@ import torch
 from mrlm_pl.advantages import role_baselines
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.ranks import data_parallel_rank, each_share
+from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import fraction
 
@@ -55,7 +55,9 @@ class RAE(PolicyGradient):
     def compared(self, returns: Returns) -> Returns:
         roles = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
         own = list(zip(roles, returns.reward.tolist(), strict=True))
-        shares = each_share(self.trainer, own)  # ranks play blocks of groups: one after the other is the groups' order
+        shares = gather_ranks(
+            self.trainer, own
+        )  # ranks play blocks of groups: one after the other is the groups' order
         plays = [play for share in shares for play in share]
         rewards = torch.tensor([reward for _, reward in plays], dtype=torch.float64)
         baselines, self._baselines = role_baselines(

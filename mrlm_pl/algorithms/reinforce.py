@@ -11,7 +11,7 @@ import torch
 from mrlm_pl.advantages import masked_moments
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import fraction, one_of
 
@@ -56,7 +56,9 @@ class REINFORCE(PolicyGradient):
     def compared(self, returns: Returns) -> Returns:
         policies = [self.seat(agent) for agent in returns.agent]
         mine = {name: torch.tensor([policy == name for policy in policies], dtype=torch.bool) for name in self.policies}
-        moments = merged(self.trainer, {name: masked_moments(returns.reward, mask) for name, mask in mine.items()})
+        moments = sum_over_ranks(
+            self.trainer, {name: masked_moments(returns.reward, mask) for name, mask in mine.items()}
+        )
         baselines = torch.zeros_like(returns.reward)
         for name, mask in mine.items():
             level = self._level(name, moments[name].mean, moments[name].count > 0)

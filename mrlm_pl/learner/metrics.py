@@ -15,7 +15,7 @@ from mrlm_pl.advantages import Moments
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import summed, summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.ranks import each_share
+from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.losses import approx_kl, kl_k3, masked_mean, mismatch, ratio_max_deviation
 
@@ -148,7 +148,7 @@ class Metrics:
         """
         own = self.of_this_rank()
         self._means, self._largest, self._sums = {}, {}, {}
-        ranks = [own] if trainer is None else each_share(trainer, own)
+        ranks = [own] if trainer is None else gather_ranks(trainer, own)
         totals = summed_pairs(item for means, _, _ in ranks for item in means.items())
         metrics = summed(item for _, _, sums in ranks for item in sums.items())
         for name, value in (item for _, largest, _ in ranks for item in largest.items()):
@@ -208,7 +208,7 @@ class Metrics:
         Every rank must call this, also one without batches.
         """
         pairs, numbers = self._evaluated.pop(prefix, ([], []))
-        ranks = each_share(trainer, (summed_pairs(pairs), summed(numbers)))
+        ranks = gather_ranks(trainer, (summed_pairs(pairs), summed(numbers)))
         means = summed_pairs(item for own, _ in ranks for item in own.items())
         counts = summed(item for _, own in ranks for item in own.items())
         found = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(means.items())}

@@ -17,13 +17,13 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
-def writes_share(trainer: Any) -> bool:
+def writes_files(trainer: Any) -> bool:
     """Return whether this process writes the files of its data: the first of its tensor-parallel ranks does."""
     _, shares = data_parallel_rank(trainer)
     return int(trainer.global_rank) % (trainer.world_size // shares) == 0
 
 
-def each_share(trainer: Any, own: Any) -> list[Any]:
+def gather_ranks(trainer: Any, own: Any) -> list[Any]:
     """Return the objects of all data-parallel ranks, in the order of the ranks.
 
     Tensor-parallel ranks hold the same: the first of them counts.
@@ -36,7 +36,7 @@ def each_share(trainer: Any, own: Any) -> list[Any]:
     return found[:: trainer.world_size // shares]
 
 
-def merged(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
+def sum_over_ranks(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
     """Return the sum over all data-parallel ranks of each key's value; a rank may lack keys that others have.
 
     Args:
@@ -44,13 +44,13 @@ def merged(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
         own: numbers, :class:`~mrlm_pl.advantages.Moments` or other values with a sum, by key.
     """
     totals: dict[K, Any] = {}
-    for values in each_share(trainer, dict(own)):
+    for values in gather_ranks(trainer, dict(own)):
         for key, value in values.items():
             totals[key] = totals[key] + value if key in totals else value
     return totals
 
 
-def sum_over_ranks(trainer: Any, values: Tensor) -> Tensor:
+def all_reduce_sum(trainer: Any, values: Tensor) -> Tensor:
     """Return the sum of ``values``, of the same shape on every rank, over all data-parallel ranks, on the CPU."""
     _, shares = data_parallel_rank(trainer)
     if shares == 1:
@@ -61,7 +61,7 @@ def sum_over_ranks(trainer: Any, values: Tensor) -> Tensor:
     return total.cpu() / copies
 
 
-def at_first_rank(value: Any) -> list[Any]:
+def gather_at_first_rank(value: Any) -> list[Any]:
     """Return the values of all ranks on the first rank, which writes checkpoints; an empty list on the others.
 
     Every rank must call it.

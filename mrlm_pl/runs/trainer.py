@@ -28,7 +28,7 @@ from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, summarize
 from mrlm_pl.evaluation.table import report_table
-from mrlm_pl.learner.ranks import each_share
+from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
 from mrlm_pl.runs.console import (
@@ -99,7 +99,7 @@ class LoopResults(Callback):
         if trainer.state.fn == TrainerFn.FITTING or not isinstance(data, RolloutDataModule):
             return
         own, self._played = self._played, []
-        played = [episode for share in each_share(trainer, own) for episode in share]
+        played = [episode for share in gather_ranks(trainer, own) for episode in share]
         policies: Any = getattr(pl_module, "policies", {})
         model = ", ".join(str(policy.name_or_path) for policy in policies.values())
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"

@@ -75,7 +75,7 @@ def test_ranks_have_the_baselines_of_one_process(
 ) -> None:
     # The second of two ranks: its first episode is the third of all.
     other = [("g/a", 4.0), ("g/a", 4.0)]
-    monkeypatch.setattr(rae, "each_share", lambda trainer, own: [other, own])
+    monkeypatch.setattr(rae, "gather_ranks", lambda trainer, own: [other, own])
     monkeypatch.setattr(rae, "data_parallel_rank", lambda trainer: (1, 2))
     algorithm = ready(model_folder, quiet_trainer(), baseline_decay=0.5)
     assert advantages(algorithm, [episode(2, "g", {"a": 4.0}), episode(3, "g", {"a": 0.0})]) == [1.0, -3.5]

@@ -82,7 +82,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     for algorithm, rows in parts:
         algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, pieces=4))
     shares = [first.metrics.of_this_rank(), second.metrics.of_this_rank()]
-    monkeypatch.setattr(metric_log, "each_share", lambda trainer, own: shares)
+    monkeypatch.setattr(metric_log, "gather_ranks", lambda trainer, own: shares)
     found = first.metrics.take_update(type("Trainer", (), {"world_size": 2})())
     k3 = math.exp(moved) - 1 - moved
     assert found["train/approx_kl"] == pytest.approx(k3, rel=1e-4)
@@ -152,7 +152,7 @@ def test_one_gather_an_update(
     model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered: list[Any] = []
-    monkeypatch.setattr(metric_log, "each_share", lambda trainer, own: gathered.append(own) or [own])
+    monkeypatch.setattr(metric_log, "gather_ranks", lambda trainer, own: gathered.append(own) or [own])
     trainer = quiet_trainer(accumulate_grad_batches=4)
     data = RolloutDataModule(echo(), groups=4, group_size=4, iterations=3, sampling=Sampling(max_tokens=6))
     trainer.fit(GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}), data)

@@ -17,5 +17,5 @@ def test_the_values_of_every_key_are_added_up_also_where_a_rank_lacks_it(monkeyp
         {"episodes": 4, "other": 0.5},
         {"moments": Moments(2, 3.0, 0.0)},
     ]
-    monkeypatch.setattr(ranks, "each_share", lambda trainer, own: shares)
-    assert ranks.merged(None, shares[0]) == {"moments": Moments(4, 2.0, 4.0), "episodes": 7, "other": 0.5}
+    monkeypatch.setattr(ranks, "gather_ranks", lambda trainer, own: shares)
+    assert ranks.sum_over_ranks(None, shares[0]) == {"moments": Moments(4, 2.0, 4.0), "episodes": 7, "other": 0.5}

@@ -369,7 +369,7 @@ def test_one_of_several_processes_leaves_a_collection_and_tells_the_others(monke
             def make_players(self, **options: Any) -> None:
                 self.greedy, self.training = None, SimpleNamespace(run_blocking=run_blocking)  # type: ignore[assignment]
 
-        monkeypatch.setattr(collectors, "sum_over_ranks", meet)
+        monkeypatch.setattr(collectors, "all_reduce_sum", meet)
         players: Any = SimpleNamespace(published=published, learner=SimpleNamespace(trainer=several))
         Collector(players, *[None, None]).collect(0, 1, [0, 1])  # type: ignore[arg-type]
 

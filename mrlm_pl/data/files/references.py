@@ -15,7 +15,7 @@ from torch import Tensor
 from mrlm_pl.data.files.base import DataSplit, FixedDataModule
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.ranks import data_parallel_rank, sum_over_ranks
+from mrlm_pl.learner.ranks import all_reduce_sum, data_parallel_rank
 from mrlm_pl.losses import sequence_logp
 
 
@@ -114,4 +114,4 @@ class ReferencedDataModule(FixedDataModule):
                     rows = rows.to(algorithm.device)
                     logp = algorithm.policy(name)(**rows.inputs())
                     sums[places.to(sums.device) + starts[start]] = sequence_logp(logp, rows.action_mask)
-        return sum_over_ranks(trainer, sums).cpu()  # the other ranks have zeros here
+        return all_reduce_sum(trainer, sums).cpu()  # the other ranks have zeros here

@@ -39,7 +39,7 @@ from mrlm_pl.errors import RolloutError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
-from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, each_share, writes_share
+from mrlm_pl.learner.ranks import data_parallel_rank, gather_at_first_rank, gather_ranks, writes_files
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.trainer.termination import ended_by_sigterm
@@ -128,7 +128,7 @@ class Collection:
         self.plan.further = learner.further
         self.plan.silent = lambda group: learner.without_signal(self.tasks.worth(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
-        self._writes = self.saved is not None and writes_share(self.trainer)
+        self._writes = self.saved is not None and writes_files(self.trainer)
         self._signal = SignalCheck(self.sampling, compares, learner.silence)
         if self.max_lag:
             self.collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
@@ -212,7 +212,7 @@ class Collection:
     def _logged(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> dict[str, float]:
         """Return the numbers to log, over all ranks, and warn of a rollout without a learning signal."""
         own = self._measured(iteration, collected, groups, seconds)
-        measured = functools.reduce(CollectionSums.plus, each_share(self.trainer, own))
+        measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, own))
         metrics = measured.metrics()
         of_environments = [f"rollout/{name}/" for name in self.tasks.environments]
         if len(of_environments) == 1 and of_environments[0] in measured.components:
@@ -256,9 +256,9 @@ class Collection:
         """Return the part of a checkpoint that is not the rows and the position; all ranks call it."""
         self._writer.finish()  # a resumed run does not collect these again
         ahead = None if self.collector is None else self.collector.state()
-        state = {"ahead": at_first_rank(ahead), **{name: part.state() for name, part in self._parts().items()}}
+        state = {"ahead": gather_at_first_rank(ahead), **{name: part.state() for name, part in self._parts().items()}}
         measures = self.learner.metrics.tokens
-        return state if measures is None else {**state, "tokens": at_first_rank(measures.state())}
+        return state if measures is None else {**state, "tokens": gather_at_first_rank(measures.state())}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""

@@ -14,7 +14,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import means_by_agent
 from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, judged_successes, summarize
-from mrlm_pl.learner.ranks import data_parallel_rank, each_share
+from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.trainer.termination import ended_by_sigterm
 
@@ -48,7 +48,7 @@ class Evaluation:
         specs = self.specs(environment, episodes, split)
         rank, ranks = data_parallel_rank(self.trainer)
         played: list[Any] = [None] * len(specs)
-        for number, share in enumerate(each_share(self.trainer, self.play(specs[rank::ranks], sampling))):
+        for number, share in enumerate(gather_ranks(self.trainer, self.play(specs[rank::ranks], sampling))):
             played[number::ranks] = share
         return summarize(
             played,

@@ -16,7 +16,7 @@ from mrlm_pl.data.rollout.collection import Collection
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
-from mrlm_pl.learner.ranks import at_first_rank, data_parallel_rank, sum_over_ranks
+from mrlm_pl.learner.ranks import all_reduce_sum, data_parallel_rank, gather_at_first_rank
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.trainer.bounds import batches_in_all, batches_served
@@ -147,7 +147,7 @@ class TrainingStream:
             update = (self.iteration, self.position // cut.accumulation)
             if update != self._update:
                 parts = cut.update_at(self.position, self._shuffled_groups)
-                over_ranks = functools.partial(sum_over_ranks, trainer)
+                over_ranks = functools.partial(all_reduce_sum, trainer)
                 self._update, self._batches = update, micro_batches(learner, self._rows, parts, over_ranks)
             batch = self._batches[self.position % cut.accumulation]
             batch.pieces, batch.metrics = pieces, self._metrics
@@ -198,7 +198,7 @@ class TrainingStream:
         return {
             "iteration": self.iteration,
             "position": self.position,
-            "rows": at_first_rank(rows),
+            "rows": gather_at_first_rank(rows),
             "shape": self._shape(),
             "iterations": self.iterations,
         }

@@ -20,7 +20,7 @@ from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.credit.returns import Tables, group_numbers, labels, paired, rows_by_policy
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.tree_player import Branching
 from mrlm_pl.settings import between, one_of
@@ -207,7 +207,7 @@ class TreeCredit:
             own[name, "comparison_groups"] = float(len(values))
             own[name, "equal_groups"] = float(sum(count == 1 for count in values.values()))
             own |= {(name, "reach"): float(reach[mine].sum()), (name, "decisions"): float(len(mine))}
-        totals = merged(trainer, own)
+        totals = sum_over_ranks(trainer, own)
         for name in metrics.policies:
             for metric in ("comparison_groups", "equal_groups"):
                 metrics.rollout[metrics.name(metric, name)] = totals.get((name, metric), 0.0)

@@ -22,7 +22,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.learner.batch import PolicyBatch, episode_token_counts
 from mrlm_pl.learner.credit.returns import task_types
 from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.learner.ranks import each_share, merged
+from mrlm_pl.learner.ranks import gather_ranks, sum_over_ranks
 from mrlm_pl.losses import top_entropy_threshold
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def note_baselines(
         causes = [episode.error for episode in greedy if episode.group in missing]
         logger.warning("%d groups are left out, as their greedy episode failed; the first: %s", len(missing), causes[0])
     rewards = returns.tolist()
-    totals = merged(trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
+    totals = sum_over_ranks(trainer, {"total": math.fsum(rewards), "count": len(rewards), "missing": len(missing)})
     if totals["count"]:
         metrics.rollout["train/greedy_reward"] = totals["total"] / totals["count"]
     metrics.rollout["train/missing_baselines"] = float(totals["missing"])
@@ -59,7 +59,7 @@ def note_baselines(
 
 def whiten_rows(trainer: Any, tables: Mapping[str, PolicyBatch]) -> None:
     """Whiten each policy's advantages over its tokens, in place."""
-    moments = merged(
+    moments = sum_over_ranks(
         trainer, {name: masked_moments(rows.advantages, rows.action_mask) for name, rows in tables.items()}
     )
     for name, rows in tables.items():
@@ -77,7 +77,7 @@ def exclude_zero_variance(trainer: Any, metrics: Metrics, tables: Mapping[str, P
         rows.episode_tokens = episode_token_counts(rows.action_mask, rows.episodes)
         pairs, used = len(rows.comparisons.unique()), len(rows.comparisons[useful].unique())
         own |= {(name, "filtered"): pairs - used, (name, "pairs"): pairs}
-    totals = merged(trainer, own)
+    totals = sum_over_ranks(trainer, own)
     for name, number in totals:
         if number == "pairs" and totals[name, number]:
             share = totals[name, "filtered"] / totals[name, number]
@@ -96,7 +96,9 @@ def keep_top_entropy(
         entropies: [B, T] by policy.
         fraction: of the tokens of a policy that are kept.
     """
-    shares = each_share(trainer, {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()})
+    shares = gather_ranks(
+        trainer, {name: entropy[tables[name].action_mask].cpu() for name, entropy in entropies.items()}
+    )
     for name, entropy in entropies.items():
         everywhere = torch.cat([share[name] for share in shares if name in share])
         if everywhere.numel():
@@ -134,7 +136,7 @@ def normalize_tasks(
         for policy, of_rows in types.items()
         for task, moments in task_moments(tables[policy].advantages, tables[policy].action_mask, of_rows).items()
     }
-    totals = merged(trainer, own)
+    totals = sum_over_ranks(trainer, own)
     for policy in metrics.policies:
         moments = {task: totals[policy, task] for task in range(len(environments)) if (policy, task) in totals}
         if policy in types and chosen != "none":

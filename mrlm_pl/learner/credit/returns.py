@@ -23,7 +23,7 @@ from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.grouping import grouped
 from mrlm_pl.learner.batch import Compared, PolicyBatch, collate_rows
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
 
 logger = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ def warn_of_absent_components(
     """
     if option in warned:
         return
-    everywhere = merged(trainer, dict.fromkeys(found, 1))
+    everywhere = sum_over_ranks(trainer, dict.fromkeys(found, 1))
     absent = sorted(set(weights) - set(everywhere))
     if absent:
         warned.add(option)

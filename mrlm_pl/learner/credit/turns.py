@@ -16,7 +16,7 @@ from mrlm_pl.learner.batch import PolicyBatch, collate_rows
 from mrlm_pl.learner.credit.records import turn_means
 from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels
 from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
 from mrlm_pl.settings import between, one_of
 
@@ -91,7 +91,7 @@ class TokenGAE:
             pairs[name] = returns, values
             for label, places in self.compared(table.agents).items():
                 own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
-        moments = merged(trainer, own)
+        moments = sum_over_ranks(trainer, own)
         for name, table in tables.items():
             rows = table.batch
             for label, places in self.compared(table.agents).items():

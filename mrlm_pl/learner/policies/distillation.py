@@ -16,7 +16,7 @@ from mrlm_pl.episode import Episode, Message, by_group
 from mrlm_pl.errors import ConfigurationError, meant, place
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.policies.reprompts import REPROMPTS, Attempt
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import BatchTotals, token_weights
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import on_device
@@ -224,7 +224,7 @@ class Distiller:
             if not self.in_loss:
                 own |= {(name, metric): found for metric, found in self._score(name, rows).items()}
                 rows.teacher_prompts = None
-        found = merged(self.learner.trainer, own)
+        found = sum_over_ranks(self.learner.trainer, own)
         for (name, metric), moments in found.items():
             if moments.count:
                 self.learner.metrics.rollout[self.learner.metrics.name(metric, name)] = moments.mean

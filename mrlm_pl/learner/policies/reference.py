@@ -16,7 +16,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.returns import acted_episodes
 from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.learner.ranks import merged
+from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.losses import kl_k1, kl_k3, kl_k3_importance_weighted, kl_k3_straight_through
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, fraction, one_of, positive
@@ -139,7 +139,7 @@ class KLPenalty:
                 divergence = kl_k1(rows.old_logp, rows.ref_logp, rows.action_mask)
                 own[name, "kl"] = masked_moments(divergence, rows.action_mask)
                 own[name, "episodes"] = acted_episodes(episodes, name)
-        totals = merged(trainer, own)
+        totals = sum_over_ranks(trainer, own)
         for name in policies:
             kl, beta = totals.get((name, "kl"), NO_MOMENTS).mean, self.coefficients[name]
             metrics.rollout[metrics.name("reference_kl", name)] = kl

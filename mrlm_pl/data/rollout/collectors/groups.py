@@ -17,7 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.grouping import summed
 from mrlm_pl.learner.credit.returns import equal_returns
-from mrlm_pl.learner.ranks import sum_over_ranks
+from mrlm_pl.learner.ranks import all_reduce_sum
 from mrlm_pl.rollout.branches import FurtherEpisodes, check_origin
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
@@ -359,7 +359,7 @@ class SyncCollector(Collector):
         drafts = [GroupDraft(self.plan, iteration, group) for group in groups]
         while True:
             due = [draft for draft in drafts if draft.due]
-            left = sum_over_ranks(trainer, torch.tensor(math.inf if stopped else float(len(due))))
+            left = all_reduce_sum(trainer, torch.tensor(math.inf if stopped else float(len(due))))
             if math.isinf(left):
                 raise SIGTERMException
             if not left:
