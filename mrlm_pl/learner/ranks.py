@@ -1,4 +1,7 @@
-"""All conversation between the processes of a run; every rank must call these functions together."""
+"""The collectives of a run; every rank must call those from :func:`gather_ranks` on together.
+
+They are over the data-parallel ranks: tensor-parallel ranks hold the same data, which counts once.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,27 @@ K = TypeVar("K", bound=Hashable)
 
 
 def data_parallel_rank(trainer: Any) -> tuple[int, int]:
-    """Return this process's data-parallel rank and their number; tensor-parallel ranks have the same one."""
+    """Return this process's data-parallel rank, and the number of such ranks."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
 def writes_files(trainer: Any) -> bool:
     """Return whether this process writes the files of its data: the first of its tensor-parallel ranks does."""
-    _, shares = data_parallel_rank(trainer)
-    return int(trainer.global_rank) % (trainer.world_size // shares) == 0
+    return int(trainer.global_rank) % (trainer.world_size // data_parallel_rank(trainer)[1]) == 0
 
 
 def gather_ranks(trainer: Any, own: Any) -> list[Any]:
-    """Return the objects of all data-parallel ranks, in the order of the ranks.
-
-    Tensor-parallel ranks hold the same: the first of them counts.
-    """
+    """Return the objects of all data-parallel ranks, in the order of the ranks."""
     if trainer.world_size == 1:
         return [own]
-    _, shares = data_parallel_rank(trainer)
     found: list[Any] = [None] * trainer.world_size
     torch.distributed.all_gather_object(found, own)
-    return found[:: trainer.world_size // shares]
+    return found[:: trainer.world_size // data_parallel_rank(trainer)[1]]
 
 
 def sum_over_ranks(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
-    """Return the sum over all data-parallel ranks of each key's value; a rank may lack keys that others have.
+    """Return the sum of each key's values over all ranks; a rank may lack keys that others have.
 
     Args:
         trainer: of the run.
@@ -52,20 +50,16 @@ def sum_over_ranks(trainer: Any, own: Mapping[K, Any]) -> dict[K, Any]:
 
 def all_reduce_sum(trainer: Any, values: Tensor) -> Tensor:
     """Return the sum of ``values``, of the same shape on every rank, over all data-parallel ranks, on the CPU."""
-    _, shares = data_parallel_rank(trainer)
-    if shares == 1:
+    ranks = data_parallel_rank(trainer)[1]
+    if ranks == 1:
         return values
-    # Tensor-parallel ranks have the same rows, each of which counts once.
-    copies = trainer.world_size // shares
+    copies = trainer.world_size // ranks
     total: Tensor = trainer.strategy.reduce(values.to(trainer.strategy.root_device), reduce_op="sum")
     return total.cpu() / copies
 
 
 def gather_at_first_rank(value: Any) -> list[Any]:
-    """Return the values of all ranks on the first rank, which writes checkpoints; an empty list on the others.
-
-    Every rank must call it.
-    """
+    """Return the values of all processes on the first one, which writes checkpoints; an empty list on the others."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [value]
     first = torch.distributed.get_rank() == 0
