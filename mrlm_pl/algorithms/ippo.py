@@ -9,7 +9,7 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.team import paid_as_a_team, warn_of_constant_sum
+from mrlm_pl.learner.credit.team import warn_of_constant_sum, with_team_rewards
 from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
@@ -81,5 +81,5 @@ class IPPO(PolicyGradient):
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
-            episodes = [paid_as_a_team(episode) for episode in episodes]
+            episodes = [with_team_rewards(episode) for episode in episodes]
         return super().prepare(episodes, sampling, greedy)

@@ -16,7 +16,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import summed_pairs
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.answers import answer_rows
-from mrlm_pl.learner.credit.influence import InfluencePay, Sums, learned_in
+from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
@@ -124,7 +124,7 @@ class MAPoRL(PolicyGradient):
         self.gae = TokenGAE(0.0, lam, "turn", whiten_over if whiten_advantages else None)
         critics = PolicyCritics if not agent_critics else AnswerCritics if critic_reads == "answer" else AgentCritics
         self.critic = critics(agent_critics or {}, self.learners, value_learning_rate, value_clip, value_coefficient)
-        self.pay = InfluencePay(gamma, reward, horizon, amounts)
+        self.influence = InfluenceRewards(gamma, reward, horizon, amounts)
         self.turn_schedule, self.turn_iterations = turn_schedule, turn_iterations
         self.collections = 0
 
@@ -148,9 +148,9 @@ class MAPoRL(PolicyGradient):
         turns = self.trained_turns
         self.collections += 1
         played = [episode for episode in episodes if not episode.failed]
-        paid = [self.pay.paid(episode if turns is None else learned_in(episode, turns)) for episode in played]
-        self._log_rewards([sums for _, sums in paid], turns)
-        return super().prepare([episode for episode, _ in paid], sampling, greedy)
+        found = [self.influence.applied(episode if turns is None else learned_in(episode, turns)) for episode in played]
+        self._log_rewards([sums for _, sums in found], turns)
+        return super().prepare([episode for episode, _ in found], sampling, greedy)
 
     def _log_rewards(self, sums: Sequence[Sums], turns: Collection[int] | None) -> None:
         """Log the rewards of the episodes of all ranks; every rank must call this."""

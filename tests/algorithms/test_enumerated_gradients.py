@@ -20,7 +20,7 @@ from mrlm_pl.algorithms import GRPO, IPPO, MAPPO, PPO, RAE, REINFORCE, DrMAS, MA
 from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.credit.joint_states import JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Returns, returns_of
-from mrlm_pl.learner.credit.team import paid_as_a_team
+from mrlm_pl.learner.credit.team import with_team_rewards
 from mrlm_pl.learner.credit.turns import RewardedRows, rewarded_rows
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import ChatFormat
@@ -141,7 +141,7 @@ def joint_terms(algorithm: MAPPO, value: Value) -> Callable[[list[Episode]], Ter
 
 
 def as_a_team(terms: Callable[[list[Episode]], Terms]) -> Callable[[list[Episode]], Terms]:
-    return lambda episodes: terms([paid_as_a_team(episode) for episode in episodes])
+    return lambda episodes: terms([with_team_rewards(episode) for episode in episodes])
 
 
 def actor_critic(name: str, lam: float, trainer: Any, value: Value) -> Callable[[list[Episode]], Terms]:
@@ -237,7 +237,7 @@ def expected_influence(turn: int, bits: str) -> float:
 def maporl(lam: float, trainer: Any, value: Value) -> Callable[[list[Episode]], Terms]:
     algorithm = MAPoRL({"main": Policy()}, gamma=GAMMA, lam=lam, whiten_advantages=False)
     terms = token_terms(algorithm, trainer, value)
-    return lambda episodes: terms([algorithm.pay.paid(scored(episode))[0] for episode in episodes])
+    return lambda episodes: terms([algorithm.influence.applied(scored(episode))[0] for episode in episodes])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.credit.team import paid_as_a_team
+from mrlm_pl.learner.credit.team import with_team_rewards
 from mrlm_pl.policy import Policy
 from tests.support.watching import Watch
 
@@ -63,7 +63,7 @@ def episode(agent_turns: dict[str, dict[int, float]], paid: list[dict[str, float
 def test_a_team_pays_each_turn_what_is_earned_until_the_agents_next() -> None:
     paid = [{"a": 2.0}, {"b": 6.0}, {"a": 1.0, "b": 1.0}]
     play = episode({"a": {0: 2.0, 2: 1.0}, "b": {1: 7.0}}, paid)
-    turns = {agent: rows[0].turns for agent, rows in paid_as_a_team(play).trajectories.items()}
+    turns = {agent: rows[0].turns for agent, rows in with_team_rewards(play).trajectories.items()}
     # The steps earn 1, 3 and 1. The first of them is before the first turn of b.
     assert [turn.reward for turn in turns["a"]] == [4.0, 1.0]
     assert [turn.reward for turn in turns["b"]] == [4.0]

@@ -17,8 +17,8 @@ Sums = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class InfluencePay:
-    """Rewards every turn of an episode with ``R(t, a)``, its incentives and all that it earned beside its score.
+class InfluenceRewards:
+    """The rewards of the turns of an episode: ``R(t, a)``, incentives, and what a turn earned beside its score.
 
     Args:
         gamma, reward, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
@@ -30,12 +30,12 @@ class InfluencePay:
     horizon: Horizon
     amounts: Mapping[str, float]
 
-    def paid(self, episode: Episode) -> tuple[Episode, Sums]:
-        """Return the episode with new rewards of its turns, and sums for the log; a turn's future is in its own reward.
+    def applied(self, episode: Episode) -> tuple[Episode, Sums]:
+        """Return the episode with new rewards of its turns, and sums for the log.
 
-        So a truncated episode counts as terminated. A turn without a score (the call of a
-        tool, say) keeps its reward and is no part of the table; so do all turns of an episode that was truncated before
-        any answer was scored, such as one whose question fills the context window.
+        A turn's future is in its own reward, so a truncated episode counts as terminated. A turn without a score (a
+        tool call, say) keeps its reward and is not in the score table. All turns keep theirs in an episode that was
+        truncated before any answer was scored, such as one whose question fills the context window.
 
         Args:
             episode: one that did not fail.
@@ -49,18 +49,18 @@ class InfluencePay:
         table, numbers = scores_of(episode), turn_numbers(episode)
         try:
             rewards = influence_rewards(table, self.gamma, self.reward, self.horizon)
-            pay, ties = incentives(table, **self.amounts)
+            bonuses, ties = incentives(table, **self.amounts)
             signs, _ = incentive_signs(table)
         except ValueError as error:
             raise DataError(f"episode {episode.id!r}: {error}") from error
 
-        def repaid(turn: Turn) -> Turn:
+        def rewarded(turn: Turn) -> Turn:
             if SCORE not in turn.components:
                 return turn
             place, person = numbers[turn.agent, turn.index] - 1, person_of(turn.agent)
             parts = {
                 "influence": rewards[place][person],
-                "incentives": pay[place][person],
+                "incentives": bonuses[place][person],
                 "unshared": turn.reward - turn.components[SCORE],
             }
             return dataclasses.replace(turn, reward=sum(parts.values()), components=parts)
@@ -73,7 +73,7 @@ class InfluencePay:
         for number, turn in enumerate(rewards, 1):
             if turn:
                 sums[f"influence/turn_{number}"] = (sum(turn.values()), float(len(turn)))
-        return dataclasses.replace(episode.with_turns(repaid), truncated=False), sums
+        return dataclasses.replace(episode.with_turns(rewarded), truncated=False), sums
 
 
 def scores_of(episode: Episode) -> list[dict[str, float]]:
@@ -127,7 +127,7 @@ def turn_numbers(episode: Episode) -> dict[tuple[str, int], int]:
 def learned_in(episode: Episode, turns: Collection[int]) -> Episode:
     """Return the episode with only the actions of these turns, counted from 1, in its action masks.
 
-    The other tokens of its policies become text that they read. Call it before :meth:`InfluencePay.paid`, since the
+    The other tokens of its policies become text that they read. Call it before :meth:`InfluenceRewards.applied`: the
     scores define the turns.
     """
     numbers = turn_numbers(episode)

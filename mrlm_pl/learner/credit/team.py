@@ -30,15 +30,15 @@ def team_rewards(episode: Episode, turn_bonus: TurnBonus = None) -> list[float]:
         episode: one that did not fail.
         turn_bonus: added to the agent's reward at the step of each of its turns; None adds nothing.
     """
-    paid: list[list[float]] = [[] for _ in range(decision_steps(episode))]
-    for step, rewards in enumerate(episode.step_rewards[: len(paid)]):
-        paid[step] += rewards.values()
+    by_step: list[list[float]] = [[] for _ in range(decision_steps(episode))]
+    for step, rewards in enumerate(episode.step_rewards[: len(by_step)]):
+        by_step[step] += rewards.values()
     for turn in episode.turns():
         if not episode.step_rewards:
-            paid[turn.index].append(turn.reward)
+            by_step[turn.index].append(turn.reward)
         if turn_bonus is not None:
-            paid[turn.index].append(turn_bonus(turn))
-    return [math.fsum(parts) / episode.team_size for parts in paid]
+            by_step[turn.index].append(turn_bonus(turn))
+    return [math.fsum(parts) / episode.team_size for parts in by_step]
 
 
 def has_constant_sum(episodes: Sequence[Episode]) -> bool:
@@ -78,10 +78,10 @@ def warn_of_constant_sum(episodes: Sequence[Episode], remedy: str, warned: Mutab
         )
 
 
-def paid_as_a_team(episode: Episode) -> Episode:
-    """Return the episode with the team's rewards from each turn until the agent's next turn as the reward of the turn.
+def with_team_rewards(episode: Episode) -> Episode:
+    """Return the episode with the team's rewards in place of each agent's own.
 
-    Rewards before an agent's first turn are on no turn of it.
+    A turn has those from its step until the agent's next turn. Rewards before an agent's first turn are on no turn.
     """
     if episode.failed:
         return episode
@@ -91,11 +91,11 @@ def paid_as_a_team(episode: Episode) -> Episode:
         for start, end in zip(starts, [*starts[1:], len(earned)], strict=True):
             rewards[agent, start] = math.fsum(earned[start:end])
 
-    def paid(turn: Turn) -> Turn:
+    def rewarded(turn: Turn) -> Turn:
         reward = rewards[turn.agent, turn.index]
         return dataclasses.replace(turn, reward=reward, components={"team": reward})
 
-    return episode.with_turns(paid)
+    return episode.with_turns(rewarded)
 
 
 def joint_history(episode: Episode) -> list[str]:
