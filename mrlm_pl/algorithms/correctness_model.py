@@ -96,11 +96,6 @@ class CorrectnessModel(RewardModelAlgorithm):
         guess = token_values(self.policy(name).model, self.question_probe, row, lengths, nothing).sum()
         return super().idle_loss(name) + guess  # 0, with a gradient for the probe
 
-    def take_part(self, batch: Batch) -> None:
-        for name in self.policies:
-            if name not in batch.policies and self.trainer.world_size > 1:
-                self.idle_loss(name)
-
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         assert rows.correct is not None
         losses, scores = self._losses(name, rows)
@@ -141,7 +136,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         return losses.sum(1), values.detach()[first[:, :width]]
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.take_part(batch)
+        self.run_idle_passes(batch)
         nothing = torch.zeros(0, device=self.device)
         found: Mapping[str, Tensor] = {"scores": nothing, "question_scores": nothing, "correct": nothing}
         for name, rows in batch.policies.items():

@@ -57,7 +57,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
         return bradley_terry_loss(chosen, rejected, margin=self.margin), (chosen - rejected).detach()
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.take_part(batch)
+        self.run_idle_passes(batch)
         for name, rows in batch.policies.items():
             losses, gaps = self._compare(name, rows)
             if not bool(torch.isfinite(gaps).all()):

@@ -104,7 +104,7 @@ class SFT(Algorithm):
         return self.policies[name](**{**rows.inputs(), "action_mask": counted}, dropout_key=self.global_step), parts
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.take_part(batch)
+        self.run_idle_passes(batch)
         for name, rows in batch.policies.items():
             logp, parts = self._likelihoods(name, rows)
             means = {

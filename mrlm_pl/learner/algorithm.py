@@ -471,8 +471,8 @@ class Algorithm(LightningModule, ABC):
                 f"{type(self).__name__}"
             )
 
-    def take_part(self, batch: Batch) -> None:
-        """Run forward passes without a result for policies with rows on other ranks only, which wait for this rank."""
-        for name, policy in self.trained_policies.items():
+    def run_idle_passes(self, batch: Batch) -> None:
+        """Run a forward pass of each trained policy without rows in the batch; the ranks with rows of it wait for it."""
+        for name in self.trained_policies:
             if name not in batch.policies and self.trainer.world_size > 1:
-                policy.idle_loss()
+                self.idle_loss(name)

@@ -41,7 +41,7 @@ class GivenAnswersAlgorithm(Algorithm):
         return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
 
     def measure(self, prefix: str, batch: Batch) -> None:
-        self.take_part(batch)
+        self.run_idle_passes(batch)
         for name, rows in batch.policies.items():
             losses, metrics = self.compare(name, rows)
             numbers = {"loss": losses.mean(), **metrics}
