@@ -301,7 +301,7 @@ class Algorithm(LightningModule, ABC):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._absent = {name for name in self.learners if name not in batch.totals}
         losses: dict[str, Tensor] = {}
-        shares = []
+        parts = []
         # One order on all ranks: the ranks of sharded models go through the layers together. Learners without rows
         # stay in the graph, so that every rank reduces the same gradients.
         with bounded_together():
@@ -309,15 +309,15 @@ class Algorithm(LightningModule, ABC):
                 if name in batch.policies:
                     losses[name] = self.policy_loss(name, batch.policies[name], batch)
                 elif learner.trained:
-                    shares.append(self.idle_loss(name))
+                    parts.append(self.idle_loss(name))
         if losses:
-            shares.append(self.combined(losses, batch))
+            parts.append(self.combined(losses, batch))
         self._note_rows_without_gradient(batch)
-        loss = torch.stack([share.float() for share in shares]).sum()
+        loss = torch.stack([part.float() for part in parts]).sum()
         self.metrics.add_sum("train/loss", loss)
         self.metrics.log(self.trainer, batch.metrics, on_rollout_bar)
-        # Lightning divides by the accumulation steps and strategies average over ranks; the shares are to be summed.
-        return loss * batch.pieces
+        # Lightning divides by the accumulation steps and strategies average over ranks; the parts are to be summed.
+        return loss * batch.micro_batches
 
     @torch.no_grad()
     def _note_rows_without_gradient(self, batch: Batch) -> None:
@@ -472,7 +472,7 @@ class Algorithm(LightningModule, ABC):
             )
 
     def run_idle_passes(self, batch: Batch) -> None:
-        """Run a forward pass of each trained policy without rows in the batch; the ranks with rows of it wait for it."""
+        """Run a forward pass of each trained policy that has rows on other ranks alone, which wait for it."""
         for name in self.trained_policies:
             if name not in batch.policies and self.trainer.world_size > 1:
                 self.idle_loss(name)

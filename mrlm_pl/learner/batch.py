@@ -144,7 +144,7 @@ class Batch:
     Attributes:
         policies: the rows of each policy, or critic with rows of its own, in this micro-batch, if there are any.
         totals: size of the whole update by policy, over all micro-batches and ranks; it names all with rows in it.
-        pieces: number of micro-batches (accumulation steps times ranks) of the update.
+        micro_batches: number of micro-batches (accumulation steps times ranks) of the update.
         metrics: metrics of the rollout, on its first micro-batch only.
         without_gradient: the other rows of this micro-batch with action tokens, whose loss has no gradient: they
             count in the metrics alone. It names all policies that have such rows on any rank; None where this rank has
@@ -156,12 +156,12 @@ class Batch:
         self,
         policies: Mapping[str, PolicyBatch],
         totals: Mapping[str, BatchTotals],
-        pieces: int = 1,
+        micro_batches: int = 1,
         metrics: Mapping[str, float] | None = None,
         without_gradient: Mapping[str, PolicyBatch | None] | None = None,
         on_policy: bool = True,
     ) -> None:
-        self.policies, self.totals, self.pieces = dict(policies), dict(totals), pieces
+        self.policies, self.totals, self.micro_batches = dict(policies), dict(totals), micro_batches
         self.metrics, self.without_gradient = dict(metrics or {}), dict(without_gradient or {})
         self.on_policy = on_policy
 

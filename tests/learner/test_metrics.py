@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.stream import Part, micro_batches
+from mrlm_pl.data.rollout.stream import GroupPart, micro_batches
 from mrlm_pl.engines import Sampling
 from mrlm_pl.learner import metrics as metric_log
 from mrlm_pl.learner.algorithm import Algorithm
@@ -80,7 +80,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
         (second, rows_of([[0.0, 0.0, 0.0, 1.0]], [-1.0])),
     ]
     for algorithm, rows in parts:
-        algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, pieces=4))
+        algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, micro_batches=4))
     shares = [first.metrics.of_this_rank(), second.metrics.of_this_rank()]
     monkeypatch.setattr(metric_log, "gather_ranks", lambda trainer, own: shares)
     found = first.metrics.take_update(type("Trainer", (), {"world_size": 2})())
@@ -108,7 +108,7 @@ def test_rows_without_a_gradient_count(on_policy: bool, model_folder: Path, quie
     algorithm.policies["main"].forward = lambda **given: evaluated.append(len(given["lengths"])) or forward(**given)
     # Two tokens are trained on, eight are not: all advantages of their group are 0.
     rows = rows_of([[1.0, 1.0], [0.0] * 5, [3.0] * 3], [1.0, 0.0, 0.0])
-    (batch,) = micro_batches(algorithm, {"main": rows}, [Part(torch.arange(3))], lambda sizes: sizes)
+    (batch,) = micro_batches(algorithm, {"main": rows}, [GroupPart(torch.arange(3))], lambda sizes: sizes)
     batch.on_policy = on_policy
     assert [len(batch.policies["main"]), len(batch.without_gradient["main"])] == [1, 2]
     algorithm.training_step(batch, 0)

@@ -217,8 +217,8 @@ class FixedDataModule(LightningDataModule, ABC):
 class EpochStream:
     """Sized stream over one split; for training, the position lives in the data module.
 
-    Each batch is shared out over the ranks. A rank that gets none of an epoch's last examples has an empty batch: it
-    takes part in the update without a share of its loss.
+    The ranks divide each batch. A rank that gets none of an epoch's last examples has an empty batch, so that it joins
+    the update.
     """
 
     def __init__(self, data: FixedDataModule, split: DataSplit) -> None:
@@ -241,12 +241,12 @@ class EpochStream:
         # As many batches as an epoch has, wherever it begins: `limit_train_batches` ends epochs amid the data.
         for _ in range(len(self)):
             if not due:
-                due = list(itertools.islice(upcoming, self._pieces()))
-                totals = self.data.totals(self.split, [index for piece, _ in due for index in piece])
+                due = list(itertools.islice(upcoming, self._batches_to_update()))
+                totals = self.data.totals(self.split, [index for chosen, _ in due for index in chosen])
             chosen, (self.data.epoch, self.data.position) = due.pop(0)
-            yield self._share(chosen, totals, self.accumulation * self.ranks)
+            yield self._batch(chosen, totals, self.accumulation * self.ranks)
 
-    def _pieces(self) -> int:
+    def _batches_to_update(self) -> int:
         """Return the number of batches until the next update; the end of an epoch ends an accumulation early."""
         trainer: Any = self.data.trainer
         taken = trainer.fit_loop.epoch_loop.batch_progress.current.ready
@@ -256,11 +256,11 @@ class EpochStream:
         for start in range(0, self.data.count(self.split), self.size):
             chosen = list(range(start, min(start + self.size, self.data.count(self.split))))
             # Of a rank's own examples: they are the weights of the means over ranks.
-            yield self._share(chosen, self.data.totals(self.split, chosen[self.rank :: self.ranks]), 1)
+            yield self._batch(chosen, self.data.totals(self.split, chosen[self.rank :: self.ranks]), 1)
 
-    def _share(self, chosen: Sequence[int], totals: Mapping[str, BatchTotals], pieces: int) -> Batch:
+    def _batch(self, chosen: Sequence[int], totals: Mapping[str, BatchTotals], micro_batches: int) -> Batch:
         own = chosen[self.rank :: self.ranks]
-        return Batch(self.data.collate(self.split, own) if own else {}, totals, pieces)
+        return Batch(self.data.collate(self.split, own) if own else {}, totals, micro_batches)
 
 
 def data_option(algorithm: Algorithm) -> str:

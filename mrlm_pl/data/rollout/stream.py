@@ -25,31 +25,31 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Part:
-    """The rows of a micro-batch: those of whole groups, or the ``share``-th of ``shares`` parts of one group's.
+class GroupPart:
+    """The rows of a micro-batch: those of whole groups, or one of several parts of a group's.
 
     Attributes:
         groups: group numbers [g].
-        share, shares: number of the part, from 0, and of the parts. Their numbers of rows differ by one at most; parts
-            beyond the rows are empty.
+        part: number of the part, from 0.
+        parts: number of parts. Their numbers of rows differ by one at most; parts beyond the rows are empty.
     """
 
     groups: Tensor
-    share: int = 0
-    shares: int = 1
+    part: int = 0
+    parts: int = 1
 
     def divided(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the part's share of all rows of its groups, given and returned by policy.
+        """Return the rows of this part out of all rows of its groups, both by policy.
 
-        The policies stand one after the other, so that few parts compute the same prefix of a policy's rows.
+        The policies stand one after the other, so that few parts compute the same prefix.
 
         >>> rows = {"first": torch.tensor([3, 4, 5]), "second": torch.tensor([6, 7])}
-        >>> [[own.tolist() for own in Part(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
+        >>> [[own.tolist() for own in GroupPart(torch.tensor([0]), n, 2).divided(rows).values()] for n in range(2)]
         [[[3, 4, 5], []], [[], [6, 7]]]
         """
-        least, more = divmod(sum(map(len, rows.values())), self.shares)
-        begin = self.share * least + min(self.share, more)
-        end, found = begin + least + (self.share < more), {}
+        least, more = divmod(sum(map(len, rows.values())), self.parts)
+        begin = self.part * least + min(self.part, more)
+        end, found = begin + least + (self.part < more), {}
         for name, own in rows.items():
             found[name] = own[max(0, begin) : max(0, end)]
             begin, end = begin - len(own), end - len(own)
@@ -67,19 +67,19 @@ def prefix_order(token_ids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Divides a rollout: ``passes`` times into ``minibatches`` updates, each of ``accumulation`` micro-batches."""
+class UpdateSchedule:
+    """Divides a rollout ``passes`` times into ``minibatches`` updates, each of ``accumulation`` micro-batches."""
 
     passes: int
     minibatches: int
     accumulation: int
 
     @property
-    def pieces(self) -> int:
+    def batches(self) -> int:
         """Micro-batches (Lightning batches) of a rollout."""
         return self.passes * self.minibatches * self.accumulation
 
-    def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> list[Part]:
+    def update_at(self, position: int, shuffled: Callable[[int], Tensor]) -> list[GroupPart]:
         """Return the micro-batches of the update that a position is in.
 
         Where they are more than its groups, each group is divided into as many.
@@ -90,9 +90,9 @@ class Cut:
         """
         pass_number, update = divmod(position // self.accumulation, self.minibatches)
         groups = shuffled(pass_number).chunk(self.minibatches)[update]
-        shares = max(1, self.accumulation // len(groups))
-        chunks = groups.chunk(self.accumulation // shares)
-        return [Part(chunk, share, shares) for chunk in chunks for share in range(shares)]
+        parts = max(1, self.accumulation // len(groups))
+        chunks = groups.chunk(self.accumulation // parts)
+        return [GroupPart(chunk, part, parts) for chunk in chunks for part in range(parts)]
 
 
 class TrainingStream:
@@ -119,12 +119,12 @@ class TrainingStream:
         self._metrics: dict[str, float] = {}
 
     @property
-    def cut(self) -> Cut:
-        """Return the division of a rollout into Lightning batches."""
-        return Cut(self.passes, self.minibatches, int(self.collection.trainer.accumulate_grad_batches))
+    def schedule(self) -> UpdateSchedule:
+        """The division of a rollout into Lightning batches."""
+        return UpdateSchedule(self.passes, self.minibatches, int(self.collection.trainer.accumulate_grad_batches))
 
     def __len__(self) -> int:
-        return self.iterations * self.cut.pieces
+        return self.iterations * self.schedule.batches
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
@@ -132,29 +132,29 @@ class TrainingStream:
 
     def next_batch(self) -> Batch:
         """Return the next micro-batch; the first of an iteration collects its rollout."""
-        cut = self.cut
+        schedule = self.schedule
         if self._rows is None:
             rows, self._metrics = self.collection.collect(self.iteration, self._last_ahead())
             self._rows = {name: own.to("cpu") for name, own in rows.items()}  # rows are divided on the host
-        elif self.position == cut.pieces // cut.passes:  # all rows have been in an update
+        elif self.position == schedule.batches // schedule.passes:  # all rows have been in an update
             self.collection.write_tokens()
         learner, trainer = self.collection.learner, self.collection.trainer
-        pieces = cut.accumulation * data_parallel_rank(trainer)[1]
         if learner.collection_over:
             # The stream keeps its length, which schedules and the other ranks rely on; these batches change nothing.
-            batch = Batch({}, {}, pieces)
+            batch = Batch({}, {})
         else:
-            update = (self.iteration, self.position // cut.accumulation)
+            update = (self.iteration, self.position // schedule.accumulation)
             if update != self._update:
-                parts = cut.update_at(self.position, self._shuffled_groups)
+                parts = schedule.update_at(self.position, self._shuffled_groups)
                 over_ranks = functools.partial(all_reduce_sum, trainer)
                 self._update, self._batches = update, micro_batches(learner, self._rows, parts, over_ranks)
-            batch = self._batches[self.position % cut.accumulation]
-            batch.pieces, batch.metrics = pieces, self._metrics
-            batch.on_policy = self.position < cut.accumulation and self.collection.on_policy
+            batch = self._batches[self.position % schedule.accumulation]
+            batch.metrics = self._metrics
+            batch.on_policy = self.position < schedule.accumulation and self.collection.on_policy
+        batch.micro_batches = schedule.accumulation * data_parallel_rank(trainer)[1]
         self._metrics = {}
         self.position += 1
-        if self.position == cut.pieces:
+        if self.position == schedule.batches:
             self._rows, self._batches, self.position, self.iteration = None, [], 0, self.iteration + 1
         return batch
 
@@ -169,26 +169,26 @@ class TrainingStream:
 
         A trainer counts from 0, and the data may have been in another one before.
         """
-        trainer, pieces, lag = self.collection.trainer, self.cut.pieces, self.collection.max_lag
+        trainer, batches, lag = self.collection.trainer, self.schedule.batches, self.collection.max_lag
         if not lag or math.isinf(in_all := batches_in_all(trainer)):
             return self.iteration + lag
-        left = math.ceil(in_all / pieces) - round(batches_served(trainer) / pieces)
+        left = math.ceil(in_all / batches) - round(batches_served(trainer) / batches)
         return self.iteration + max(0, min(lag, left - 1))
 
     def _shape(self) -> dict[str, Any]:
         """Return the options that decide how a rollout is served."""
-        cut, plan = self.cut, self.collection.plan
+        schedule, plan = self.schedule, self.collection.plan
         return {
             "data.groups": plan.groups,
             "data.group_size": dict(plan.group_sizes),
-            "data.passes": cut.passes,
-            "data.minibatches": cut.minibatches,
-            "trainer.accumulate_grad_batches": cut.accumulation,
+            "data.passes": schedule.passes,
+            "data.minibatches": schedule.minibatches,
+            "trainer.accumulate_grad_batches": schedule.accumulation,
         }
 
     def state(self) -> dict[str, Any]:
         """Return rows and position for a checkpoint; all ranks call it."""
-        if self.position in (0, self.cut.pieces // self.passes):
+        if self.position in (0, self.schedule.batches // self.passes):
             self.collection.write_tokens()
         rows = (
             None
@@ -243,7 +243,7 @@ class TrainingStream:
 def micro_batches(
     learner: RolloutLearner,
     rows: Mapping[str, PolicyBatch],
-    parts: Sequence[Part],
+    parts: Sequence[GroupPart],
     over_ranks: Callable[[Tensor], Tensor],
 ) -> list[Batch]:
     """Return the micro-batches of an update, with each learner's rows and the size of the whole update.
@@ -267,7 +267,7 @@ def micro_batches(
         size[:3] = torch.tensor(astuple(own_totals), dtype=torch.float64)
         trained[name] = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
         order = in_update.nonzero().flatten()
-        if any(part.shares > 1 for part in parts):  # sorted once: an update may have hundreds of parts
+        if any(part.parts > 1 for part in parts):  # sorted once: an update may have hundreds of parts
             order = order[prefix_order(own.token_ids[order])]
         orders[name] = order
     for number, part in enumerate(parts):

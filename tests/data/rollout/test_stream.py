@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from mrlm_pl.data.rollout import stream
-from mrlm_pl.data.rollout.stream import Cut, TrainingStream
+from mrlm_pl.data.rollout.stream import TrainingStream, UpdateSchedule
 from mrlm_pl.episode import Trajectory
 from mrlm_pl.learner.batch import Batch, collate_rows
 
 
 def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches() -> None:
-    cut = Cut(passes=2, minibatches=2, accumulation=2)
-    assert cut.pieces == 8
+    schedule = UpdateSchedule(passes=2, minibatches=2, accumulation=2)
+    assert schedule.batches == 8
     orders = [torch.tensor([3, 1, 0, 2, 5, 4, 7, 6]), torch.tensor([7, 6, 5, 4, 3, 2, 1, 0])]
-    updates = [cut.update_at(position, lambda number: orders[number]) for position in range(8)]
+    updates = [schedule.update_at(position, lambda number: orders[number]) for position in range(8)]
     found = [[part.groups.tolist() for part in update] for update in updates]
     assert [update[position % 2] for position, update in enumerate(found)] == [
         [3, 1], [0, 2], [5, 4], [7, 6], [7, 6], [5, 4], [3, 2], [1, 0],
@@ -27,7 +27,7 @@ def test_every_pass_serves_every_group_once_and_an_update_is_its_micro_batches()
 
 
 def test_more_micro_batches_than_groups_divide_the_rows_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = Cut(passes=1, minibatches=2, accumulation=6)
+    schedule = UpdateSchedule(passes=1, minibatches=2, accumulation=6)
     groups = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 3])
     tokens = [[7, 1], [5, 2], [7, 0], [5, 3], [8, 0], [1, 3], [1, 2], [300, 1], [4, 4], [4, 4]]
     rows = [Trajectory("a", "main", tuple(row), (False, True), (0.0, 0.0), ()) for row in tokens]
@@ -38,7 +38,7 @@ def test_more_micro_batches_than_groups_divide_the_rows_of_each_group(monkeypatc
     monkeypatch.setattr(stream, "prefix_order", lambda ids: sorted_rows.append(len(ids)) or order(ids))
 
     def served(position: int) -> list[list[int]]:
-        parts = cut.update_at(position, lambda number: torch.tensor([2, 3, 1, 0]))
+        parts = schedule.update_at(position, lambda number: torch.tensor([2, 3, 1, 0]))
         batches = stream.micro_batches(learner, {"main": table}, parts, lambda sizes: sizes)  # type: ignore[arg-type]
         return [batch.policies["main"].numbers.tolist() if batch.policies else [] for batch in batches]
 
