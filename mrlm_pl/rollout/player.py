@@ -227,14 +227,17 @@ class EpisodePlayer:
         calls = [partial(play.environment.reset, play.spec.task) for play in plays]
         await self._call("reset", plays, calls, Play.begin)
 
-    def now_waiting(self, plays: Sequence[Play], what: str) -> None:
+    def set_waiting(self, plays: Sequence[Play], what: str) -> None:
         """Record what plays wait for; everything before it is done."""
         self.moves += len(plays)
         for play in plays:
             play.waits_for, play.waits_since = what, time.monotonic()
 
-    def still_playing(self, plays: Sequence[Play]) -> list[Play]:
-        """Return the plays that wait for decisions; truncate those at a limit, which fails programs that wait."""
+    def stop_at_limits(self, plays: Sequence[Play]) -> list[Play]:
+        """Truncate the plays that have reached a limit, and return those that continue.
+
+        A program that waits for a reply cannot be truncated: its play fails.
+        """
         for play in plays:
             reason = "" if play.over else play.limit(self.max_turns, self.seats)
             if reason == CONTEXT_STOP and not play.turns and not play.calling:
@@ -265,7 +268,7 @@ class EpisodePlayer:
 
     async def _decide(self, plays: Sequence[Play]) -> list[Play]:
         """Return the plays that continue, with every decision that was due: sampled ones in one engine call."""
-        waiting, owners = self.still_playing(plays), []
+        waiting, owners = self.stop_at_limits(plays), []
         for play in waiting:
             for agent in play.due:
                 if (given := play.spec.given(agent, play.steps)) is not None:
@@ -276,7 +279,7 @@ class EpisodePlayer:
             return waiting
         requests = [play.request(agent, self.seats[agent], session=f"{play.id}/{agent}") for play, agent in owners]
         started = time.perf_counter()
-        self.now_waiting(waiting, "the engine")
+        self.set_waiting(waiting, "the engine")
         samples = await self.engine.sample(requests)
         share = (time.perf_counter() - started) / len(requests)
         for (play, agent), request, sample in zip(owners, requests, samples, strict=True):
@@ -293,7 +296,7 @@ class EpisodePlayer:
         self, phase: str, plays: Sequence[Play], calls: Sequence[Callable[[], Any]], receive: Callable[..., None]
     ) -> None:
         """Call each play's environment, and let the play receive the answer."""
-        self.now_waiting(plays, f"its environment's {phase}")
+        self.set_waiting(plays, f"its environment's {phase}")
         for play, result in zip(plays, await self.call(calls), strict=True):
             play.environment_seconds += result.seconds
             try:

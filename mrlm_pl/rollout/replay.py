@@ -146,7 +146,7 @@ class RecordPlayer(EpisodePlayer):
         self._records = {f"{episode.id}/replay": episode for episode in episodes}
         return self.play_blocking([replayed(episode) for episode in episodes])
 
-    def still_playing(self, plays: Sequence[Play]) -> list[Play]:
+    def stop_at_limits(self, plays: Sequence[Play]) -> list[Play]:
         for play in plays:
             if play.over or all((agent, play.steps) in play.spec.script for agent in play.due):
                 continue

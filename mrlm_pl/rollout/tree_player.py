@@ -132,7 +132,7 @@ class TreePlayer:
         paths: dict[str, list[Play]] = {spec.id: [] for spec in specs}
         kept: set[str] = set()
         while nodes:
-            waiting = self.player.still_playing(nodes)
+            waiting = self.player.stop_at_limits(nodes)
             self._check_size(waiting)
             for node in nodes:
                 if node.over:
@@ -174,7 +174,7 @@ class TreePlayer:
             for number in range(self.branches_of(node))
         ]
         started = time.perf_counter()
-        self.player.now_waiting(nodes, "the engine")
+        self.player.set_waiting(nodes, "the engine")
         answers = iter(zip(requests, await self.player.engine.sample(requests), strict=True))
         share = (time.perf_counter() - started) / len(nodes)
         branches = []
