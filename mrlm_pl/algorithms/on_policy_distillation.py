@@ -51,7 +51,7 @@ class OnPolicyDistillation(PolicyGradient):
     """
 
     default_loss = "ppo"
-    silence = "no episode counts as solved, so that no sibling has an answer to teach"
+    no_signal = "no episode counts as solved, so that no sibling has an answer to teach"
 
     def __init__(
         self,

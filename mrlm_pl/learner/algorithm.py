@@ -62,8 +62,8 @@ class Algorithm(LightningModule, ABC):
     smallest_group = 1
     """Fewest episodes per task that the advantage is defined for."""
 
-    silence: str = EQUAL_RETURNS
-    """The finding of :meth:`without_signal` about a group, for messages."""
+    no_signal: str = EQUAL_RETURNS
+    """Text for groups that :meth:`without_signal` finds, for messages."""
 
     uses_greedy_baseline: bool = False
     """Play each task once more with the most probable tokens, for comparison."""

@@ -48,8 +48,8 @@ class RolloutLearner(Protocol):
     smallest_group: int
     """Fewest episodes per task that the advantage is defined for."""
 
-    silence: str
-    """The finding of :meth:`without_signal` about a group, for messages."""
+    no_signal: str
+    """Text for groups that :meth:`without_signal` finds, for messages."""
 
     uses_greedy_baseline: bool
     """True if each group comes with one greedy episode of its task."""
@@ -102,7 +102,7 @@ class RolloutLearner(Protocol):
         """Return the name of the policy that decides for an agent."""
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        """Return True if a group has zero advantage everywhere."""
+        """Return True if a group carries no learning signal."""
 
     def gathered(self) -> AbstractContextManager[None]:
         """Return a context in which all weights are whole; all ranks enter together."""

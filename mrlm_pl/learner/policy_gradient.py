@@ -353,7 +353,7 @@ class PolicyGradient(Algorithm):
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         if isinstance(self.further, Coalitions):
-            return self.further.silent(group)
+            return self.further.without_signal(group)
         if self.turns is not None:
             return not self.turns.advantages(turn_returns_of(group)).any()
         return equal_returns(group) if self.tree is None else self.tree.without_signal(group)

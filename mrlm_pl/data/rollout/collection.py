@@ -126,10 +126,10 @@ class Collection:
         self.trainer, self.learner = learner.trainer, learner
         self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.tree is not None
         self.plan.further = learner.further
-        self.plan.silent = lambda group: learner.without_signal(self.tasks.worth(group))
+        self.plan.without_signal = lambda group: learner.without_signal(self.tasks.worth(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
         self._writes = self.saved is not None and writes_files(self.trainer)
-        self._signal = SignalCheck(self.sampling, compares, learner.silence)
+        self._signal = SignalCheck(self.sampling, compares, learner.no_signal)
         if self.max_lag:
             self.collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
         else:
@@ -232,7 +232,7 @@ class Collection:
         unused = [*collected.replaced, *collected.greedy, *branches]
         several, plan = len(self.tasks.environments) > 1, self.plan
         measured = CollectionSums.of(
-            episodes, seconds, plan.silent, unused, branches, several, earlier_tokens=collected.earlier_tokens
+            episodes, seconds, plan.without_signal, unused, branches, several, earlier_tokens=collected.earlier_tokens
         )
         measured.means |= collected.metrics
         if plan.resample_rounds:

@@ -111,7 +111,7 @@ class CollectionSums:
         cls,
         episodes: Sequence[Episode],
         seconds: float,
-        silent: Callable[[Sequence[Episode]], bool] = equal_returns,
+        without_signal: Callable[[Sequence[Episode]], bool] = equal_returns,
         unused: Sequence[Episode] = (),
         branches: Sequence[Episode] = (),
         by_task: bool = False,
@@ -122,7 +122,7 @@ class CollectionSums:
         Args:
             episodes: those that train.
             seconds: of the collection.
-            silent: whether a group carries no learning signal.
+            without_signal: whether a group carries no learning signal.
             unused: others that were played in that time; they are throughput, and may have failed.
             branches: those of ``unused`` that complete the groups of the ones that train.
             by_task: whether reward and success are also measured by environment.
@@ -142,7 +142,7 @@ class CollectionSums:
                 groups[branch.group].append(branch)
         values = {
             "rollout/truncated_turns": [(float(turn.finish_reason == "length"), 1.0) for turn, _ in turns],
-            "rollout/zero_variance_groups": [(float(silent(group)), 1.0) for group in groups.values()],
+            "rollout/zero_variance_groups": [(float(without_signal(group)), 1.0) for group in groups.values()],
             **measured,
         }
         means = {
@@ -288,11 +288,11 @@ class SignalCheck:
         sampling: how training episodes are sampled.
         compares: whether the algorithm compares the episodes of a task, so that equal returns in each group carry no
             signal; otherwise equal returns, agent by agent, in all episodes of these iterations carry none.
-        silence: text for groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.silence`.
+        no_signal: text for groups without a signal; see :attr:`~mrlm_pl.learner.algorithm.Algorithm.no_signal`.
     """
 
-    def __init__(self, sampling: Sampling, compares: bool, silence: str = EQUAL_RETURNS) -> None:
-        self.compares, self.silence = compares, silence
+    def __init__(self, sampling: Sampling, compares: bool, no_signal: str = EQUAL_RETURNS) -> None:
+        self.compares, self.no_signal = compares, no_signal
         settings = [sampling, *(sampling.of(name) for name in sampling.policies)]
         self._greedy = not any(one.temperature for one in settings)
         self._one_token = all(one.max_tokens == 1 for one in settings)
@@ -320,9 +320,9 @@ class SignalCheck:
         self._flat = self._flat + 1 if flat else 0
         self._truncated = self._truncated + 1 if truncated else 0
         if self._flat == _ITERATIONS:
-            silence = self.silence if self.compares else "all rewards are equal"
+            finding = self.no_signal if self.compares else "all rewards are equal"
             cause = self._cause(metrics, truncated and not self._one_token)
-            self._warn(f"{_ITERATIONS} iterations in a row have no learning signal: {silence}. Likely cause: {cause}")
+            self._warn(f"{_ITERATIONS} iterations in a row have no learning signal: {finding}. Likely cause: {cause}")
         elif self._truncated == _ITERATIONS and not self._one_token:
             self._warn(
                 f"every turn of {_ITERATIONS} iterations in a row is truncated at data.sampling.max_tokens "
@@ -345,9 +345,9 @@ class SignalCheck:
             )
         if truncated:
             return f"every turn is truncated at data.sampling.max_tokens {self._limits}, before an answer; raise it"
-        if self.silence != EQUAL_RETURNS and "rollout/success" not in metrics:
+        if self.no_signal != EQUAL_RETURNS and "rollout/success" not in metrics:
             return "the environment does not say which episodes succeed; set its `success_at` where it has one"
-        if self.silence != EQUAL_RETURNS:
+        if self.no_signal != EQUAL_RETURNS:
             return "the tasks are too hard for the model; use easier ones first"
         if metrics.get("rollout/success") == 1.0:
             return "every episode succeeds; use harder tasks"

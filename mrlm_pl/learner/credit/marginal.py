@@ -163,7 +163,7 @@ class Coalitions(FurtherEpisodes):
         contributed = [shares[episode.id][agent] for episode, agent in zip(found.episode, found.agent, strict=True)]
         return dataclasses.replace(found, reward=torch.tensor(contributed, dtype=torch.float64) + found.bonus)
 
-    def silent(self, group: Sequence[Episode]) -> bool:
+    def without_signal(self, group: Sequence[Episode]) -> bool:
         """Return whether each agent contributed the same to all episodes of a group."""
         returns = self.returns(group)
         found = set(zip(returns.comparison.tolist(), returns.reward.tolist(), strict=True))

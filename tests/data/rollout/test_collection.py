@@ -31,7 +31,7 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names
     collection = Collection(parts, parts, parts, Sampling(), None, 0, AsyncOptions(), EpisodeRetention())
     measures = TokenMeasures(0, {})
     learner: Any = SimpleNamespace(trainer=trainer, metrics=SimpleNamespace(tokens=measures))
-    learner.smallest_group, learner.tree, learner.further, learner.silence = 2, None, None, ""
+    learner.smallest_group, learner.tree, learner.further, learner.no_signal = 2, None, None, ""
     collection.begin(learner)
     task = Task("echo", "train", 0, 0, {})
     failed = Episode("1-0-0", task, "1-0", 0, 1, trajectories={}, stop_reason="error", error="away")

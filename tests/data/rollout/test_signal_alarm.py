@@ -56,7 +56,7 @@ def test_the_third_iteration_without_a_signal_warns_of_the_cause(
 
 @pytest.mark.parametrize(("success", "cause"), [({}, "`success_at`"), ({"rollout/success": 0.0}, "too hard")])
 def test_teachers_are_no_returns(success: Mapping[str, float], cause: str, caplog: pytest.LogCaptureFixture) -> None:
-    check = SignalCheck(Sampling(), True, OnPolicyDistillation.silence)
+    check = SignalCheck(Sampling(), True, OnPolicyDistillation.no_signal)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             check.see({**FLAT, **success}, returns(0.5))

@@ -177,8 +177,8 @@ def test_bonuses_of_turns_are_added(group: list[Episode]) -> None:
 def test_equal_contributions_are_silent(group: list[Episode]) -> None:
     coalitions = Coalitions("marginal")
     made, _ = play(coalitions.due(group, 0))
-    assert not coalitions.silent([*group, *made])
-    assert coalitions.silent([group[0], *made[:3]])
+    assert not coalitions.without_signal([*group, *made])
+    assert coalitions.without_signal([group[0], *made[:3]])
 
 
 def paid(episode: Episode, reward: float) -> Episode:

@@ -49,7 +49,7 @@ class GroupPlan:
             ``drop`` leaves the whole group out; ``resample`` plays other episodes in their place, then shrinks.
         member_rounds: how many times ``resample`` does so.
         smallest_group: fewest episodes that the algorithm can compare.
-        silent: whether a group carries no learning signal.
+        without_signal: whether a group carries no learning signal.
         trees: whether the episodes are the paths of a turn tree. Paths share decisions, so ``resample`` plays the whole
             tree again.
         further: the further episodes of each group.
@@ -66,7 +66,7 @@ class GroupPlan:
     failed_members: FailedMembers = "shrink"
     member_rounds: int = 2
     smallest_group: int = 1
-    silent: Callable[[Sequence[Episode]], bool] = equal_returns
+    without_signal: Callable[[Sequence[Episode]], bool] = equal_returns
     trees: bool = False
     further: FurtherEpisodes | None = None
 
@@ -153,7 +153,7 @@ class GroupDraft:
             members = [*found.episodes]
             if plan.further is not None and not left_out:
                 members += yield from self._branched(plan.further)
-            if attempt == plan.resample_rounds or not (left_out or plan.silent(members)):
+            if attempt == plan.resample_rounds or not (left_out or plan.without_signal(members)):
                 break
         found.counts = {
             "resampled_groups": float(attempt),

@@ -50,7 +50,7 @@ def test_rounds_follow_the_ordinary_episodes_and_come_before_another_task() -> N
         signals.append(len(group))
         return len(signals) == 1
 
-    draft = GroupDraft(plan(further=further, failed_members="resample", resample_rounds=1, silent=silent), 0, 0)
+    draft = GroupDraft(plan(further=further, failed_members="resample", resample_rounds=1, without_signal=silent), 0, 0)
     draft.take(played(draft.due, "x"))
     draft.take(played(draft.due))
     for rounds in range(2):
