@@ -18,14 +18,13 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from mrlm_pl.data.rollout.alarms import SignalCheck, VerifierWatch
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
 from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.data.rollout.metrics import (
     CollectionSums,
     RunTotals,
-    SignalCheck,
-    VerifierWatch,
     reward_sums,
     success_counts,
     token_count,
@@ -219,9 +218,9 @@ class Collection:
             parts = measured.components[of_environments[0]].means()
             self.components = tuple(of_environments[0] + name for name in parts) if len(parts) > 1 else ()
         if data_parallel_rank(self.trainer)[0] == 0:
-            self._signal.see(metrics, measured.returns)
-        if (parted := self._verifiers.see(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
-            logger.warning(parted)
+            self._signal.add(metrics, measured.returns)
+        if (warning := self._verifiers.add(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
+            logger.warning(warning)
         learned = self.tasks.learn(measured.successes) if self.tasks.curriculum is not None else {}
         totals, prepared = self.totals.after(iteration + 1, measured.played), self.learner.metrics.take_rollout()
         return metrics | prepared | learned | totals

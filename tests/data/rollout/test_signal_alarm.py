@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from mrlm_pl.algorithms import OnPolicyDistillation
-from mrlm_pl.data.rollout.metrics import CollectionSums, Returns, SignalCheck
+from mrlm_pl.data.rollout.alarms import SignalCheck
+from mrlm_pl.data.rollout.metrics import CollectionSums, Returns
 from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
@@ -49,7 +50,7 @@ def test_the_third_iteration_without_a_signal_warns_of_the_cause(
     check = SignalCheck(sampling, compares=True)
     with caplog.at_level(logging.WARNING):
         for iteration in range(10):
-            check.see(metrics, returns(reward))
+            check.add(metrics, returns(reward))
             assert len(logged_here(caplog)) == (iteration >= 2), "once, after three iterations in a row"
     assert cause in caplog.text
 
@@ -59,7 +60,7 @@ def test_teachers_are_no_returns(success: Mapping[str, float], cause: str, caplo
     check = SignalCheck(Sampling(), True, OnPolicyDistillation.no_signal)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            check.see({**FLAT, **success}, returns(0.5))
+            check.add({**FLAT, **success}, returns(0.5))
     assert "no episode counts as solved" in caplog.text
     assert cause in caplog.text
     assert "returns" not in caplog.text
@@ -73,7 +74,7 @@ def test_rewards_that_differed_before_depend_on_the_reply(
     with caplog.at_level(logging.WARNING):
         for flat in (0.5, 1.0, 1.0, 1.0):
             found = frozenset().union(*map(returns, rewards))
-            check.see({"rollout/zero_variance_groups": flat, "rollout/entropy": 0.3}, found)
+            check.add({"rollout/zero_variance_groups": flat, "rollout/entropy": 0.3}, found)
     assert f"has converged: rewards differed before and are {said}; use harder tasks" in caplog.text
     assert "does not depend" not in caplog.text
 
@@ -82,7 +83,7 @@ def test_one_iteration_with_a_signal_starts_the_count_again(caplog: pytest.LogCa
     check = SignalCheck(Sampling(), compares=True)
     with caplog.at_level(logging.WARNING):
         for flat in (1.0, 1.0, 0.9, 1.0, 1.0):
-            check.see({"rollout/zero_variance_groups": flat}, returns(0.0))
+            check.add({"rollout/zero_variance_groups": flat}, returns(0.0))
     assert not logged_here(caplog)
 
 
@@ -90,10 +91,10 @@ def test_an_algorithm_that_does_not_compare_needs_rewards_that_differ(caplog: py
     check = SignalCheck(Sampling(), compares=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            check.see(FLAT, returns(0.0) | returns(1.0))
+            check.add(FLAT, returns(0.0) | returns(1.0))
         assert not logged_here(caplog), "groups of one always have equal returns"
         for _ in range(3):
-            check.see(FLAT, returns(1.0))
+            check.add(FLAT, returns(1.0))
     assert "all rewards are equal" in caplog.text
 
 
@@ -101,7 +102,7 @@ def test_turns_that_are_all_truncated_are_named_although_rewards_differ(caplog: 
     check = SignalCheck(Sampling(max_tokens=5), compares=True)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": 1.0}, returns(0.0))
+            check.add({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": 1.0}, returns(0.0))
     assert len(logged_here(caplog)) == 1
     assert "max_tokens 5" in caplog.text
 
@@ -120,7 +121,7 @@ def test_truncation_is_named_once_in_a_run_and_not_where_every_turn_is_one_token
     check = SignalCheck(sampling, compares=True)
     with caplog.at_level(logging.WARNING):
         for truncated in (1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0):
-            check.see({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": truncated}, returns(0.0))
+            check.add({"rollout/zero_variance_groups": 0.0, "rollout/truncated_turns": truncated}, returns(0.0))
     assert len(logged_here(caplog)) == warnings
 
 
@@ -128,9 +129,9 @@ def test_one_episode_an_iteration_whose_reward_changes_is_a_signal(caplog: pytes
     check = SignalCheck(Sampling(), compares=False)
     with caplog.at_level(logging.WARNING):
         for reward in (0.0, 1.0, 0.0, 0.0, 1.0, 1.0):
-            check.see(FLAT, returns(reward))
+            check.add(FLAT, returns(reward))
         assert not logged_here(caplog)
-        check.see(FLAT, returns(1.0))
+        check.add(FLAT, returns(1.0))
     assert "all rewards are equal" in caplog.text, "the third in a row"
 
 
@@ -139,7 +140,7 @@ def test_an_episode_of_each_rank_counts(caplog: pytest.LogCaptureFixture) -> Non
     check = SignalCheck(Sampling(), compares=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            check.see(FLAT, ranks[0].plus(ranks[1]).returns)
+            check.add(FLAT, ranks[0].plus(ranks[1]).returns)
     assert not logged_here(caplog)
 
 
@@ -150,8 +151,8 @@ def test_a_zero_sum_game_has_a_signal_although_the_mean_over_the_agents_is_alway
     check = SignalCheck(Sampling(), compares=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            check.see(FLAT, won.returns)
+            check.add(FLAT, won.returns)
         assert not logged_here(caplog)
         for _ in range(3):
-            check.see(FLAT, CollectionSums.of(lost, 1.0).returns)
+            check.add(FLAT, CollectionSums.of(lost, 1.0).returns)
     assert "rewards differed before and are now -1 to 1" in caplog.text

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
-from mrlm_pl.data.rollout.metrics import VerifierWatch, have_parted
+from mrlm_pl.data.rollout.alarms import VerifierWatch, diverged
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.episode import Message
@@ -30,11 +30,11 @@ def means(score: float, accuracy: float | None, episodes: int = 64, name: str = 
 def told(run: list[dict[str, Any]], watch: VerifierWatch | None = None) -> list[int]:
     """The iterations that are warned of."""
     watch = watch or VerifierWatch()
-    return [number for number, item in enumerate(run) if watch.see(item) is not None]
+    return [number for number, item in enumerate(run) if watch.add(item) is not None]
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "parted"),
+    ("before", "after", "expected"),
     [
         ((24, 100, 7, 100), (72, 100, 1, 100), True),  # .07 - .01 = .06 > 2 sqrt(.0651/100 + .0099/100) = .0548
         ((24, 100, 7, 100), (72, 100, 2, 100), False),  # .05 < 2 sqrt(.0651/100 + .0196/100) = .0582
@@ -46,15 +46,15 @@ def told(run: list[dict[str, Any]], watch: VerifierWatch | None = None) -> list[
         ((0, 100, 100, 100), (100, 100, 0, 100), True),
     ],
 )
-def test_the_rule(before: Any, after: Any, parted: bool) -> None:
-    assert have_parted(before, after) is parted
+def test_the_rule(before: Any, after: Any, expected: bool) -> None:
+    assert diverged(before, after) is expected
 
 
 def test_environments_that_part_in_the_same_iteration_are_all_named() -> None:
     watch = VerifierWatch()
     run = [means(0.24, 0.5, 256, "a") | means(0.24, 0.5, 256, "b")] * 2
     run += [means(0.72, 0.01, 256, "a") | means(0.72, 0.01, 256, "b")] * 2
-    texts = [watch.see(item) for item in run]
+    texts = [watch.add(item) for item in run]
     assert texts[:3] == [None] * 3
     assert [line.partition(":")[0] for line in str(texts[3]).splitlines()] == ["a", "b"]
     assert [len(found["b"]) for found in (watch.state()["first"], watch.state()["latest"])] == [2, 2]
@@ -64,7 +64,7 @@ def test_a_run_of_four_iterations_is_warned_of_once() -> None:
     run = [means(0.24, 0.07, 256), means(0.4, 0.06, 256), means(0.6, 0.02, 256), *[means(0.72, 0.01, 256)] * 5]
     assert told(run) == [3]
     watch = VerifierWatch()
-    text = next(found for item in run if (found := watch.see(item)))
+    text = next(found for item in run if (found := watch.add(item)))
     assert "sums: the verifier's score has risen from 0.320 to 0.660" in text
     assert "while the accuracy has fallen from 0.065 to 0.015" in text
 
