@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import InProcessEngine, RayPool, RayReference, SampleRequest, Sampling
 from mrlm_pl.engines.transfer.broadcast import WeightReceiver, WeightSender
-from mrlm_pl.engines.transfer.manifest import Snapshot, checksum
+from mrlm_pl.engines.transfer.manifest import WeightSnapshot, checksum
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.tiny import build_tokenizer
@@ -125,7 +125,7 @@ def sync_figures(receivers: int, bucket: int, arguments: argparse.Namespace) -> 
     divisor = arguments.divisor
     model = build_model(48, 5120 // divisor, 40, 8, 13_824 // divisor, 152_064 // divisor)
     tensors = dict(model.named_parameters())
-    snapshot, sender = Snapshot(), WeightSender()
+    snapshot, sender = WeightSnapshot(), WeightSender()
     sides = [WeightReceiver() for _ in range(receivers)]
     invitation, taking, sending = sender.invite(receivers), [], []
     with ThreadPoolExecutor(receivers) as threads:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mrlm_pl.data.rollout.metrics import Returns
+from mrlm_pl.data.rollout.metrics import AgentReturns
 from mrlm_pl.engines import Sampling
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
@@ -51,9 +51,9 @@ class SignalCheck:
         self._limits = ", ".join(dict.fromkeys(str(one.max_tokens) for one in settings))
         self._flat = self._truncated = 0
         self._varied = False  # an earlier iteration had a signal
-        self._returns: frozenset[Returns] = frozenset()
+        self._returns: frozenset[AgentReturns] = frozenset()
 
-    def add(self, metrics: Mapping[str, float], returns: frozenset[Returns]) -> None:
+    def add(self, metrics: Mapping[str, float], returns: frozenset[AgentReturns]) -> None:
         """Add an iteration.
 
         Args:

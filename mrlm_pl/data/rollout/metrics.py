@@ -16,7 +16,7 @@ from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
 from mrlm_pl.turn_tree import turn_trees
 
 _OF_TASKS = ("reward", "success")
-Returns = tuple[tuple[str, float], ...]
+AgentReturns = tuple[tuple[str, float], ...]
 """The return of each agent in an episode, with its name."""
 
 
@@ -98,7 +98,7 @@ class CollectionSums:
     successes: dict[str, tuple[float, float]] = field(default_factory=dict)
     components: dict[str, Components] = field(default_factory=dict)
     played: dict[str, float] = field(default_factory=dict)
-    returns: frozenset[Returns] = frozenset()
+    returns: frozenset[AgentReturns] = frozenset()
 
     @classmethod
     def of(

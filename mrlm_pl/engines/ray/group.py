@@ -20,7 +20,7 @@ from mrlm_pl.engines.ray.cluster import RayCluster, WorkerLostError
 from mrlm_pl.engines.ray.gpus import GpuTeller, room_for_workers, shared_gpu, visible_gpus, wrong_reservation
 from mrlm_pl.engines.ray.settings import PoolDeadlines, PoolResources, WeightTransfer
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightSender
-from mrlm_pl.engines.transfer.manifest import Snapshot
+from mrlm_pl.engines.transfer.manifest import WeightSnapshot
 from mrlm_pl.errors import ConfigurationError, EngineError
 from mrlm_pl.policy.architecture import Architecture
 from mrlm_pl.policy.sharding import all_tensors, is_split, whole, world_size
@@ -50,7 +50,7 @@ class _Served:
     architecture: Architecture
     version: int = 0
     answer: Any = None  # of the workers' last switch
-    snapshot: Snapshot = field(default_factory=Snapshot)
+    snapshot: WeightSnapshot = field(default_factory=WeightSnapshot)
     read: ReadModel | None = None  # reads the weights again if no snapshot is kept
     checksums: dict[str, int] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ class WorkerGroup(ABC):
         self._take(served, served.read())
         if served.checksums != before:
             changed = sorted(name for name, value in before.items() if served.checksums.get(name) != value)
-            served.snapshot, served.checksums = Snapshot(), before
+            served.snapshot, served.checksums = WeightSnapshot(), before
             raise EngineError(
                 f"a new worker of {self.kind} needs the weights of {model!r} again, but {changed[0]!r} has changed "
                 "since the run began; restore the files of the model and continue with `--ckpt_path last`"
@@ -173,7 +173,7 @@ class WorkerGroup(ABC):
         behind = [worker for worker in workers if worker not in lost and worker.serves[model][0] != served.checksums]
         lost |= self._send(model, behind)
         if served.read is not None:
-            served.snapshot = Snapshot()
+            served.snapshot = WeightSnapshot()
         ready = [worker for worker in workers if worker not in lost and worker.serves[model] != current]
         lost |= self._on_all(ready, "switch to new weights", "switch", model, served.version)
         for worker in ready:

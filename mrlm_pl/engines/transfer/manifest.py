@@ -84,7 +84,7 @@ class _Kept:
     changes: int
 
 
-class Snapshot:
+class WeightSnapshot:
     """The tensors that engines serve, to fill receivers while training continues.
 
     Trained tensors (``requires_grad``) are copied to the CPU; all others are referred to in place, and read again only

@@ -17,7 +17,7 @@ from mrlm_pl.advantages import (
     leaf_advantages,
 )
 from mrlm_pl.episode import Episode, decided
-from mrlm_pl.learner.credit.decisions import Decision, DecisionReturns, row_of_turn
+from mrlm_pl.learner.credit.decisions import DecisionReturns, ValuedDecision, row_of_turn
 from mrlm_pl.learner.credit.returns import group_numbers, labels
 from mrlm_pl.learner.credit.turn_returns import TurnReturns
 from mrlm_pl.rewards import RewardShare, TurnBonus
@@ -56,7 +56,7 @@ def alternatives_of(
             turn, row = decided(episode)[step][agent]
             value = episode.reward if reward == "team" else episode.rewards()[agent]
             value += bonus(turn) if bonus else 0.0
-            decisions.append(Decision(episode.group, origin, row_of_turn(row, turn), turn, value))
+            decisions.append(ValuedDecision(episode.group, origin, row_of_turn(row, turn), turn, value))
     return DecisionReturns(
         finite_rewards(torch.tensor([decision.value for decision in decisions], dtype=torch.float64)),
         torch.tensor(labels((d.node, d.turn.index, d.turn.agent) for d in decisions), dtype=torch.int64),

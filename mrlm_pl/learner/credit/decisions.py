@@ -33,7 +33,7 @@ Weighting = Literal["reach", "equal"]
 
 
 @dataclass(frozen=True)
-class Decision:
+class ValuedDecision:
     """One decision of one agent, in whatever paths it occurs.
 
     Attributes:
@@ -72,7 +72,7 @@ class DecisionReturns:
 
     reward: Tensor
     comparison: Tensor
-    decisions: list[Decision]
+    decisions: list[ValuedDecision]
     groups: Mapping[str, int]
     greedy: Tensor
     baseline: Tensor | None = None
@@ -175,7 +175,7 @@ class TreeCredit:
             torch.tensor(baselines, dtype=torch.float64) if self.counterfactual else None,
         )
 
-    def _greedy_return(self, episode: Episode | None, decision: Decision, bonus: TurnBonus) -> float:
+    def _greedy_return(self, episode: Episode | None, decision: ValuedDecision, bonus: TurnBonus) -> float:
         """Return the greedy episode's return from the decision's turn on, as the decision's return counts."""
         if episode is None:
             return math.nan
@@ -224,7 +224,7 @@ class TreeCredit:
         worth = grouped(((d.node, d.turn.agent), d.value - d.baseline) for d in decisions)
         return all(len(set(values)) < 2 for values in worth.values())
 
-    def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[Decision]:
+    def _valued(self, tree: TurnTree, bonus: TurnBonus) -> list[ValuedDecision]:
         """Return the decisions of a tree with a value."""
         made = grouped(((node, agent), (number, *found)) for (node, agent, number), found in tree.decisions.items())
         shared = joint_returns(tree, None, self.gamma) if self.reward == "team" else {}
@@ -242,7 +242,7 @@ class TreeCredit:
                 summed = len(decisions) ** (len(deciding) - 1) if sums else 1
                 worth = self._worth(returns, place, extra, summed)
                 valued += [
-                    Decision(
+                    ValuedDecision(
                         tree.paths[0].group, node, row_of_turn(row, turn), turn, *worth[number], summed, reach[node]
                     )
                     for number, turn, row in decisions

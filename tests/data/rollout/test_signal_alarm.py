@@ -7,14 +7,14 @@ import pytest
 
 from mrlm_pl.algorithms import OnPolicyDistillation
 from mrlm_pl.data.rollout.alarms import SignalCheck
-from mrlm_pl.data.rollout.metrics import CollectionSums, Returns
+from mrlm_pl.data.rollout.metrics import AgentReturns, CollectionSums
 from mrlm_pl.engines import Sampling
 from mrlm_pl.engines.base import PolicySampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from tests.support.logs import logged_here
 
 
-def returns(reward: float) -> frozenset[Returns]:
+def returns(reward: float) -> frozenset[AgentReturns]:
     return frozenset({(("x", reward),)})
 
 

@@ -18,7 +18,7 @@ import xxhash
 from torch import Tensor, nn
 
 from mrlm_pl.engines.transfer.broadcast import Invitation, WeightReceiver, WeightSender, install
-from mrlm_pl.engines.transfer.manifest import Manifest, Snapshot
+from mrlm_pl.engines.transfer.manifest import Manifest, WeightSnapshot
 from mrlm_pl.errors import EngineError
 from tests.support.weight_processes import many_tensors
 
@@ -64,7 +64,7 @@ def empty_like(given: dict[str, Tensor]) -> dict[str, Tensor]:
 def sent(
     sender: WeightSender,
     threads: ThreadPoolExecutor,
-    snapshot: Snapshot,
+    snapshot: WeightSnapshot,
     manifest: Manifest,
     receivers: list[WeightReceiver],
     again: Invitation | None = None,
@@ -77,8 +77,8 @@ def sent(
     return invitation, got
 
 
-def snapshot_of(given: dict[str, Tensor]) -> Snapshot:
-    snapshot = Snapshot()
+def snapshot_of(given: dict[str, Tensor]) -> WeightSnapshot:
+    snapshot = WeightSnapshot()
     snapshot.take(given)
     return snapshot
 
@@ -147,7 +147,7 @@ def test_the_snapshot_keeps_trained_tensors_as_they_were_taken() -> None:
 
 def test_tensors_that_pass_by_are_all_copied() -> None:
     given = {"frozen": torch.ones(4)}
-    snapshot = Snapshot()
+    snapshot = WeightSnapshot()
     snapshot.take(given, passing=True)
     given["frozen"].data.zero_()
     assert snapshot["frozen"].view(torch.float32).tolist() == [1] * 4
