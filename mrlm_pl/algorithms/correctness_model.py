@@ -102,7 +102,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         guesses = self._question_losses(name, rows)[0]
         with torch.no_grad():
             agree = ((scores > 0) == (rows.correct > 0.5)).float()
-        self.metrics.add_policy(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
+        self.metrics.add_means(name, {"accuracy": agree.mean(), "question_only_loss": guesses.mean()}, len(agree))
         answers = batch.totals[name].sequences
         probed = guesses.sum() / answers
         return losses.sum() / answers + (probed - probed.detach())  # the loss is the verifier's alone

@@ -114,7 +114,7 @@ class MADPO(Algorithm):
             if len(self.policies) > 1:
                 for name, part in losses.items():
                     margin = self.beta * self._compare({name: part})[0].mean()
-                    self.metrics.add_policy(name, {"reward_margin": margin}, len(gaps))
+                    self.metrics.add_means(name, {"reward_margin": margin}, len(gaps))
         # An update has one denominator, its pairs; each policy counts the fraction of their tokens that it sampled.
         return self.loss(gaps).sum() / round(sum(size.episodes for size in batch.totals.values()))
 

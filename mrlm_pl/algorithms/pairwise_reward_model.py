@@ -48,7 +48,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, gaps = self._compare(name, rows)
-        self.metrics.add_policy(name, {"pair_accuracy": _share_won(gaps), "margin": gaps.mean()}, len(gaps))
+        self.metrics.add_means(name, {"pair_accuracy": _share_won(gaps), "margin": gaps.mean()}, len(gaps))
         return losses.sum() / (batch.totals[name].sequences / 2)
 
     def _compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, Tensor]:

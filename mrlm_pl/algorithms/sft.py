@@ -82,7 +82,7 @@ class SFT(Algorithm):
         logp, parts = self._likelihoods(name, rows)
         loss = torch.zeros((), device=logp.device)
         for metric, (weight, mask, key) in parts.items():
-            self.metrics.add_policy(name, {metric: masked_mean(-logp, mask)}, mask.sum())
+            self.metrics.add_means(name, {metric: masked_mean(-logp, mask)}, mask.sum())
             if weight and batch.totals[key].tokens:
                 losses, lengths = cross_entropy_loss(logp, mask), mask.sum(-1)
                 part = reduce_tokens(losses, mask, self.reduction, batch.totals[key], episode_tokens=lengths)

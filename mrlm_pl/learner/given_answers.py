@@ -37,7 +37,7 @@ class GivenAnswersAlgorithm(Algorithm):
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:
         losses, metrics = self.compare(name, rows)
-        self.metrics.add_policy(name, metrics, len(losses))
+        self.metrics.add_means(name, metrics, len(losses))
         return losses.sum() / (batch.totals[name].sequences / (len(rows) // len(losses)))
 
     def measure(self, prefix: str, batch: Batch) -> None:

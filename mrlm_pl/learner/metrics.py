@@ -72,7 +72,7 @@ class Metrics:
             total, weights = self._means[name][0] + total, self._means[name][1] + weights
         self._means[name] = total, weights
 
-    def add_policy(self, policy: str, means: Mapping[str, Tensor], weight: Tensor | float) -> None:
+    def add_means(self, policy: str, means: Mapping[str, Tensor], weight: Tensor | float) -> None:
         """Add a policy's means over part of an update to the metrics of that update.
 
         Args:
@@ -120,7 +120,7 @@ class Metrics:
         means["approx_kl"] = approx_kl(logp, rows.old_logp, mask)
         if rows.ref_logp is not None:
             means["kl"] = masked_mean(kl_k3(logp, rows.ref_logp, mask), mask)
-        self.add_policy(policy, means, mask.sum())
+        self.add_means(policy, means, mask.sum())
         self.add_largest(policy, largest)
 
     def add_values(self, learner: str, returns: Moments, errors: Moments) -> None:
@@ -146,7 +146,7 @@ class Metrics:
         Args:
             trainer: of the run; None for this process alone.
         """
-        own = self.of_this_rank()
+        own = self.own_update()
         self._means, self._largest, self._sums = {}, {}, {}
         ranks = [own] if trainer is None else gather_ranks(trainer, own)
         totals = summed_pairs(item for means, _, _ in ranks for item in means.items())
@@ -179,8 +179,8 @@ class Metrics:
         bar.update({name: value for name, value in row.items() if on_bar(name) or name in bar or name in own})
         self.row |= row
 
-    def of_this_rank(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
-        """Return this rank's (total, weight) of each mean, largest values and sums, in one transfer from the device."""
+    def own_update(self) -> tuple[dict[str, tuple[float, float]], dict[str, float], dict[str, float]]:
+        """Return (total, weight) of each mean, the largest values and the sums of this rank, in one transfer."""
         tensors = [*itertools.chain(*self._means.values()), *self._largest.values(), *self._sums.values()]
         numbers = iter(torch.stack(tensors).tolist() if tensors else [])
         means = {name: (next(numbers), next(numbers)) for name in self._means}

@@ -470,7 +470,7 @@ class PolicyGradient(Algorithm):
         if name not in self.policies:
             assert self.critic is not None
             loss, metrics = self.critic.loss(name, rows, batch.totals[name])
-            self.metrics.add_policy(name, metrics, rows.action_mask.sum())
+            self.metrics.add_means(name, metrics, rows.action_mask.sum())
             return loss
         mask = rows.action_mask
         logp, entropy, values, taught = self._outputs(name, rows, batch)
@@ -490,7 +490,7 @@ class PolicyGradient(Algorithm):
             losses = losses + self.distiller.loss(name, taught)
         if rows.ref_logp is not None and self.kl.settings.placement == "loss":
             losses = losses + self.kl.of_losses(name, logp, rows)
-        self.metrics.add_policy(name, metrics, mask.sum())
+        self.metrics.add_means(name, metrics, mask.sum())
         self.metrics.add_divergences(name, logp, rows, entropy)
         totals, lengths = batch.totals[name], rows.episode_tokens
         return reduce_tokens(losses, mask, self.reduction, totals, max_length=self.max_length, episode_tokens=lengths)
@@ -525,7 +525,7 @@ class PolicyGradient(Algorithm):
         if self.old_policy.is_current:
             rows = replace(rows, proximal_logp=logp)
         _, metrics = self._corrected_losses(rows.old_logp, rows)  # an advantage of 0 is never clipped
-        self.metrics.add_policy(name, metrics, rows.action_mask.sum())
+        self.metrics.add_means(name, metrics, rows.action_mask.sum())
         if logp is None:
             self.metrics.add_tokens(name, rows.old_logp, rows)
         else:

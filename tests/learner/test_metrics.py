@@ -81,7 +81,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     ]
     for algorithm, rows in parts:
         algorithm.policy_loss("main", rows, Batch({"main": rows}, {"main": TOTALS}, micro_batches=4))
-    shares = [first.metrics.of_this_rank(), second.metrics.of_this_rank()]
+    shares = [first.metrics.own_update(), second.metrics.own_update()]
     monkeypatch.setattr(metric_log, "gather_ranks", lambda trainer, own: shares)
     found = first.metrics.take_update(type("Trainer", (), {"world_size": 2})())
     k3 = math.exp(moved) - 1 - moved
@@ -95,7 +95,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches_and_ranks(
     assert found["train/mismatch_chi_square"] == pytest.approx(square - 1, rel=1e-5)
     assert found["train/mismatch_effective_share"] == pytest.approx(mean**2 / square, rel=1e-5)
     assert found["train/mismatch_max_ratio"] == pytest.approx(math.e**2, rel=1e-5)
-    assert first.metrics.of_this_rank() == ({}, {}, {}), "the next update begins with empty sums"
+    assert first.metrics.own_update() == ({}, {}, {}), "the next update begins with empty sums"
 
 
 @pytest.mark.parametrize("on_policy", [True, False])

@@ -417,7 +417,7 @@ class Distiller:
         losses, divergences, overlaps, teachers = taught
         pairs = teachers.sum()
         means = {"teacher_divergence": divergences.sum() / pairs, "teacher_agreement": overlaps.sum() / pairs}
-        self.learner.metrics.add_policy(name, means, pairs)
+        self.learner.metrics.add_means(name, means, pairs)
         return self.settings.coefficient * losses
 
 
