@@ -100,18 +100,14 @@ class ReferencedDataModule(FixedDataModule):
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
         sums = torch.zeros(starts[-1], device=algorithm.device)
-        learners = list(algorithm.trained_policies)
         with trainer.precision_plugin.forward_context():
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 tables = self.tables(examples[start : start + self.batch_size])
-                for name in learners:
-                    if name not in tables:
-                        if ranks > 1:
-                            algorithm.policy(name).idle_loss()  # sharded ranks make every forward pass together
-                        continue
-                    rows, places = tables[name]
-                    rows = rows.to(algorithm.device)
-                    logp = algorithm.policy(name)(**rows.inputs())
-                    sums[places.to(sums.device) + starts[start]] = sequence_logp(logp, rows.action_mask)
+                for name, policy in algorithm.trained_policies.items():
+                    if name in tables:
+                        rows, places = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)
+                        sums[places + starts[start]] = sequence_logp(policy(**rows.inputs()), rows.action_mask)
+                    elif ranks > 1:
+                        policy.idle_loss()  # sharded ranks make every forward pass together
         return all_reduce_sum(trainer, sums).cpu()  # the other ranks have zeros here
