@@ -12,9 +12,9 @@ from torch import Tensor
 from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
 from mrlm_pl.episode import Episode
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch, collate_rows
+from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.records import turn_means
-from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels
+from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels, rows_by_policy
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.rewards import TurnBonus
@@ -180,17 +180,17 @@ def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> 
         episodes: one rollout.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
     """
-    groups, found = group_numbers(episodes), dict[str, RewardedRows]()
-    for policy, own in grouped((row.policy, (episode, row)) for episode, row in acting_rows(episodes)).items():
-        batch = collate_rows(
-            [row for _, row in own],
-            [groups[episode.group] for episode, _ in own],
-            labels((episode.group, row.agent) for episode, row in own),
-            labels(id(episode) for episode, _ in own),
-        )
+    groups, acting, found = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
+    batches = rows_by_policy(
+        [row for _, row in acting],
+        [groups[episode.group] for episode, _ in acting],
+        labels((episode.group, row.agent) for episode, row in acting),
+        labels(id(episode) for episode, _ in acting),
+    )
+    for policy, batch in batches.items():
         rewards = torch.zeros(batch.action_mask.shape)
         for place, row in enumerate(batch.trajectories):
             for turn in row.turns:
                 rewards[place, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        found[policy] = RewardedRows(batch, rewards, [episode for episode, _ in own])
+        found[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
     return found
