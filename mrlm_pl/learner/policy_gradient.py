@@ -373,8 +373,7 @@ class PolicyGradient(Algorithm):
         self._check_credit()
         super().meet_rollouts(rollouts)
         if self.distiller is not None:
-            self.distiller.check_agents(rollouts.agents)
-            self.distiller.check_names(environments=rollouts.environments)
+            self.distiller.check_rollouts(rollouts.agents, rollouts.environments)
 
     def prepare(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode] = ()) -> Tables:
         self.collection_over = False

@@ -388,7 +388,7 @@ def test_what_cannot_be_combined_is_an_error(model_folder: Path) -> None:
         algorithm = COMA(made, seats, distillation=Distillation([teacher]))
         assert algorithm.distiller is not None
         with pytest.raises(ConfigurationError, match=f"{next(iter(option))} has '.*', which this run has not"):
-            algorithm.distiller.check_names(agents=["solver"], partner=["solver"], environments=["math"])
+            algorithm.distiller.check_rollouts(["solver"], ["math"])
 
 
 def test_a_teacher_without_a_student_is_an_error(model_folder: Path, quiet_trainer: Any, echo: Any) -> None:

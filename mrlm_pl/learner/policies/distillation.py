@@ -246,15 +246,24 @@ class Distiller:
             "taught_rows in the log"
         )
 
-    def check_agents(self, agents: Collection[str]) -> None:
-        """Validate that each teacher has agents of a run to teach.
+    def check_rollouts(self, agents: Collection[str], environments: Collection[str]) -> None:
+        """Validate the teachers against a run's agents and environments.
 
         Raises:
-            ConfigurationError: there is no agent of a name, no trained policy decides for it, or a teacher reads the
-                answers of other agents and there are none.
+            ConfigurationError: there is no agent or environment of a name, no trained policy decides for an agent that
+                is taught, or a teacher reads the answers of other agents and there are none.
         """
-        self.check_names(agents=agents, partner=agents)
+        known = {"agents": agents, "partner": agents, "environments": environments}
         for teacher in self.settings.teachers:
+            partner = () if teacher.partner is None else (teacher.partner,)
+            given = {"agents": teacher.agents, "partner": partner, "environments": teacher.environments}
+            named = [(option, name) for option, names in given.items() for name in names or ()]
+            for option, name in named:
+                if name not in known[option]:
+                    raise ConfigurationError(
+                        f"distillation.teachers: {option} has {name!r}, which this run has not; choose from "
+                        f"{sorted(known[option])}"
+                    )
             for agent in teacher.agents or ():
                 if not self.learner.policy(self.learner.seat(agent)).trained:
                     raise ConfigurationError(
@@ -266,22 +275,6 @@ class Distiller:
                     f"distillation.teachers: reprompt is {teacher.reprompt!r}, the answers of other agents, but the "
                     f"only agent is {[*agents]}; choose another reprompt, or an environment with several agents"
                 )
-
-    def check_names(self, **known: Collection[str]) -> None:
-        """Validate the names in an option of the teachers, such as ``agents``, against those of the run.
-
-        Raises:
-            ConfigurationError: there is no such agent or environment.
-        """
-        for option, names in known.items():
-            for teacher in self.settings.teachers:
-                given = getattr(teacher, option) or ()
-                for name in (given,) if isinstance(given, str) else given:
-                    if name not in names:
-                        raise ConfigurationError(
-                            f"distillation.teachers: {option} has {name!r}, which this run has not; choose from "
-                            f"{sorted(names)}"
-                        )
 
     def _check_heads(self, student: str) -> None:
         if str(self.learner.trainer.precision).startswith("16"):
