@@ -125,7 +125,7 @@ class Collection:
         self.trainer, self.learner = learner.trainer, learner
         self.plan.smallest_group, self.plan.trees = learner.smallest_group, learner.tree is not None
         self.plan.further = learner.further
-        self.plan.without_signal = lambda group: learner.without_signal(self.tasks.worth(group))
+        self.plan.without_signal = lambda group: learner.without_signal(self.tasks.with_reward_scale(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
         self._writes = self.saved is not None and writes_files(self.trainer)
         self._signal = SignalCheck(self.sampling, compares, learner.no_signal)
@@ -191,7 +191,7 @@ class Collection:
     def _prepared(self, iteration: int, training: Sequence[Episode], collected: Collected) -> dict[str, PolicyBatch]:
         """Return the rows that are trained on, and give the episodes that are saved the credit of their turns."""
         learner = self.learner
-        episodes, greedy = self.tasks.worth(training), self.tasks.worth(collected.greedy)
+        episodes, greedy = self.tasks.with_reward_scale(training), self.tasks.with_reward_scale(collected.greedy)
         context, before = self.trainer.precision_plugin.forward_context(), learner.progress()
         try:
             with torch.no_grad(), context, learner.gathered():
@@ -221,7 +221,7 @@ class Collection:
             self._signal.add(metrics, measured.returns)
         if (warning := self._verifiers.add(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
             logger.warning(warning)
-        learned = self.tasks.learn(measured.successes) if self.tasks.curriculum is not None else {}
+        learned = self.tasks.update_curriculum(measured.successes) if self.tasks.curriculum is not None else {}
         totals, prepared = self.totals.after(iteration + 1, measured.played), self.learner.metrics.take_rollout()
         return metrics | prepared | learned | totals
 

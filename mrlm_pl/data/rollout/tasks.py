@@ -270,7 +270,7 @@ class TaskSettings:
             ``data.group_size``.
         max_turns: decisions after which an episode is truncated, in training and validation; None is
             ``data.max_turns``.
-        reward_scale: factor of the rewards in training; see :meth:`RunTasks.worth`.
+        reward_scale: factor of the rewards in training; see :meth:`RunTasks.with_reward_scale`.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -332,7 +332,7 @@ class RunTasks:
         """Return the limit of decisions in an episode by environment; ``limit`` where it has no setting."""
         return {name: own.max_turns or limit for name, own in self.settings.items()}
 
-    def worth(self, episodes: Sequence[Episode]) -> list[Episode]:
+    def with_reward_scale(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with every reward times the scale of its environment, for training.
 
         Environments reward in different units. The scale applies to advantages, values and comparisons alone: records,
@@ -365,7 +365,7 @@ class RunTasks:
         while self.stream.planned < (last + 1) * groups:
             self.stream.plan(groups, self.curriculum.shares(self.stream.shares, self.rates))
 
-    def learn(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    def update_curriculum(self, found: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Update the curriculum after an iteration, and return the numbers to log.
 
         Args:

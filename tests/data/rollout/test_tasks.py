@@ -123,7 +123,7 @@ def test_a_scaled_record_keeps_all_but_the_rewards() -> None:
     def worth(item: Episode, scale: float, name: str = "echo") -> Episode:
         echo = EchoEnvironment()
         settings = {name: TaskSettings(reward_scale=scale)}
-        (found,) = RunTasks([echo, echo], ["echo", "b"], settings, None, None, seed=0).worth([item])
+        (found,) = RunTasks([echo, echo], ["echo", "b"], settings, None, None, seed=0).with_reward_scale([item])
         return found
 
     scaled = worth(episode, 0.5)
