@@ -41,12 +41,12 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 
-def at_least(least: float, owner: str, **options: float | None) -> None:
+def at_least(least: float, owner: str = "", **options: float | None) -> None:
     """Validate that options are finite and at least ``least``; None is an option that is left out.
 
     Args:
         least: the lowest value.
-        owner: owner of the options, the prefix of the message.
+        owner: prefix of the message, such as ``"data."``.
         options: values by name.
 
     Raises:
@@ -59,7 +59,7 @@ def at_least(least: float, owner: str, **options: float | None) -> None:
     _check(owner, options, lambda value: least <= value < math.inf, f"it must be {least:g} or above")
 
 
-def positive(owner: str, **options: float | None) -> None:
+def positive(owner: str = "", **options: float | None) -> None:
     """Validate that options are finite and above 0, like :func:`at_least`.
 
     Raises:
@@ -68,7 +68,7 @@ def positive(owner: str, **options: float | None) -> None:
     _check(owner, options, lambda value: 0 < value < math.inf, "it must be above 0 and finite")
 
 
-def between(low: float, high: float, owner: str, **options: float | None) -> None:
+def between(low: float, high: float, owner: str = "", **options: float | None) -> None:
     """Validate that options lie in ``[low, high]``, like :func:`at_least`.
 
     Raises:
@@ -77,7 +77,7 @@ def between(low: float, high: float, owner: str, **options: float | None) -> Non
     _check(owner, options, lambda value: low <= value <= high, f"it must be from {low:g} to {high:g}")
 
 
-def fraction(owner: str, **options: float) -> None:
+def fraction(owner: str = "", **options: float) -> None:
     """Validate that options are at least 0 and below 1, like :func:`at_least`.
 
     Raises:
@@ -86,7 +86,7 @@ def fraction(owner: str, **options: float) -> None:
     _check(owner, options, lambda value: 0 <= value < 1, "it must be at least 0 and below 1")
 
 
-def one_of(choices: Collection[Any], owner: str, **options: Any) -> None:
+def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
     """Validate that options are among the choices; None is an option that is left out.
 
     Raises:

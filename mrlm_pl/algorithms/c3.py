@@ -63,7 +63,7 @@ class C3(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        one_of(("team", "own"), "", reward=reward)
+        one_of(("team", "own"), reward=reward)
         self.reward: RewardShare = reward
         trained = tuple(self.trained_policies)
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)

@@ -67,7 +67,7 @@ class CorrectnessModel(RewardModelAlgorithm):
         self, policies: dict[str, Policy] | None = None, *, score_tokens: ScoreTokens = "last", **settings: Any
     ) -> None:
         super().__init__(policies, **settings)
-        one_of(get_args(ScoreTokens), "", score_tokens=score_tokens)
+        one_of(get_args(ScoreTokens), score_tokens=score_tokens)
         self.score_tokens = score_tokens
         self.question_probe: QuestionProbe | None = None
         self.measures = nn.ModuleDict({prefix: AnswerMeasures() for prefix in ("val", "test")})

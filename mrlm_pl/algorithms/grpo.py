@@ -77,7 +77,7 @@ class GRPO(PolicyGradient):
             raise ConfigurationError(f"advantage {advantage!r} must be one of {sorted(ADVANTAGES)}, or a function")
         self.advantage = ADVANTAGES[advantage] if isinstance(advantage, str) else advantage
         check_takes(self.advantage, "rewards", "groups")
-        one_of(("episode", "turn"), "", credit=credit)
+        one_of(("episode", "turn"), credit=credit)
         turns = TurnCredit(gamma, turn_baseline, normalize=advantage == "group_normalized")
         if credit == "turn":
             if advantage not in ("group_normalized", "group_centered"):

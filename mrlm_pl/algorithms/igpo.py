@@ -69,7 +69,7 @@ class IGPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        at_least(0, "", gain_weight=gain_weight)
+        at_least(0, gain_weight=gain_weight)
         if "{answer}" not in answer_form:
             raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form

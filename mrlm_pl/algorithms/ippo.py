@@ -72,7 +72,7 @@ class IPPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, kl=kl, task_normalization=task_normalization, **settings)
-        one_of(get_args(RewardShare), "", reward=reward)
+        one_of(get_args(RewardShare), reward=reward)
         self.reward = reward
         self.gae = TokenGAE(gamma, lam, discount_unit, whiten_over if whiten_advantages else None)
         critics = AgentCritics if agent_critics else PolicyCritics

@@ -54,8 +54,8 @@ class KTO(GivenAnswersAlgorithm):
         undesirable_weight: float = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
-        positive("", beta=beta)
-        at_least(0, "", desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
+        positive(beta=beta)
+        at_least(0, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         self.beta = beta
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
 

@@ -113,7 +113,7 @@ class MAPoRL(PolicyGradient):
         probe = [{"a": 1.0}]
         influence_rewards(probe, gamma, reward, horizon)  # a mistake raises now
         incentives(probe, **amounts)
-        one_of(("debate", "answer"), "", critic_reads=critic_reads)
+        one_of(("debate", "answer"), critic_reads=critic_reads)
         if critic_reads == "answer" and not agent_critics:
             raise ConfigurationError(
                 "critic_reads is 'answer', but there are no agent_critics: a value head reads what its policy reads; "
@@ -211,7 +211,7 @@ class AnswerCritics(AgentCritics):
 
 
 def _check_schedule(schedule: list[list[int]] | None, iterations: int) -> None:
-    at_least(1, "", turn_iterations=iterations)
+    at_least(1, turn_iterations=iterations)
     if schedule is None:
         return
     if not schedule:

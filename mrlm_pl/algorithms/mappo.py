@@ -71,8 +71,8 @@ class MAPPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        between(0, 1, "", gamma=gamma, lam=lam)
-        one_of(get_args(CriticTargets), "", targets=targets)
+        between(0, 1, gamma=gamma, lam=lam)
+        one_of(get_args(CriticTargets), targets=targets)
         model = self._copy_of_a_policy() if critic is None else critic
         self.critic: CentralizedCritic = CentralizedCritic(model, self.learners, value_learning_rate, value_clip)
         self.gamma, self.lam, self.targets, self.whiten_advantages = gamma, lam, targets, whiten_advantages

@@ -54,7 +54,7 @@ class MAREMAX(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        one_of(("greedy", "group_max"), "", baseline=baseline)
+        one_of(("greedy", "group_max"), baseline=baseline)
         self.uses_greedy_baseline = baseline == "greedy"
         self.advantage = None if self.uses_greedy_baseline else group_max_advantages
         self.tree = TreeCredit(joint_mode, cross_reduction, gamma, stop_above, reward, weighting)

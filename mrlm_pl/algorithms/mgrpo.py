@@ -62,7 +62,7 @@ class MGRPO(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        at_least(1, "", calls_per_group=calls_per_group)
+        at_least(1, calls_per_group=calls_per_group)
         self.planner, self.calls_per_group = planner, calls_per_group
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:

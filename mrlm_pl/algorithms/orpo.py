@@ -41,7 +41,7 @@ class ORPO(GivenAnswersAlgorithm):
         odds_weight: float = 0.1,
     ) -> None:
         super().__init__(policies, optimization)
-        positive("", odds_weight=odds_weight)
+        positive(odds_weight=odds_weight)
         self.odds_weight = odds_weight
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -43,7 +43,7 @@ class PairwiseRewardModel(RewardModelAlgorithm):
 
     def __init__(self, policies: dict[str, Policy] | None = None, *, margin: float = 0.0, **settings: Any) -> None:
         super().__init__(policies, **settings)
-        at_least(0, "", margin=margin)
+        at_least(0, margin=margin)
         self.margin = margin
 
     def policy_loss(self, name: str, rows: PolicyBatch, batch: Batch) -> Tensor:

@@ -48,7 +48,7 @@ class RAE(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        fraction("", baseline_decay=baseline_decay)
+        fraction(baseline_decay=baseline_decay)
         self.baseline_decay = baseline_decay
         self._baselines: dict[str, float] = {}
 

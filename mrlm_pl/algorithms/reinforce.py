@@ -48,8 +48,8 @@ class REINFORCE(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        one_of(("mean", "running", "none"), "", baseline=baseline)
-        fraction("", baseline_decay=baseline_decay)
+        one_of(("mean", "running", "none"), baseline=baseline)
+        fraction(baseline_decay=baseline_decay)
         self.baseline, self.baseline_decay = baseline, baseline_decay
         self._running: dict[str, float] = {}
 

@@ -63,7 +63,7 @@ class SFT(Algorithm):
             raise ConfigurationError(f"SFT trains one policy; `policies` has {sorted(self.policies)}")
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
-        one_of(_WEIGHTS, "", objective=objective)
+        one_of(_WEIGHTS, objective=objective)
         self.objective, self.reduction = objective, reduction
         self.action_weight, self.observation_weight = _WEIGHTS[objective]
 

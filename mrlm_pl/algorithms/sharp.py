@@ -62,7 +62,7 @@ class SHARP(PolicyGradient):
         **settings: Any,
     ) -> None:
         super().__init__(policies, seats, **settings)
-        at_least(0, "", team_weight=team_weight, marginal_weight=marginal_weight)
+        at_least(0, team_weight=team_weight, marginal_weight=marginal_weight)
         self.team_weight, self.marginal_weight, self.process = team_weight, marginal_weight, dict(process or {})
         self.further = self.coalitions = Coalitions("marginal", absent=absent, rest=rest)
 

@@ -42,8 +42,8 @@ class SimPO(GivenAnswersAlgorithm):
         margin: float = 1.0,
     ) -> None:
         super().__init__(policies, optimization)
-        positive("", beta=beta)
-        at_least(0, "", margin=margin)
+        positive(beta=beta)
+        at_least(0, margin=margin)
         self.beta, self.margin = beta, margin
 
     def compare(self, name: str, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -72,8 +72,8 @@ def balance(
         ConfigurationError: a number is out of its range.
         DataError: a label is between 0 and 1, or no question has both kinds of answers.
     """
-    at_least(1, "", per_question=per_question)
-    fraction("", validation_share=validation_share)
+    at_least(1, per_question=per_question)
+    fraction(validation_share=validation_share)
     questions = _grouped(answers)
     for question in questions:
         _choose(question, per_question, seed, fill_wrong)

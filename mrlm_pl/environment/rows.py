@@ -145,7 +145,7 @@ def read_split(
     """
     if split not in SPLITS:
         raise ConfigurationError(f"there is no split {split!r}; use {', '.join(SPLITS)}")
-    one_of(get_args(BadRows), "", bad_rows=bad_rows)
+    one_of(get_args(BadRows), bad_rows=bad_rows)
     source, part, belongs = _source_of(data, split)
     form = form or f"{{{', '.join(fields)}}}"
     rows: list[tuple[int, T, str]] = []

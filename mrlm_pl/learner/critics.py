@@ -43,8 +43,8 @@ class Critic(nn.Module):
         coefficient: float = 0.5,
     ) -> None:
         super().__init__()
-        positive("", value_clip=value_clip)
-        at_least(0, "", value_coefficient=coefficient)
+        positive(value_clip=value_clip)
+        at_least(0, value_coefficient=coefficient)
         for key, model in models.items():
             if not model.trained:
                 where = self.option if key == self.option else f"{self.option}.{key}"

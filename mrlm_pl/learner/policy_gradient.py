@@ -174,11 +174,11 @@ class PolicyGradient(Algorithm):
     ) -> None:
         super().__init__(policies, seats, optimization)
         self.refuse_dropout()
-        at_least(0, "", overlong_buffer=overlong_buffer)
-        positive("", stop_at_kl=stop_at_kl, top_entropy=top_entropy)
-        between(0, 1, "", top_entropy=top_entropy)
-        one_of(("keep", "exclude"), "", zero_variance=zero_variance)
-        one_of(get_args(TaskNormalization), "", task_normalization=task_normalization)
+        at_least(0, overlong_buffer=overlong_buffer)
+        positive(stop_at_kl=stop_at_kl, top_entropy=top_entropy)
+        between(0, 1, top_entropy=top_entropy)
+        one_of(("keep", "exclude"), zero_variance=zero_variance)
+        one_of(get_args(TaskNormalization), task_normalization=task_normalization)
         clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:

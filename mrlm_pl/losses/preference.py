@@ -222,14 +222,14 @@ def preference_loss(
     >>> preference_loss("ipo", beta=0.5)(torch.tensor([3.0])).tolist()
     [4.0]
     """
-    positive("", beta=beta)
+    positive(beta=beta)
     if not 0 <= label_smoothing < 0.5:
         raise ConfigurationError(f"label_smoothing is {label_smoothing}; it must be at least 0 and below 0.5")
     if label_smoothing and loss != "sigmoid":
         raise ConfigurationError(f"label_smoothing {label_smoothing} belongs to loss 'sigmoid', not to {loss!r}")
     if margin is not None and loss == "ipo":
         raise ConfigurationError(f"margin {margin} does not belong to loss 'ipo', whose margin is 1 / (2 beta)")
-    one_of(get_args(PreferenceLoss), "", loss=loss)
+    one_of(get_args(PreferenceLoss), loss=loss)
     losses: dict[str, Callable[[Tensor], Tensor]] = {
         "sigmoid": functools.partial(
             dpo_sigmoid_loss, beta=beta, label_smoothing=label_smoothing, margin=margin or 0.0

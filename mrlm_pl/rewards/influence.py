@@ -61,9 +61,9 @@ def influence_rewards(
     >>> influence_rewards(table, gamma=0.3, horizon="last")[0], influence_rewards(table, 0.3, horizon="current")[0]
     ({'a': 0.75, 'b': 0.75}, {'a': 0.55, 'b': 0.55})
     """
-    between(0, 1, "", gamma=gamma)
-    one_of(get_args(RewardShare), "", reward=reward)
-    one_of(get_args(Horizon), "", horizon=horizon)
+    between(0, 1, gamma=gamma)
+    one_of(get_args(RewardShare), reward=reward)
+    one_of(get_args(Horizon), horizon=horizon)
     _check(scores)
     means = [math.fsum(turn.values()) / len(turn) if turn else None for turn in scores]
 

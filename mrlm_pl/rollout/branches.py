@@ -53,9 +53,9 @@ class Alternatives(FurtherEpisodes):
     policies: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        at_least(1, "", messages=self.messages)
-        at_least(1 if self.rest == "play" else 2, "", alternatives=self.count)
-        one_of(("play", "replay"), "", rest=self.rest)
+        at_least(1, messages=self.messages)
+        at_least(1 if self.rest == "play" else 2, alternatives=self.count)
+        one_of(("play", "replay"), rest=self.rest)
 
     def candidates(self, episode: Episode) -> list[tuple[str, int]]:
         """Return the agent and step of each message that may be branched."""
@@ -95,7 +95,7 @@ class Expansions(FurtherEpisodes):
     nodes: int
 
     def __post_init__(self) -> None:
-        at_least(1, "", rounds=self.rounds, nodes=self.nodes)
+        at_least(1, rounds=self.rounds, nodes=self.nodes)
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds == self.rounds:

@@ -78,9 +78,9 @@ class EpisodePlayer:
                         f"agent {agent!r} of environment {environment.name!r} has no seat; "
                         f"bind it to a policy with `seats: {{{agent}: POLICY}}`"
                     )
-        at_least(0, "", retries=retries, processes=processes)
-        at_least(1, "", workers=workers)
-        positive("", step_timeout=step_timeout)
+        at_least(0, retries=retries, processes=processes)
+        at_least(1, workers=workers)
+        positive(step_timeout=step_timeout)
         for environment in environments.values():
             if processes and inspect.iscoroutinefunction(environment.step):
                 raise ConfigurationError(

@@ -53,8 +53,8 @@ class Branching:
     stop_above: float | None = None
 
     def __post_init__(self) -> None:
-        one_of(get_args(JointMode), "", joint_mode=self.joint_mode)
-        one_of(("all", "best"), "", expand=self.expand)
+        one_of(get_args(JointMode), joint_mode=self.joint_mode)
+        one_of(("all", "best"), expand=self.expand)
 
     def joint_actions(self, agents: int, branches: int) -> list[tuple[int, ...]]:
         """Return the joint actions of a state: for each, the number of every agent's decision.

@@ -146,7 +146,7 @@ def serve_gateway(
             f"environment {environment.name!r} does not wait for programs that were started elsewhere; use "
             "HarnessEnvironment with neither command nor function (`--environment.command null`)"
         )
-    at_least(1, "", at_once=at_once)
+    at_least(1, at_once=at_once)
     seated = SeatedModel(model, environment, seats, name)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = sampling or sampling_from(seated.run.sampling, {})

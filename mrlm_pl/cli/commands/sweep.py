@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
-    at_least(1, "", seeds=options.seeds, jobs=options.jobs)
+    at_least(1, seeds=options.seeds, jobs=options.jobs)
     members = list(planned(options.output, words, options.seeds, options.grid))
     for member in members[:: options.seeds]:
         _check(member.words)

@@ -66,9 +66,9 @@ class Terms:
     concurrency: int = 256
 
     def __post_init__(self) -> None:
-        positive("", timeout_seconds=self.timeout_seconds, patience_seconds=self.patience_seconds)
-        at_least(0, "", retries=self.retries)
-        at_least(1, "", concurrency=self.concurrency)
+        positive(timeout_seconds=self.timeout_seconds, patience_seconds=self.patience_seconds)
+        at_least(0, retries=self.retries)
+        at_least(1, concurrency=self.concurrency)
 
 
 @dataclass

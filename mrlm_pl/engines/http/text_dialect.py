@@ -134,5 +134,5 @@ def dialect_of(name: str, tokenizer: str | None) -> Dialect:
         return TransformersDialect(tokenizer)
     if tokenizer is not None:
         raise ConfigurationError(f"dialect {name} sends and gets token ids; leave data.engine.tokenizer out")
-    one_of(("vllm", "sglang", "transformers"), "", dialect=name)
+    one_of(("vllm", "sglang", "transformers"), dialect=name)
     return VllmDialect() if name == "vllm" else SglangDialect()

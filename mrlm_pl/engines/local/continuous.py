@@ -75,7 +75,7 @@ class ContinuousEngine(EngineWrapper):
     """
 
     def __init__(self, engine: Engine, piece: int = 32, rows: int | None = 256) -> None:
-        at_least(1, "", piece=piece, rows=rows)
+        at_least(1, piece=piece, rows=rows)
         if not engine.takes_pieces:
             raise ConfigurationError(f"{type(engine).__name__} samples whole turns; use it without ContinuousEngine")
         super().__init__(engine)

@@ -93,8 +93,8 @@ class InProcessEngine(Engine):
         cuda_graphs: bool = True,
         compile: bool = False,
     ) -> None:
-        at_least(1, "", max_batch_tokens=max_batch_tokens)
-        at_least(0, "", cache_bytes=cache_bytes)
+        at_least(1, max_batch_tokens=max_batch_tokens)
+        at_least(0, cache_bytes=cache_bytes)
         if compile and not fused:
             raise ConfigurationError("compile: true compiles the fused decode step; set fused: true, or leave it out")
         self._given_dtype = self._dtype = dtype

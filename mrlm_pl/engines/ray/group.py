@@ -90,8 +90,8 @@ class WorkerGroup(ABC):
         deadlines: PoolDeadlines = PoolDeadlines(),  # noqa: B008 (frozen)
         replacements: int = 8,
     ) -> None:
-        at_least(1, "", workers=workers)
-        at_least(0, "", replacements=replacements)
+        at_least(1, workers=workers)
+        at_least(0, replacements=replacements)
         self.count, self._address = workers, address
         self.resources, self.transfer, self.deadlines, self.replacements = resources, transfer, deadlines, replacements
         self.workers: list[Worker] = []

@@ -43,7 +43,7 @@ class RayPool(WorkerGroup, Engine):
     def __init__(
         self, workers: int = 1, engine: Callable[[], Engine] = InProcessEngine, calls: int | None = None, **options: Any
     ) -> None:
-        at_least(1, "", calls=calls)
+        at_least(1, calls=calls)
         super().__init__(workers, **options)
         self._make_engine, self._calls = engine, calls
         self._beside: LearnerPlace | None = None

@@ -95,7 +95,7 @@ class LeafCredit:
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        one_of(get_args(TurnBaseline), "", turn_baseline=self.baseline)
+        one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
 
     def compared(self, turns: TurnReturns, episodes: Sequence[Episode]) -> TurnReturns:
         """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""

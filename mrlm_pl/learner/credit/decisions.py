@@ -138,11 +138,11 @@ class TreeCredit:
     _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        one_of(get_args(JointMode), "", joint_mode=self.joint_mode)
-        one_of(get_args(CrossReduction), "", cross_reduction=self.cross_reduction)
-        one_of(get_args(Weighting), "", weighting=self.weighting)
-        one_of(get_args(RewardShare), "", reward=self.reward)
-        between(0, 1, "", gamma=self.gamma)
+        one_of(get_args(JointMode), joint_mode=self.joint_mode)
+        one_of(get_args(CrossReduction), cross_reduction=self.cross_reduction)
+        one_of(get_args(Weighting), weighting=self.weighting)
+        one_of(get_args(RewardShare), reward=self.reward)
+        between(0, 1, gamma=self.gamma)
 
     @property
     def branching(self) -> Branching:

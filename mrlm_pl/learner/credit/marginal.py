@@ -71,10 +71,10 @@ class Coalitions(FurtherEpisodes):
     rest: Rest = "replay"
 
     def __post_init__(self) -> None:
-        one_of(get_args(Contribution), "", contribution=self.contribution)
-        one_of(get_args(Absence), "", absent=self.absent)
-        one_of(get_args(Rest), "", rest=self.rest)
-        at_least(1, "", orders=self.orders)
+        one_of(get_args(Contribution), contribution=self.contribution)
+        one_of(get_args(Absence), absent=self.absent)
+        one_of(get_args(Rest), rest=self.rest)
+        at_least(1, orders=self.orders)
 
     def due(self, group: Sequence[Episode], rounds: int) -> Sequence[EpisodeSpec]:
         if rounds:

@@ -157,10 +157,10 @@ class TurnCredit:
     state_key: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        between(0, 1, "", gamma=self.gamma)
-        one_of(get_args(TurnBaseline), "", turn_baseline=self.baseline)
+        between(0, 1, gamma=self.gamma)
+        one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
         if self.state_weight is not None:
-            at_least(0, "", state_weight=self.state_weight)
+            at_least(0, state_weight=self.state_weight)
 
     def compared(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with their discounted returns, and with the baselines where one comparison alone counts."""

@@ -45,9 +45,9 @@ class TokenGAE:
     whiten: Literal["policy", "agent"] | None = "policy"
 
     def __post_init__(self) -> None:
-        between(0, 1, "", gamma=self.gamma, lam=self.lam)
-        one_of(get_args(DiscountUnit), "", discount_unit=self.discount_unit)
-        one_of(("policy", "agent"), "", whiten_over=self.whiten)
+        between(0, 1, gamma=self.gamma, lam=self.lam)
+        one_of(get_args(DiscountUnit), discount_unit=self.discount_unit)
+        one_of(("policy", "agent"), whiten_over=self.whiten)
 
     def compared(self, agents: Sequence[str]) -> dict[str, Tensor]:
         """Return the numbers of the rows that are whitened together, by a name that all ranks share."""

@@ -32,7 +32,7 @@ class OldPolicy:
     """
 
     def __init__(self, recompute: bool | None, correction: Correction, threshold: float | None) -> None:
-        positive("", off_policy_threshold=threshold)
+        positive(off_policy_threshold=threshold)
         self.correction, self.threshold = correction, threshold
         self.recompute = correction.recomputes(recompute)
         self.corrects = correction.kind != "none" or threshold is not None

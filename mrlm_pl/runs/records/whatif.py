@@ -105,8 +105,8 @@ def whatif(
         DataError: the episodes cannot be read.
         RolloutError: the environment fails.
     """
-    at_least(1, "", samples=samples)
-    one_of(("play", "replay"), "", rest=rest)
+    at_least(1, samples=samples)
+    one_of(("play", "replay"), rest=rest)
     seated = SeatedModel(run, environment, None, name, weights=model is None)
     if model is not None:
         seated.play_with(model)

@@ -108,7 +108,7 @@ class Address:
 
     def __post_init__(self) -> None:
         check_address(self.target)
-        between(1, LARGEST_MESSAGE_MB, "", message_mb=self.message_mb)
+        between(1, LARGEST_MESSAGE_MB, message_mb=self.message_mb)
 
 
 class Connection:
