@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mrlm_pl.advantages import TurnBaseline
-from mrlm_pl.learner.credit.turn_returns import TurnCredit
+from mrlm_pl.learner.credit.turns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 

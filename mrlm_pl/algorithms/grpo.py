@@ -15,7 +15,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.returns import check_takes
-from mrlm_pl.learner.credit.turn_returns import TurnCredit
+from mrlm_pl.learner.credit.turns import TurnCredit
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import one_of
@@ -48,7 +48,7 @@ class GRPO(PolicyGradient):
             import path or its name in a plugin) of returns [N] and group numbers [N] that returns advantages [N].
         credit: ``episode`` gives all turns of an agent the advantage of its return, ``turn`` compares each turn with
             the same turn of the other episodes, with ``advantage: group_centered`` without dividing by a standard
-            deviation; see :class:`mrlm_pl.learner.credit.turn_returns.TurnCredit`.
+            deviation; see :class:`mrlm_pl.learner.credit.turns.TurnCredit`.
         turn_baseline: of ``credit: turn``; see :data:`mrlm_pl.advantages.TurnBaseline`.
         gamma: discount factor per turn, of ``credit: turn``.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.

@@ -16,7 +16,7 @@ from mrlm_pl.episode import Episode, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import collate_rows
 from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.turn_returns import TurnCredit, TurnReturns, turn_returns_of
+from mrlm_pl.learner.credit.turns import TurnCredit, TurnReturns, turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy

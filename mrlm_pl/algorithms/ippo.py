@@ -10,7 +10,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.team import warn_of_constant_sum, with_team_rewards
-from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
+from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient

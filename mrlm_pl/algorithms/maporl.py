@@ -18,7 +18,7 @@ from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.answers import answer_rows
 from mrlm_pl.learner.credit.influence import InfluenceRewards, Sums, learned_in
 from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.turns import RewardedRows, TokenGAE, agent_places
+from mrlm_pl.learner.credit.tokens import RewardedRows, TokenGAE, agent_places
 from mrlm_pl.learner.critics import AgentCritics, PolicyCritics, check_window
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mrlm_pl.advantages.task_normalization import TaskNormalization
-from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
+from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
 from mrlm_pl.learner.critics import PolicyCritics
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrlm_pl.learner.credit.turns import DiscountUnit, TokenGAE
+from mrlm_pl.learner.credit.tokens import DiscountUnit, TokenGAE
 from mrlm_pl.learner.policies.reference import IN_REWARD, KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy

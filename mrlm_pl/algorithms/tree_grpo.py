@@ -10,7 +10,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.branches import LeafCredit
 from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.turn_returns import turn_returns_of
+from mrlm_pl.learner.credit.turns import turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import Expansions

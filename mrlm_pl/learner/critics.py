@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.turns import RewardedRows, agent_places
+from mrlm_pl.learner.credit.tokens import RewardedRows, agent_places
 from mrlm_pl.learner.optimization import value_group, weight_group
 from mrlm_pl.losses import BatchTotals, masked_mean, reduce_tokens, value_loss
 from mrlm_pl.policy import Policy

@@ -27,8 +27,8 @@ from mrlm_pl.learner.credit.filters import (
 )
 from mrlm_pl.learner.credit.marginal import Coalitions
 from mrlm_pl.learner.credit.returns import BASELINES, Tables, check_takes, checked_advantages, equal_returns, returns_of
-from mrlm_pl.learner.credit.turn_returns import TurnCredit, turn_returns_of
-from mrlm_pl.learner.credit.turns import TokenGAE, rewarded_rows
+from mrlm_pl.learner.credit.tokens import TokenGAE, rewarded_rows
+from mrlm_pl.learner.credit.turns import TurnCredit, turn_returns_of
 from mrlm_pl.learner.entropy import EntropyBonus
 from mrlm_pl.learner.metrics import checked_token_losses
 from mrlm_pl.learner.optimization import Optimization

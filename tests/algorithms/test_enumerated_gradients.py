@@ -21,7 +21,7 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.learner.credit.joint_states import JointReader, acting_batches, joint_states
 from mrlm_pl.learner.credit.returns import Returns, returns_of
 from mrlm_pl.learner.credit.team import with_team_rewards
-from mrlm_pl.learner.credit.turns import RewardedRows, rewarded_rows
+from mrlm_pl.learner.credit.tokens import RewardedRows, rewarded_rows
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import ChatFormat
 from tests.support.enumerated_games import TOKENIZER, Game

@@ -18,7 +18,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.credit.turns import rewarded_rows
+from mrlm_pl.learner.credit.tokens import rewarded_rows
 from mrlm_pl.learner.policies.reference import KL
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import LoRA, Policy

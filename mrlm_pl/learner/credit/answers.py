@@ -8,7 +8,7 @@ from torch import Tensor
 from mrlm_pl.episode import Message, Trajectory, question_to
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows
-from mrlm_pl.learner.credit.turns import RewardedRows
+from mrlm_pl.learner.credit.tokens import RewardedRows
 from mrlm_pl.policy.chat import ChatFormat
 
 

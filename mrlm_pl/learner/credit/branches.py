@@ -19,7 +19,7 @@ from mrlm_pl.advantages import (
 from mrlm_pl.episode import Episode, decided
 from mrlm_pl.learner.credit.decisions import DecisionReturns, ValuedDecision, row_of_turn
 from mrlm_pl.learner.credit.returns import group_numbers, labels
-from mrlm_pl.learner.credit.turn_returns import TurnReturns
+from mrlm_pl.learner.credit.turns import TurnReturns
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
 from mrlm_pl.rollout.replay import Rest

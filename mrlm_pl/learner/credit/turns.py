@@ -1,196 +1,209 @@
-"""Rows for the learner out of a collection of episodes, with the reward of every turn on its last token."""
+"""Credit of single turns: their rewards and states, and the trajectories that are credited with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
-from mrlm_pl.episode import Episode
+from mrlm_pl.advantages import (
+    TurnBaseline,
+    finite_rewards,
+    group_centered_advantages,
+    group_normalized_advantages,
+    returns_to_go,
+    state_advantages,
+    turn_advantages,
+)
+from mrlm_pl.episode import Episode, Trajectory, Turn
+from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.batch import PolicyBatch
-from mrlm_pl.learner.credit.records import turn_means
-from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels, rows_by_policy
-from mrlm_pl.learner.metrics import Metrics
-from mrlm_pl.learner.ranks import sum_over_ranks
+from mrlm_pl.learner.credit.returns import (
+    Tables,
+    acting_rows,
+    credit_turns,
+    group_numbers,
+    labels,
+    paired,
+    rows_by_policy,
+)
 from mrlm_pl.rewards import TurnBonus
-from mrlm_pl.settings import between, one_of
-
-DiscountUnit = Literal["turn", "token"]
-"""The unit of the discount factor: each turn of the agent, or each token."""
+from mrlm_pl.settings import at_least, between, one_of
 
 
 @dataclass(frozen=True)
-class TokenGAE:
-    """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438).
-
-    Args:
-        gamma: discount factor.
-        lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
-        discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
-        whiten: over whose action tokens on all ranks the advantages are whitened: those of each ``policy`` or of each
-            ``agent`` of a policy; None leaves them.
-
-    Raises:
-        ConfigurationError: a value is out of range.
-    """
-
-    gamma: float = 1.0
-    lam: float = 1.0
-    discount_unit: DiscountUnit = "turn"
-    whiten: Literal["policy", "agent"] | None = "policy"
-
-    def __post_init__(self) -> None:
-        between(0, 1, gamma=self.gamma, lam=self.lam)
-        one_of(get_args(DiscountUnit), discount_unit=self.discount_unit)
-        one_of(("policy", "agent"), whiten_over=self.whiten)
-
-    def compared(self, agents: Sequence[str]) -> dict[str, Tensor]:
-        """Return the numbers of the rows that are whitened together, by a name that all ranks share."""
-        if self.whiten == "agent":
-            return agent_places(agents)
-        return {} if self.whiten is None else {"": torch.arange(len(agents))}
-
-    def credit(
-        self,
-        trainer: Any,
-        metrics: Metrics,
-        policies: Sequence[str],
-        tables: Mapping[str, RewardedRows],
-        estimates: Callable[[str, RewardedRows], tuple[Tensor, Tensor]] | None,
-    ) -> None:
-        """Give each token its advantage, and with a critic its value and return; every rank must call this.
-
-        The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with.
-
-        Args:
-            trainer: of the run.
-            metrics: of the algorithm, in which the quality of the values is logged.
-            policies: the trained ones, in one order on all ranks.
-            tables: their trajectories, of those that have some here.
-            estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
-                :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
-        """
-        own: dict[tuple[str, str], Moments] = {}
-        pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, table in tables.items():
-            rows, mask = table.batch, table.batch.action_mask
-            by_turn = self.discount_unit == "turn"
-            discounts = turn_discounts(mask, self.gamma) if by_turn else self.gamma * mask.float()
-            nothing = torch.zeros_like(table.rewards)
-            values, ends = (nothing, nothing[:, 0]) if estimates is None else estimates(name, table)
-            rows.advantages, returns = table.advantages(values, discounts, self.lam, ends)
-            if estimates is not None:
-                rows.values, rows.returns = values, returns
-                own[name, "return"] = masked_moments(returns, mask)
-                own[name, "error"] = masked_moments(returns - values, mask)
-            pairs[name] = returns, values
-            for label, places in self.compared(table.agents).items():
-                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
-        moments = sum_over_ranks(trainer, own)
-        for name, table in tables.items():
-            rows = table.batch
-            for label, places in self.compared(table.agents).items():
-                inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
-                rows.advantages[places] = whiten(*inputs)
-                if estimates is None:
-                    pairs[name][1][places] = inputs[-1].mean
-            means = (turn_means(part, rows.trajectories) for part in pairs[name])
-            rows.compared = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
-        for name in policies if estimates is not None else ():
-            metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
-
-
-@dataclass
-class RewardedRows:
-    """Rows of one policy.
+class TurnReturns:
+    """The turns of a rollout in which agents sampled tokens: S turns in R trajectories.
 
     Attributes:
-        batch: the rows, B of them, with their trajectories.
-        rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
-        episodes: [B] the record that each row is from.
+        reward: [S] fp64, of the turn, bonus included.
+        comparison: [S] int64, equal for the turns of one agent in the episodes of one task group.
+        play: [S] int64, equal for the turns of one agent in one episode.
+        number: [S] int64, 0, 1, 2, ... within a play.
+        state: [S] text of the messages since the agent's last turn.
+        row: [S] int64, the turn's trajectory.
+        turn: [S] the record.
+        trajectory: [R] the record.
+        group: [R] int64, number of the task group in the rollout.
+        episode: [R] the record that the trajectory is from.
+        returns: [S] fp64, the return of each turn as it is compared; at first the play's rewards from the turn on.
+        baseline: [S] fp64, the numbers that the returns are compared with; None where there are several comparisons.
     """
 
-    batch: PolicyBatch
-    rewards: Tensor
-    episodes: list[Episode]
+    reward: Tensor
+    comparison: Tensor
+    play: Tensor
+    number: Tensor
+    state: tuple[str, ...]
+    row: Tensor
+    turn: tuple[Turn, ...]
+    trajectory: tuple[Trajectory, ...]
+    group: Tensor
+    episode: tuple[Episode, ...]
+    returns: Tensor
+    baseline: Tensor | None = None
 
-    @property
-    def agents(self) -> list[str]:
-        """The agent of each row."""
-        return [row.agent for row in self.batch.trajectories]
-
-    @property
-    def chains(self) -> list[list[int]]:
-        """The rows of each agent in each episode, in order: one, or several where a chat template rewrote history."""
-        keys = zip(map(id, self.episodes), self.agents, strict=True)
-        return list(grouped((key, place) for place, key in enumerate(keys)).values())
-
-    @property
-    def unfinished(self) -> Tensor:
-        """[B] True for the last row of each agent in a truncated episode."""
-        last = {chain[-1] for chain in self.chains}
-        return torch.tensor([episode.truncated and place in last for place, episode in enumerate(self.episodes)])
-
-    def to(self, device: torch.device) -> None:
-        """Move the tensors to a device, in place."""
-        self.batch, self.rewards = self.batch.to(device), self.rewards.to(device)
-
-    def advantages(self, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor) -> tuple[Tensor, Tensor]:
-        """GAE advantages and returns, both [B, T], along each chain; see :func:`mrlm_pl.advantages.token_gae`.
+    def rows(self, advantages: Tensor) -> Tables:
+        """Return the trajectories of every policy, each turn's tokens with its advantage.
 
         Args:
-            values, discounts: [B, T]; not read outside the action mask.
-            lam: GAE's lambda.
-            end_values: [B] value of the last state of a truncated episode, 0 for other rows.
+            advantages: [S].
         """
-        device, chains = self.rewards.device, self.chains
-        # On the host: a GPU would wait for it at every column.
-        rewards, values, discounts, end_values, mask = (
-            table.cpu() for table in (self.rewards, values, discounts, end_values, self.batch.action_mask)
-        )
-        lengths = torch.stack([mask[chain].sum() for chain in chains])
-        acts = torch.arange(int(lengths.max())) < lengths[:, None]
-        # The rows of a chain follow each other, so both masks have the tokens in one order.
-        along = [
-            table.new_zeros(acts.shape).masked_scatter(acts, table[mask]) for table in (rewards, values, discounts)
-        ]
-        ends = end_values[[chain[-1] for chain in chains]]
-        results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
-        advantages, returns = (table.new_zeros(mask.shape).masked_scatter(mask, table[acts]) for table in results)
-        return advantages.to(device), returns.to(device)
+        comparisons = torch.zeros(len(self.trajectory), dtype=torch.int64).index_copy(0, self.row, self.comparison)
+        of_rows = (self.group.tolist(), comparisons.tolist(), labels(map(id, self.episode)))
+        tables = rows_by_policy(self.trajectory, *of_rows)
+        pairs = zip(paired(self.returns, self.baseline), advantages.tolist(), strict=True)
+        turns = grouped(zip(self.row.tolist(), ((*pair, advantage) for pair, advantage in pairs), strict=True))
+        for policy, places in grouped((row.policy, place) for place, row in enumerate(self.trajectory)).items():
+            credit_turns(tables[policy], [turns[place] for place in places])
+        return tables
 
 
-def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
-    """Return the numbers of the rows of each agent, given the agent of each row."""
-    return {
-        agent: torch.tensor([place for place, name in enumerate(agents) if name == agent], dtype=torch.int64)
-        for agent in dict.fromkeys(agents)
-    }
-
-
-def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> dict[str, RewardedRows]:
-    """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
+def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> TurnReturns:
+    """Return the turns of a rollout; failed episodes are left out, and their group shrinks.
 
     Args:
         episodes: one rollout.
         turn_bonus: added to the environment's reward of a turn; None adds nothing.
+
+    Raises:
+        NonFiniteError: a reward is NaN or infinite.
     """
-    groups, acting, found = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
-    batches = rows_by_policy(
-        [row for _, row in acting],
-        [groups[episode.group] for episode, _ in acting],
-        labels((episode.group, row.agent) for episode, row in acting),
-        labels(id(episode) for episode, _ in acting),
+    groups, acting = group_numbers(episodes), acting_rows(episodes)
+    turns = [turn for _, row in acting for turn in row.turns]
+    rewards = [turn.reward + (turn_bonus(turn) if turn_bonus else 0.0) for turn in turns]
+    reward = finite_rewards(torch.tensor(rewards, dtype=torch.float64))
+    rows = torch.arange(len(acting)).repeat_interleave(torch.tensor([len(row.turns) for _, row in acting]).long())
+    play = torch.tensor(labels((id(episode), row.agent) for episode, row in acting)).long()[rows]
+    number = torch.arange(len(turns)) - torch.searchsorted(play, play)  # less the first of the play
+    return TurnReturns(
+        reward=reward,
+        comparison=torch.tensor(labels((episode.group, row.agent) for episode, row in acting)).long()[rows],
+        play=play,
+        number=number,
+        state=tuple(state for _, row in acting for state in observed(row)),
+        row=rows,
+        turn=tuple(turns),
+        trajectory=tuple(row for _, row in acting),
+        group=torch.tensor([groups[episode.group] for episode, _ in acting]).long(),
+        episode=tuple(episode for episode, _ in acting),
+        returns=returns_to_go(reward, play, number),
     )
-    for policy, batch in batches.items():
-        rewards = torch.zeros(batch.action_mask.shape)
-        for place, row in enumerate(batch.trajectories):
-            for turn in row.turns:
-                rewards[place, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
-        found[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
-    return found
+
+
+def observed(trajectory: Trajectory) -> list[str]:
+    """Return, for each turn of a trajectory, the text of the messages between the agent's last turn and this one.
+
+    >>> from mrlm_pl.episode import Message
+    >>> said = [Message("user", "Begin"), Message("assistant", "a"), Message("user", "More"), Message("assistant", "b")]
+    >>> turns = [Turn("x", k, 0, 0, 0.0, {}, "stop", "p", 0, "e") for k in range(2)]
+    >>> observed(Trajectory("x", "p", (), (), (), tuple(turns), tuple(said)))
+    ['user: Begin', 'user: More']
+    """
+    texts, heard = [], list[str]()
+    for message in trajectory.messages:
+        if message.role == "assistant":
+            texts.append("\n".join(heard))
+            heard = []
+        else:
+            heard.append(f"{message.role}: {message.content}")
+    # A trajectory that a rewritten history began repeats earlier turns; without messages there are no states.
+    return texts[len(texts) - len(trajectory.turns) :] if texts else [""] * len(trajectory.turns)
+
+
+@dataclass(frozen=True)
+class TurnCredit:
+    """Advantages of turns, within the episodes of a task and, with ``state_weight``, within equal states.
+
+    Args:
+        gamma: discount factor from turn to turn.
+        baseline: see :data:`mrlm_pl.advantages.TurnBaseline`.
+        normalize: divide by standard deviations.
+        state_weight: weight of the comparison within states, beside which whole episodes are compared (GiGPO, arXiv
+            2505.10978); None compares turns of the same number.
+        state_key: function of a state's text that is equal for equal states; None takes the text.
+
+    Raises:
+        ConfigurationError: an unknown name or a value out of range.
+    """
+
+    gamma: float = 1.0
+    baseline: TurnBaseline = "unbiased"
+    normalize: bool = True
+    state_weight: float | None = None
+    state_key: Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        between(0, 1, gamma=self.gamma)
+        one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
+        if self.state_weight is not None:
+            at_least(0, state_weight=self.state_weight)
+
+    def compared(self, turns: TurnReturns) -> TurnReturns:
+        """Return the turns with their discounted returns, and with the baselines where one comparison alone counts."""
+        returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
+        single = self.state_weight is None
+        baseline = returns - replace(self, normalize=False).advantages(turns) if single else None
+        return replace(turns, returns=returns, baseline=baseline)
+
+    def advantages(self, turns: TurnReturns) -> Tensor:
+        """Return the advantage [S] fp64 of each turn."""
+        if self.state_weight is None:
+            return turn_advantages(
+                turns.reward,
+                turns.comparison,
+                turns.play,
+                turns.number,
+                gamma=self.gamma,
+                baseline=self.baseline,
+                normalize=self.normalize,
+            )
+        first = (turns.number == 0).nonzero().flatten()  # every episode counts once among the whole ones
+        whole = returns_to_go(turns.reward, turns.play, turns.number)[first]
+        compare = group_normalized_advantages if self.normalize else group_centered_advantages
+        of_episodes = torch.zeros(len(first), dtype=torch.float64)
+        plays, index = torch.unique(turns.play, return_inverse=True)
+        of_episodes[torch.searchsorted(plays, turns.play[first])] = compare(whole, turns.comparison[first]).double()
+        returns = returns_to_go(turns.reward, turns.play, turns.number, self.gamma)
+        within = state_advantages(
+            returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
+        )
+        return of_episodes[index] + self.state_weight * within
+
+    def _states(self, turns: TurnReturns) -> Tensor:
+        """Return a number [S] that is equal for turns of the same agent, task group and state.
+
+        Raises:
+            DataError: a record lacks the messages that make up its states.
+        """
+        for episode, trajectory in zip(turns.episode, turns.trajectory, strict=True):
+            if trajectory.turns and not trajectory.messages:
+                raise DataError(
+                    f"agent {trajectory.agent!r} of episode {episode.id!r} has turns, but no messages, and so no "
+                    "states to compare turns in; keep the messages in the record, or use GRPO with `credit: turn`"
+                )
+        texts = turns.state if self.state_key is None else map(self.state_key, turns.state)
+        return torch.tensor(labels(zip(turns.comparison.tolist(), texts, strict=True)), dtype=torch.int64)

@@ -11,7 +11,7 @@ import pytest
 from mrlm_pl.advantages import leave_one_out_advantages
 from mrlm_pl.episode import Episode, Origin, Task
 from mrlm_pl.learner.credit.branches import WHOLE, LeafCredit, alternatives_of, common_steps
-from mrlm_pl.learner.credit.turn_returns import turn_returns_of
+from mrlm_pl.learner.credit.turns import turn_returns_of
 from mrlm_pl.rollout import branches
 from mrlm_pl.rollout.branches import Alternatives, Expansions
 from tests.support.enumerated_games import Choices, Game

@@ -1,0 +1,196 @@
+"""Credit of single tokens: trajectories with the reward of each turn on its last token, and GAE along them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mrlm_pl.advantages import NO_MOMENTS, Moments, masked_moments, token_gae, turn_discounts, whiten
+from mrlm_pl.episode import Episode
+from mrlm_pl.grouping import grouped
+from mrlm_pl.learner.batch import PolicyBatch
+from mrlm_pl.learner.credit.records import turn_means
+from mrlm_pl.learner.credit.returns import acting_rows, group_numbers, labels, rows_by_policy
+from mrlm_pl.learner.metrics import Metrics
+from mrlm_pl.learner.ranks import sum_over_ranks
+from mrlm_pl.rewards import TurnBonus
+from mrlm_pl.settings import between, one_of
+
+DiscountUnit = Literal["turn", "token"]
+"""The unit of the discount factor: each turn of the agent, or each token."""
+
+
+@dataclass(frozen=True)
+class TokenGAE:
+    """Generalized advantage estimation over the tokens of an agent (arXiv 1506.02438).
+
+    Args:
+        gamma: discount factor.
+        lam: GAE's lambda per token; 0 trusts the values, 1 the returns.
+        discount_unit: ``turn`` discounts from turn to turn, ``token`` from token to token.
+        whiten: over whose action tokens on all ranks the advantages are whitened: those of each ``policy`` or of each
+            ``agent`` of a policy; None leaves them.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    discount_unit: DiscountUnit = "turn"
+    whiten: Literal["policy", "agent"] | None = "policy"
+
+    def __post_init__(self) -> None:
+        between(0, 1, gamma=self.gamma, lam=self.lam)
+        one_of(get_args(DiscountUnit), discount_unit=self.discount_unit)
+        one_of(("policy", "agent"), whiten_over=self.whiten)
+
+    def compared(self, agents: Sequence[str]) -> dict[str, Tensor]:
+        """Return the numbers of the rows that are whitened together, by a name that all ranks share."""
+        if self.whiten == "agent":
+            return agent_places(agents)
+        return {} if self.whiten is None else {"": torch.arange(len(agents))}
+
+    def credit(
+        self,
+        trainer: Any,
+        metrics: Metrics,
+        policies: Sequence[str],
+        tables: Mapping[str, RewardedRows],
+        estimates: Callable[[str, RewardedRows], tuple[Tensor, Tensor]] | None,
+    ) -> None:
+        """Give each token its advantage, and with a critic its value and return; every rank must call this.
+
+        The baseline of a turn is its value, or without a critic the mean over the tokens that it is whitened with.
+
+        Args:
+            trainer: of the run.
+            metrics: of the algorithm, in which the quality of the values is logged.
+            policies: the trained ones, in one order on all ranks.
+            tables: their trajectories, of those that have some here.
+            estimates: returns the critic's values of a policy's trajectories, [B, T] and [B]; see
+                :meth:`mrlm_pl.learner.critics.Critic.estimates`. None: 0.
+        """
+        own: dict[tuple[str, str], Moments] = {}
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, table in tables.items():
+            rows, mask = table.batch, table.batch.action_mask
+            by_turn = self.discount_unit == "turn"
+            discounts = turn_discounts(mask, self.gamma) if by_turn else self.gamma * mask.float()
+            nothing = torch.zeros_like(table.rewards)
+            values, ends = (nothing, nothing[:, 0]) if estimates is None else estimates(name, table)
+            rows.advantages, returns = table.advantages(values, discounts, self.lam, ends)
+            if estimates is not None:
+                rows.values, rows.returns = values, returns
+                own[name, "return"] = masked_moments(returns, mask)
+                own[name, "error"] = masked_moments(returns - values, mask)
+            pairs[name] = returns, values
+            for label, places in self.compared(table.agents).items():
+                own[name, f"whiten/{label}"] = masked_moments(rows.advantages[places], rows.action_mask[places])
+        moments = sum_over_ranks(trainer, own)
+        for name, table in tables.items():
+            rows = table.batch
+            for label, places in self.compared(table.agents).items():
+                inputs = (rows.advantages[places], rows.action_mask[places], moments[name, f"whiten/{label}"])
+                rows.advantages[places] = whiten(*inputs)
+                if estimates is None:
+                    pairs[name][1][places] = inputs[-1].mean
+            means = (turn_means(part, rows.trajectories) for part in pairs[name])
+            rows.compared = tuple([*zip(*row, strict=True)] for row in zip(*means, strict=True))
+        for name in policies if estimates is not None else ():
+            metrics.add_values(name, *(moments.get((name, kind), NO_MOMENTS) for kind in ("return", "error")))
+
+
+@dataclass
+class RewardedRows:
+    """The trajectories of one policy with their rewards.
+
+    Attributes:
+        batch: B rows, with their trajectories.
+        rewards: [B, T], a turn's reward on its last token, 0 elsewhere.
+        episodes: [B] the record that each row is from.
+    """
+
+    batch: PolicyBatch
+    rewards: Tensor
+    episodes: list[Episode]
+
+    @property
+    def agents(self) -> list[str]:
+        """The agent of each row."""
+        return [row.agent for row in self.batch.trajectories]
+
+    @property
+    def chains(self) -> list[list[int]]:
+        """The rows of each agent in each episode, in order: one, or several where a chat template rewrote history."""
+        keys = zip(map(id, self.episodes), self.agents, strict=True)
+        return list(grouped((key, place) for place, key in enumerate(keys)).values())
+
+    @property
+    def unfinished(self) -> Tensor:
+        """[B] True for the last row of each agent in a truncated episode."""
+        last = {chain[-1] for chain in self.chains}
+        return torch.tensor([episode.truncated and place in last for place, episode in enumerate(self.episodes)])
+
+    def to(self, device: torch.device) -> None:
+        """Move the tensors to a device, in place."""
+        self.batch, self.rewards = self.batch.to(device), self.rewards.to(device)
+
+    def advantages(self, values: Tensor, discounts: Tensor, lam: float, end_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return GAE advantages and returns, both [B, T], along each chain; see :func:`mrlm_pl.advantages.token_gae`.
+
+        Args:
+            values, discounts: [B, T]; not read outside the action mask.
+            lam: GAE's lambda.
+            end_values: [B] value of the last state of a truncated episode, 0 for other rows.
+        """
+        device, chains = self.rewards.device, self.chains
+        # On the host: a GPU would wait for it at every column.
+        rewards, values, discounts, end_values, mask = (
+            table.cpu() for table in (self.rewards, values, discounts, end_values, self.batch.action_mask)
+        )
+        lengths = torch.stack([mask[chain].sum() for chain in chains])
+        acts = torch.arange(int(lengths.max())) < lengths[:, None]
+        # The rows of a chain follow each other, so both masks have the tokens in one order.
+        along = [
+            table.new_zeros(acts.shape).masked_scatter(acts, table[mask]) for table in (rewards, values, discounts)
+        ]
+        ends = end_values[[chain[-1] for chain in chains]]
+        results = token_gae(along[0], along[1], acts, gamma=along[2], lam=lam, bootstrap_values=ends)
+        advantages, returns = (table.new_zeros(mask.shape).masked_scatter(mask, table[acts]) for table in results)
+        return advantages.to(device), returns.to(device)
+
+
+def agent_places(agents: Sequence[str]) -> dict[str, Tensor]:
+    """Return the numbers of the rows of each agent, given the agent of each row."""
+    return {
+        agent: torch.tensor([place for place, name in enumerate(agents) if name == agent], dtype=torch.int64)
+        for agent in dict.fromkeys(agents)
+    }
+
+
+def rewarded_rows(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -> dict[str, RewardedRows]:
+    """Return the trajectories of every policy with the rewards of its turns; failed episodes are left out.
+
+    Args:
+        episodes: one rollout.
+        turn_bonus: added to the environment's reward of a turn; None adds nothing.
+    """
+    groups, acting, found = group_numbers(episodes), acting_rows(episodes), dict[str, RewardedRows]()
+    batches = rows_by_policy(
+        [row for _, row in acting],
+        [groups[episode.group] for episode, _ in acting],
+        labels((episode.group, row.agent) for episode, row in acting),
+        labels(id(episode) for episode, _ in acting),
+    )
+    for policy, batch in batches.items():
+        rewards = torch.zeros(batch.action_mask.shape)
+        for place, row in enumerate(batch.trajectories):
+            for turn in row.turns:
+                rewards[place, turn.stop - 1] += turn.reward + (turn_bonus(turn) if turn_bonus else 0.0)
+        found[policy] = RewardedRows(batch, rewards, [episode for episode, row in acting if row.policy == policy])
+    return found
