@@ -331,6 +331,7 @@ class EngineWrapper(Engine):
 
 
 def _forwarded(name: str, hook: Any) -> Any:
+    """Return the hook of a wrapper: that of the engine of the ``policy`` it takes, else that of the wrapped engine."""
     if isinstance(hook, property):
         return property(lambda wrapper: getattr(wrapper.engine, name), doc=hook.__doc__)
     if "policy" in inspect.signature(hook).parameters:
@@ -338,6 +339,7 @@ def _forwarded(name: str, hook: Any) -> Any:
     return functools.wraps(hook)(lambda wrapper, *given, **named: getattr(wrapper.engine, name)(*given, **named))
 
 
+# A loop, so that a hook that Engine gains is forwarded too: a wrapper without it would answer with Engine's default.
 for _name, _hook in vars(Engine).items():
     if not _name.startswith("_") and _name not in vars(EngineWrapper):
         setattr(EngineWrapper, _name, _forwarded(_name, _hook))
