@@ -134,14 +134,13 @@ class TreePlayer:
         while nodes:
             waiting = self.player.stop_at_limits(nodes)
             self._check_size(waiting)
-            for node in nodes:
-                if node.over:
-                    paths[node.spec.id].append(node)
-                    # Of environments that can be forked, one of a tree is enough.
-                    forks = node.environment.forks
-                    self.player.finish(node, keep=not (forks and node.spec.id in kept))
-                    if forks and node.error is None and not node.was_cut:
-                        kept.add(node.spec.id)
+            for node in (node for node in nodes if node.over):
+                tree, forks = node.spec.id, node.environment.forks
+                paths[tree].append(node)
+                # Of environments that can be forked, one of a tree is enough.
+                self.player.finish(node, keep=not (forks and tree in kept))
+                if forks and node.error is None and not node.was_cut:
+                    kept.add(tree)
             await self.player.close_unwanted()
             branches = await self._branch(waiting)
             await self._step([branch for found in branches for branch in found])
