@@ -144,7 +144,7 @@ class CorrectnessModel(RewardModelAlgorithm):
             losses, scores = self._losses(name, rows)
             if not bool(torch.isfinite(scores).all()):
                 raise NonFiniteError(f"{int((~scores.isfinite()).sum())} of {len(scores)} scores are not finite")
-            self.metrics.add_evaluation(prefix, {"loss": (float(losses.mean()), float(len(losses)))})
+            self.metrics.add_evaluation_means(prefix, {"loss": losses.mean()}, len(losses))
             found = {"scores": scores, "question_scores": self._question_losses(name, rows)[1], "correct": rows.correct}
         measures = self.measures[prefix]
         assert isinstance(measures, AnswerMeasures)

@@ -137,5 +137,5 @@ class MADPO(Algorithm):
         if not parts:
             return
         gaps, rewards = self._compare(parts)
-        numbers = {"loss": self.loss(gaps).mean(), **preference_metrics(gaps, rewards)}
-        self.metrics.add_evaluation(prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()})
+        means = {"loss": self.loss(gaps).mean(), **preference_metrics(gaps, rewards)}
+        self.metrics.add_evaluation_means(prefix, means, len(gaps))

@@ -64,10 +64,8 @@ class PairwiseRewardModel(RewardModelAlgorithm):
                 raise NonFiniteError(
                     f"{int((~gaps.isfinite()).sum())} of {len(gaps)} pairs have scores that are not finite"
                 )
-            numbers = {"loss": losses.mean(), "pair_accuracy": _share_won(gaps), "margin": gaps.mean()}
-            self.metrics.add_evaluation(
-                prefix, {metric: (float(value), len(gaps)) for metric, value in numbers.items()}
-            )
+            means = {"loss": losses.mean(), "pair_accuracy": _share_won(gaps), "margin": gaps.mean()}
+            self.metrics.add_evaluation_means(prefix, means, len(gaps))
 
 
 def _share_won(gaps: Tensor) -> Tensor:

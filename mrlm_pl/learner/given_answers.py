@@ -44,10 +44,7 @@ class GivenAnswersAlgorithm(Algorithm):
         self.run_idle_passes(batch)
         for name, rows in batch.policies.items():
             losses, metrics = self.compare(name, rows)
-            numbers = {"loss": losses.mean(), **metrics}
-            self.metrics.add_evaluation(
-                prefix, {metric: (float(value), len(losses)) for metric, value in numbers.items()}
-            )
+            self.metrics.add_evaluation_means(prefix, {"loss": losses.mean(), **metrics}, len(losses))
 
     def logp_sums(self, name: str, rows: PolicyBatch) -> Tensor:
         """Return the log-probability [B] of each row's action tokens."""

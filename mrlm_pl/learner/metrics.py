@@ -202,6 +202,10 @@ class Metrics:
                 pairs.append((name, (value * weight if weight else 0.0, weight)))
         numbers += (counts or {}).items()
 
+    def add_evaluation_means(self, prefix: str, means: Mapping[str, Tensor], weight: float) -> None:
+        """Add a batch's means [], all over ``weight`` answers or pairs, to the metrics of an evaluation loop."""
+        self.add_evaluation(prefix, {name: (float(mean), weight) for name, mean in means.items()})
+
     def take_evaluation(self, prefix: str, trainer: Any) -> dict[str, float]:
         """Return the means and counts over all batches of all ranks; NaN for a mean with weight 0 everywhere.
 
