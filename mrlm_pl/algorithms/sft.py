@@ -59,8 +59,7 @@ class SFT(Algorithm):
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(policies, None, optimization)
-        if len(self.policies) != 1:
-            raise ConfigurationError(f"SFT trains one policy; `policies` has {sorted(self.policies)}")
+        self.refuse_several_policies()
         if reduction == "constant_length":
             raise ConfigurationError("SFT has no longest response; use another reduction than 'constant_length'")
         one_of(_WEIGHTS, objective=objective)

@@ -458,6 +458,15 @@ class Algorithm(LightningModule, ABC):
         """Return the models that a run leaves behind, by the name of their folder."""
         return self.trained_policies if self.critic is None else self.trained_policies | self.critic.exported()
 
+    def refuse_several_policies(self) -> None:
+        """Validate that there is one policy.
+
+        Raises:
+            ConfigurationError: there are several.
+        """
+        if len(self.policies) != 1:
+            raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
+
     def refuse_dropout(self) -> None:
         """Validate that no trained policy has dropout.
 

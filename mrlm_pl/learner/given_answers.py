@@ -6,7 +6,6 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.optimization import Optimization
@@ -27,8 +26,7 @@ class GivenAnswersAlgorithm(Algorithm):
 
     def __init__(self, policies: dict[str, Policy] | None, optimization: Optimization) -> None:
         super().__init__(policies, None, optimization)
-        if len(self.policies) != 1:
-            raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
+        self.refuse_several_policies()
         self.refuse_dropout()
 
     @abstractmethod

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.optimization import Optimization, value_group
@@ -33,8 +32,7 @@ class RewardModelAlgorithm(Algorithm):
         value_learning_rate: float | None = None,
     ) -> None:
         super().__init__(policies, None, optimization)
-        if len(self.policies) != 1:
-            raise ConfigurationError(f"{type(self).__name__} trains one policy; `policies` has {sorted(self.policies)}")
+        self.refuse_several_policies()
         self.value_learning_rate = value_learning_rate
 
     def read_weights(self) -> None:
