@@ -12,7 +12,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.pairs import RowPair, joint_pairs, row_tables
 from mrlm_pl.learner.credit.returns import Tables, group_numbers
 from mrlm_pl.learner.policies.reference import ReferencePolicy
@@ -75,7 +75,7 @@ class MADPO(Algorithm):
         self.loss = preference_loss(loss, beta=beta, label_smoothing=label_smoothing, margin=margin)
         self.beta = beta
 
-    def meet_rollouts(self, rollouts: Rollouts) -> None:
+    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
         super().meet_rollouts(rollouts)
         self.reference = ReferencePolicy(used=True)
 

@@ -19,7 +19,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.contract import EQUAL_RETURNS, Rollouts
+from mrlm_pl.learner.contract import EQUAL_RETURNS, RolloutFacts
 from mrlm_pl.learner.credit.decisions import TreeCredit
 from mrlm_pl.learner.credit.returns import Tables, equal_returns
 from mrlm_pl.learner.critics import Critic
@@ -111,7 +111,7 @@ class Algorithm(LightningModule, ABC):
         self.optimization = as_settings(Optimization, optimization, "optimization")
         # A frozen policy is part of the model but not of the checkpoint; a reference that does not move is read again.
         self.strict_loading = False
-        self.rollouts = Rollouts((), ())
+        self.rollouts = RolloutFacts((), ())
         self.teachers: tuple[str, ...] = ()
         self._absent: set[str] = set()
         self.metrics = Metrics(policies)
@@ -192,7 +192,7 @@ class Algorithm(LightningModule, ABC):
         if self.critic is not None:
             self.critic.check_agents({agent: seat for agent, seat in seats.items() if self.policy(seat).trained})
 
-    def meet_rollouts(self, rollouts: Rollouts) -> None:
+    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
         """Validate the agents of a run, and store the common facts of its rollouts."""
         self.check_agents(rollouts.agents)
         self.rollouts = rollouts

@@ -22,7 +22,7 @@ EQUAL_RETURNS = "all returns within each group are equal"
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class RolloutFacts:
     """The common facts of a run's rollouts.
 
     Attributes:
@@ -80,8 +80,8 @@ class RolloutLearner(Protocol):
 
     # Options.
 
-    def meet_rollouts(self, rollouts: Rollouts) -> None:
-        """Check the agents, and take note of the rest."""
+    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
+        """Validate the agents, and keep the rest."""
 
     def weighs_sampler(self, sampling: Sampling) -> bool:
         """Return True if the loss weighs each token by its sampler's probability."""

@@ -16,7 +16,7 @@ from mrlm_pl.episode import Episode, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.filters import (
     exclude_zero_variance,
     keep_top_entropy,
@@ -369,7 +369,7 @@ class PolicyGradient(Algorithm):
         limits = {name: sampling.of(name).max_tokens for name in self.policies}
         return overlong_penalties(limits, sampling.max_tokens, self.overlong_buffer)
 
-    def meet_rollouts(self, rollouts: Rollouts) -> None:
+    def meet_rollouts(self, rollouts: RolloutFacts) -> None:
         self._check_credit()
         super().meet_rollouts(rollouts)
         if self.distiller is not None:

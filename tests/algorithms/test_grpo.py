@@ -16,7 +16,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.learner.batch import Batch, PolicyBatch, collate_rows
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.returns import returns_of
 from mrlm_pl.losses import Entropy, batch_totals, token_weights
 from mrlm_pl.policy import Policy
@@ -299,7 +299,7 @@ def test_a_subclass_of_ones_own_takes_returns_and_is_refused_before_the_first_ro
     with pytest.raises(
         ConfigurationError, match=r"missing .*'groups'; let it take these arguments \(.*test_grpo\.py:\d+\)"
     ):
-        Two({"main": Policy(str(model_folder))}).meet_rollouts(Rollouts({"agent": None}, ["echo"]))
+        Two({"main": Policy(str(model_folder))}).meet_rollouts(RolloutFacts({"agent": None}, ["echo"]))
 
 
 def test_advantages_that_are_set_on_an_object_are_those_that_train(model_folder: Path) -> None:

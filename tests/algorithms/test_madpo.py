@@ -19,7 +19,7 @@ from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, T
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.losses import BatchTotals, batch_totals
 from mrlm_pl.policy import Policy
 from tests.support.watching import Watch
@@ -207,7 +207,7 @@ def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: A
 
 def prepared(model_folder: Path, trainer: Any, episodes: list[Episode]) -> tuple[MADPO, dict[str, Any]]:
     algorithm = MADPO(policies(model_folder), SEATS)
-    algorithm.meet_rollouts(Rollouts(list(SEATS), ["t"]))
+    algorithm.meet_rollouts(RolloutFacts(list(SEATS), ["t"]))
     algorithm.configure_model()
     algorithm.trainer = trainer
     with torch.no_grad():

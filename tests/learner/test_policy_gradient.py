@@ -13,7 +13,7 @@ from torch import Tensor
 from mrlm_pl.advantages import group_centered_advantages
 from mrlm_pl.algorithms import MAPPO, PPO, REINFORCEPlusPlus
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
@@ -54,7 +54,7 @@ class OwnCredit(OtherArguments):
         raise NotImplementedError
 
 
-ROLLOUTS = Rollouts({"agent": None}, ["echo"])
+ROLLOUTS = RolloutFacts({"agent": None}, ["echo"])
 
 
 def test_advantages_of_other_arguments_are_refused_unless_the_class_calls_them_itself(model_folder: Path) -> None:

@@ -24,7 +24,7 @@ from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
@@ -180,7 +180,7 @@ class RolloutDataModule(LightningDataModule):
         agents = [agent for environment in self.environments.values() for agent in environment.agents]
         updates = self._updates(trainer)
         self.check(learner, trainer, stage)
-        learner.meet_rollouts(Rollouts(dict.fromkeys(agents), list(self.environments), self.players.given, updates))
+        learner.meet_rollouts(RolloutFacts(dict.fromkeys(agents), list(self.environments), self.players.given, updates))
         if stage == "fit":
             if self.players.stale is not None:
                 self.players.stale.check(learner, trainer, self.sampling)

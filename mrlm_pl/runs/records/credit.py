@@ -22,7 +22,7 @@ from mrlm_pl.episode import Episode, branches
 from mrlm_pl.episode_files import episode_files, iteration_file, not_kept, read_episodes, write_episodes
 from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.learner.algorithm import Algorithm
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.records import credited, uncredited
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.policy_gradient import PolicyGradient
@@ -228,7 +228,7 @@ class _Crediting:
         self._check(training, greedy)
         agents = {*self.learner.seats, *itertools.chain.from_iterable(item.agents for item in plain)}
         environments = self.environments or list({item.task.environment: 0 for item in plain})
-        self.learner.meet_rollouts(Rollouts(agents, environments))
+        self.learner.meet_rollouts(RolloutFacts(agents, environments))
         read, greedy = (
             [scaled(item, self.scales.get(item.task.environment, 1.0)) for item in chosen]
             for chosen in (training, greedy)

@@ -21,7 +21,7 @@ from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, PolicyBatch
-from mrlm_pl.learner.contract import Rollouts
+from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.team import has_constant_sum
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import batch_totals
@@ -407,7 +407,7 @@ def test_mistakes_are_told(options: dict[str, Any], model_folder: Path) -> None:
 def test_rows_of_single_decisions_are_no_episodes(cls: Any, model_folder: Path) -> None:
     algorithm = cls({"main": Policy(str(model_folder))}, reduction="episode_mean")
     with pytest.raises(ConfigurationError, match="rows of single decisions are no episodes; use sequence_mean"):
-        algorithm.meet_rollouts(Rollouts(("a", "b"), ("t",)))
+        algorithm.meet_rollouts(RolloutFacts(("a", "b"), ("t",)))
 
 
 def test_a_joint_mode_of_no_use_is_answered_with_those_that_are(model_folder: Path) -> None:
