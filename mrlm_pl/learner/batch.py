@@ -114,7 +114,7 @@ class PolicyBatch:
 
     @property
     def layout(self) -> PolicyBatch:
-        """The same rows on the host, or these where they are at one place alone."""
+        """The rows from which the layout of a forward pass is decided: ``host``, else these."""
         return self if self.host is None else self.host
 
     def tensors(self) -> dict[str, Tensor]:
@@ -126,8 +126,8 @@ class PolicyBatch:
         moved: dict[str, Any] = {name: on_device(value, device) for name, value in self.tensors().items()}
         return PolicyBatch(**moved, trajectories=self.trajectories, compared=self.compared)
 
-    def sent(self, device: torch.device | str) -> PolicyBatch:
-        """Return a copy on another device that keeps these rows, which must not change any more, beside it."""
+    def to_keeping_host(self, device: torch.device | str) -> PolicyBatch:
+        """Return a copy on another device with these rows as its ``host``; they must not change any more."""
         return replace(self.to(device), host=self.layout)
 
     def select(self, rows: Tensor) -> PolicyBatch:
@@ -168,9 +168,9 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Return a copy on another device."""
         moved = copy.copy(self)
-        moved.policies = {name: rows.sent(device) for name, rows in self.policies.items()}
+        moved.policies = {name: rows.to_keeping_host(device) for name, rows in self.policies.items()}
         moved.without_gradient = {
-            name: None if rows is None else rows.sent(device) for name, rows in self.without_gradient.items()
+            name: None if rows is None else rows.to_keeping_host(device) for name, rows in self.without_gradient.items()
         }
         return moved
 

@@ -24,7 +24,7 @@ def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:
     """Return the rows on the pretended device, with those of the host beside them."""
     copies: dict[str, Any] = {name: value.clone() for name, value in rows.tensors().items()}
     device.place(copies.values())
-    return replace(rows.sent("cpu"), **copies)
+    return replace(rows.to_keeping_host("cpu"), **copies)
 
 
 @pytest.mark.parametrize(
