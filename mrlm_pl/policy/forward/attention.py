@@ -71,14 +71,15 @@ class _Level:
         self.before: list[tuple[int, Tensor | int]] = []
         masks = []
         for earlier in range(level):
-            pieces = [chain[earlier] for chain in chains]
-            if max(pieces) < 0:
+            parents = [chain[earlier] for chain in chains]
+            if max(parents) < 0:
                 continue
             lengths = segments.lengths[earlier]
-            share = len(pieces) // len(lengths)
-            in_order = pieces == [number // share for number in range(len(pieces))] if share else False
-            self.before.append((earlier, share if in_order else on_device(torch.tensor(pieces).clamp(min=0), device)))
-            length = torch.tensor([lengths[piece] if piece >= 0 else 0 for piece in pieces])
+            repeats = len(parents) // len(lengths)
+            in_order = parents == [number // repeats for number in range(len(parents))] if repeats else False
+            index = repeats if in_order else on_device(torch.tensor(parents).clamp(min=0), device)
+            self.before.append((earlier, index))
+            length = torch.tensor([lengths[parent] if parent >= 0 else 0 for parent in parents])
             masks.append(torch.arange(blocks[earlier].width) < length[:, None])
         self._chain: Tensor | None = None
         self._mask: Tensor | None = None
@@ -168,7 +169,7 @@ class _Level:
         own = states[-1]
         if not self.before:
             return own
-        return torch.cat([*(_repeated(states[level], pieces) for level, pieces in self.before), own], 1)
+        return torch.cat([*(_repeated(states[level], parents) for level, parents in self.before), own], 1)
 
 
 class _CausalLayout:
@@ -204,11 +205,11 @@ class _CausalLayout:
         return found.flatten(0, 1).index_select(0, self._places).unflatten(0, query.shape[:2])
 
 
-def _repeated(states: Tensor, pieces: Tensor | int) -> Tensor:
+def _repeated(states: Tensor, parents: Tensor | int) -> Tensor:
     """Return states [S, W, heads, dim] of the given segments, or of each, repeated this number of times."""
-    if isinstance(pieces, Tensor):
-        return states.index_select(0, pieces)
-    return states.repeat_interleave(pieces, 0)
+    if isinstance(parents, Tensor):
+        return states.index_select(0, parents)
+    return states.repeat_interleave(parents, 0)
 
 
 class PackedLayout:
@@ -244,8 +245,8 @@ class PackedLayout:
         parts: list[Tensor] = []
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        pieces = (states.split(self._sizes) for states in (query, key, value))
-        for level, own_q, own_k, own_v in zip(self._levels, *pieces, strict=True):
+        by_level = (states.split(self._sizes) for states in (query, key, value))
+        for level, own_q, own_k, own_v in zip(self._levels, *by_level, strict=True):
             keys.append(level.block.batched(own_k))
             values.append(level.block.batched(own_v))
             found = level.attend(level.block.batched(own_q), keys, values, scaling, dropout)

@@ -120,25 +120,25 @@ class RowPlan:
         """Return one packed row: the shared segments of these leaves, level by level, then each leaf's own tokens."""
         shared, own = tree.segments(leaves)
         levels = [*shared, own]
-        pieces = [piece for level in levels for piece in level]
-        start, stop = (torch.tensor([getattr(piece, name) for piece in pieces]) for name in ("start", "stop"))
+        segments = [segment for level in levels for segment in level]
+        start, stop = (torch.tensor([getattr(segment, name) for segment in segments]) for name in ("start", "stop"))
         length = stop - start
         offset = length.cumsum(0) - length
         position_ids = torch.arange(int(length.sum())) + (start - offset).repeat_interleave(length)
-        leaders = torch.tensor([tree.rows[piece.leaf][0] for piece in pieces])
+        leaders = torch.tensor([tree.rows[segment.leaf][0] for segment in segments])
 
         rows = torch.tensor([row for leaf in leaves for row in tree.rows[leaf]])
         place = torch.arange(len(leaves)).repeat_interleave(torch.tensor([len(tree.rows[leaf]) for leaf in leaves]))
         action_row, action_column = self.action_mask[rows].nonzero(as_tuple=True)
         token = rows[action_row], action_column
-        segments = _described(levels)
+        layout = _layout(levels)
         return ForwardPass(
             input_ids=self.token_ids[leaders.repeat_interleave(length), position_ids][None],
             position_ids=position_ids[None],
-            predictors=_places(segments, stop, offset - start, place[action_row], action_column - 1),
+            predictors=_places(layout, stop, offset - start, place[action_row], action_column - 1),
             targets=self.token_ids[token],
             destinations=(token[0] * self.token_ids.shape[1] + action_column),
-            segments=segments,
+            segments=layout,
         )
 
     def pad(self, rows: Sequence[int]) -> ForwardPass:
@@ -159,11 +159,11 @@ class RowPlan:
         )
 
 
-def _described(levels: Sequence[Sequence[Segment]]) -> Segments:
+def _layout(levels: Sequence[Sequence[Segment]]) -> Segments:
     return Segments(
-        tuple(tuple(piece.stop - piece.start for piece in level) for level in levels),
+        tuple(tuple(segment.stop - segment.start for segment in level) for level in levels),
         tuple(
-            tuple((*piece.chain, *[-1] * (depth - len(piece.chain))) for piece in level)
+            tuple((*segment.chain, *[-1] * (depth - len(segment.chain))) for segment in level)
             for depth, level in enumerate(levels)
         ),
     )
@@ -180,7 +180,7 @@ def _places(segments: Segments, stop: Tensor, shift: Tensor, leaf: Tensor, posit
     first = [0, *itertools.accumulate(map(len, segments.lengths))]
     numbers = torch.tensor(
         [
-            [*(first[level] + piece if piece >= 0 else -1 for level, piece in enumerate(chain)), first[-2] + number]
+            [*(first[level] + own if own >= 0 else -1 for level, own in enumerate(chain)), first[-2] + number]
             for number, chain in enumerate(segments.ancestors[-1])
         ]
     )

@@ -109,18 +109,18 @@ class RowTree:
         if max_tokens is None or (ends[-1] <= max_tokens and read[-1] <= MOST_READ * max_tokens):
             return [range(leaves)] if leaves else []
         most_read = MOST_READ * max_tokens
-        cost, found = self._parted(ends, read, max_tokens, most_read)
+        cost, found = self._cheapest(ends, read, max_tokens, most_read)
         too_small, enough = 0, max_tokens
         while enough - too_small > 1:
             bound = (too_small + enough) // 2
-            other, smaller = self._parted(ends, read, bound, most_read)
+            other, smaller = self._cheapest(ends, read, bound, most_read)
             if other == cost:
                 enough, found = bound, smaller
             else:
                 too_small = bound
         return found
 
-    def _parted(
+    def _cheapest(
         self, ends: Sequence[int], read: Sequence[int], max_tokens: int, most_read: int
     ) -> tuple[int, list[range]]:
         """Return the cost of the cheapest chunks within bounds, in tokens that are computed again, and the chunks.
