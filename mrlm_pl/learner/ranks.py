@@ -20,11 +20,6 @@ def data_parallel_rank(trainer: Any) -> tuple[int, int]:
     return (int(kwargs["rank"]), int(kwargs["num_replicas"])) if kwargs else (0, 1)
 
 
-def writes_files(trainer: Any) -> bool:
-    """Return whether this process writes the files of its data: the first of its tensor-parallel ranks does."""
-    return int(trainer.global_rank) % (trainer.world_size // data_parallel_rank(trainer)[1]) == 0
-
-
 def gather_ranks(trainer: Any, own: Any) -> list[Any]:
     """Return the objects of all data-parallel ranks, in the order of the ranks."""
     if trainer.world_size == 1:

@@ -38,7 +38,7 @@ from mrlm_pl.errors import RolloutError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.contract import RolloutLearner
 from mrlm_pl.learner.credit.records import credited
-from mrlm_pl.learner.ranks import data_parallel_rank, gather_at_first_rank, gather_ranks, writes_files
+from mrlm_pl.learner.ranks import data_parallel_rank, gather_at_first_rank, gather_ranks
 from mrlm_pl.learner.token_measures import TokenMeasures
 from mrlm_pl.rollout.rounds import RoundOptions
 from mrlm_pl.trainer.termination import ended_by_sigterm
@@ -127,7 +127,9 @@ class Collection:
         self.plan.further = learner.further
         self.plan.without_signal = lambda group: learner.without_signal(self.tasks.with_reward_scale(group))
         compares = learner.smallest_group > 1 or not learner.without_signal(())  # or it needs no returns at all
-        self._writes = self.saved is not None and writes_files(self.trainer)
+        # Tensor-parallel ranks have the same episodes, which the first of them writes.
+        copies = self.trainer.world_size // data_parallel_rank(self.trainer)[1]
+        self._writes = self.saved is not None and self.trainer.global_rank % copies == 0
         self._signal = SignalCheck(self.sampling, compares, learner.no_signal)
         if self.max_lag:
             self.collector = AsyncCollector(self.players, self.plan, self.sampling, self.max_lag, self.options)
@@ -212,7 +214,7 @@ class Collection:
         """Return the numbers to log, over all ranks, and warn of a rollout without a learning signal."""
         own = self._measured(iteration, collected, groups, seconds)
         measured = functools.reduce(CollectionSums.plus, gather_ranks(self.trainer, own))
-        metrics = measured.metrics()
+        totals, metrics = self.totals.after(iteration + 1, measured.played), measured.metrics()
         of_environments = [f"rollout/{name}/" for name in self.tasks.environments]
         if len(of_environments) == 1 and of_environments[0] in measured.components:
             parts = measured.components[of_environments[0]].means()
@@ -222,8 +224,7 @@ class Collection:
         if (warning := self._verifiers.add(measured.means)) and data_parallel_rank(self.trainer)[0] == 0:
             logger.warning(warning)
         learned = self.tasks.update_curriculum(measured.successes) if self.tasks.curriculum is not None else {}
-        totals, prepared = self.totals.after(iteration + 1, measured.played), self.learner.metrics.take_rollout()
-        return metrics | prepared | learned | totals
+        return metrics | self.learner.metrics.take_rollout() | learned | totals
 
     def _measured(self, iteration: int, collected: Collected, groups: Sequence[int], seconds: float) -> CollectionSums:
         """Return the sums of what this rank collected."""
