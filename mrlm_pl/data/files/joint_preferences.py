@@ -65,7 +65,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
         if isinstance(self.algorithm(), PairwiseRewardModel):
             name, policy = self.learner()
-            rows = scored_pair(team_pair(example), policy.chat, name, where)
+            rows = scored_pair(team_pair(example), policy.chat, name)
             return [] if rows[0] == rows[1] else [RowPair((rows[0],), (rows[1],))]
         chosen: list[Trajectory] = []
         rejected: list[Trajectory] = []

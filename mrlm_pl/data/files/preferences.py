@@ -94,8 +94,10 @@ class PreferenceDataModule(ReferencedDataModule):
 
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
         name, policy = self.learner()
-        made = scored_pair if isinstance(self.algorithm(), PairwiseRewardModel) else pair_rows
-        chosen, rejected = made(example, policy.chat, name, where)
+        if isinstance(self.algorithm(), PairwiseRewardModel):
+            chosen, rejected = scored_pair(example, policy.chat, name)
+        else:
+            chosen, rejected = pair_rows(example, policy.chat, name, where)
         return [RowPair((chosen,), (rejected,))]
 
     def rows_of(self, example: RowPair) -> Sequence[Trajectory]:
@@ -184,7 +186,7 @@ def pair_rows(
 
 
 def scored_pair(
-    example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
+    example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str
 ) -> tuple[Trajectory, Trajectory]:
     """Return the rows of both answers for a reward model; see :func:`chat_parts`."""
     prompt, *answers = chat_parts(example)
