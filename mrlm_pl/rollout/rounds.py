@@ -71,7 +71,7 @@ class Rounds(EngineWrapper):
 
     def __init__(self, engine: Engine, options: RoundOptions) -> None:
         super().__init__(engine)
-        self._pieces, self._answer = ContinuousEngine(engine, options.piece, rows=None), options.answer
+        self._continuous, self._answer = ContinuousEngine(engine, options.piece, rows=None), options.answer
         self._waits: list[_Wait] = []
         self._number = self._left = 0
         self._failed = False
@@ -117,12 +117,12 @@ class Rounds(EngineWrapper):
         """Return one sample per request, in order; see :meth:`Engine.sample`."""
         if self._settled is None:
             return await self.engine.sample(requests)
-        turns = self._pieces.begin(requests)
+        turns = self._continuous.begin(requests)
         try:
             await self._wait(turns=turns)
             return [turn.done.result() for turn in turns]
         finally:
-            self._pieces.end(turns)
+            self._continuous.end(turns)
 
     async def call(self, caller: EnvironmentCaller, calls: Sequence[Callable[[], Any]]) -> list[CallResult]:
         """Return one result per call of environments, in order."""
@@ -155,7 +155,7 @@ class Rounds(EngineWrapper):
         # Without a turn to sample, the next round is that of the first answer.
         self._number = self._number + 1 if sampling else min(wait.due for wait in answers)
         due = [wait.answer for wait in answers if wait.answer is not None and wait.due <= self._number]
-        batch = [self._pieces.batch()] if sampling else []
+        batch = [self._continuous.batch()] if sampling else []
         await asyncio.gather(*batch, *due)
         waits, self._waits = self._waits, []
         for wait in waits:

@@ -167,7 +167,7 @@ class AsyncCollector(Collector):
         self.lags = Lags(max_lag, [name for name in learner.policies if learner.policy(name).trained])
         self._loop = EventLoopThread()
         self._slots: Any = asyncio.Semaphore(options.episodes) if options.episodes else contextlib.nullcontext()
-        self._pieces: ContinuousEngine | None = None
+        self._continuous: ContinuousEngine | None = None
         self._admitted: dict[tuple[int, int], _Group] = {}
         self._dropped = self._reweighted = 0
         self._begun = self._since = time.monotonic()
@@ -209,8 +209,8 @@ class AsyncCollector(Collector):
         # An iteration that was played during earlier updates is complete at once: its own rate means nothing.
         collected.seconds, collected.earlier_tokens = now - self._begun, self._tokens - restored
         self._tokens += token_count(collected.played) - restored
-        if self._pieces is not None:
-            busy, seconds = self._pieces.busy_seconds, now - self._since
+        if self._continuous is not None:
+            busy, seconds = self._continuous.busy_seconds, now - self._since
             collected.metrics["async/engine_idle"] = (max(0.0, seconds - (busy - self._busy)), seconds)
             self._busy = busy
         self._since = now
@@ -223,7 +223,7 @@ class AsyncCollector(Collector):
         if isinstance(engine, RoutingEngine) and not engine.takes_pieces:  # a server batches its requests itself
             routed, engine = engine, engine.engine
         if engine.takes_pieces:
-            engine = self._pieces = ContinuousEngine(engine, self.options.piece, self.options.rows)
+            engine = self._continuous = ContinuousEngine(engine, self.options.piece, self.options.rows)
         if routed is not None:
             engine = RoutingEngine(engine, routed.elsewhere)
         self.make_players(engine=engine, loop=self._loop)
@@ -353,7 +353,7 @@ class AsyncCollector(Collector):
     def _moves(self) -> tuple[int, int]:
         """Return counters that grow while there is progress: moves of episodes, and chunks of turns."""
         played = sum(player.moves for player in self.playing)
-        return played, 0 if self._pieces is None else self._pieces.batches
+        return played, 0 if self._continuous is None else self._continuous.batches
 
     def _waiting(self) -> str:
         """Return the longest waiting episodes and their reasons, as text."""
