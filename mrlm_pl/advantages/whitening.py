@@ -71,7 +71,7 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps:
     Args:
         values: [B, T]; not read outside ``mask``.
         mask: [B, T] bool.
-        moments: of the GLOBAL batch (add up ``masked_moments`` of its pieces); None: this piece is all of it.
+        moments: of the GLOBAL batch (add up ``masked_moments`` of its parts); None: these values are all of it.
         eps: added to the unbiased standard deviation.
 
     >>> import torch

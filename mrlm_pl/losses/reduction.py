@@ -1,9 +1,9 @@
 """From token losses to one number, independent of how the global batch was cut into micro-batches and ranks.
 
-A mean needs the size of the whole batch, while one call sees a piece of it. So the size is an argument: add up the
-``batch_totals`` of all pieces first; then each piece's ``reduce_tokens`` is its share of the result, and the *sum* of
-the shares over micro-batches and ranks is the reduction of the whole batch. A strategy that averages gradients over
-``world_size`` ranks (DDP, FSDP) needs each share multiplied by ``world_size``.
+A mean needs the size of the global batch, while one call sees a micro-batch of one rank. So the size is an argument:
+add up the ``batch_totals`` of all micro-batches first. Each one's ``reduce_tokens`` is then a summand, and the *sum*
+over micro-batches and ranks is the reduction of the global batch. A strategy that averages gradients over
+``world_size`` ranks (DDP, FSDP) needs each summand multiplied by ``world_size``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Reduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_len
 
 @dataclasses.dataclass(frozen=True)
 class BatchTotals:
-    """Size of a batch, or of a piece of it; ``a + b`` is the size of both together.
+    """Size of a batch, or of a micro-batch; ``a + b`` is the size of both together.
 
     Attributes:
         tokens: action tokens.
         sequences: rows with at least one action token.
-        episodes: episodes; a piece that holds a part of an episode's tokens counts that fraction of it.
+        episodes: episodes; a micro-batch with a part of an episode's tokens counts that fraction of it.
     """
 
     tokens: float
@@ -47,7 +47,7 @@ class BatchTotals:
 
 
 def batch_totals(action_mask: Tensor, episode_tokens: Tensor | None = None) -> BatchTotals:
-    """Size of this piece of a batch.
+    """Return the size of a micro-batch.
 
     Args:
         action_mask: [B, T] bool; a row without action tokens counts nowhere.
@@ -80,7 +80,7 @@ def token_weights(
 
     Args:
         reduction: see ``Reduction``.
-        action_mask: [B, T] bool of this piece.
+        action_mask: [B, T] bool of the micro-batch.
         totals: size of the *global* batch, of one policy (policies never share a denominator).
         max_length: for ``constant_length``, the longest response a row may have; not the padded width.
         episode_tokens: [B], for ``episode_mean``, summed over the rows of its episode.
@@ -126,11 +126,11 @@ def reduce_tokens(
     max_length: int | None = None,
     episode_tokens: Tensor | None = None,
 ) -> Tensor:
-    """This piece's share (0-dim) of the global batch's loss; 0 for a piece without action tokens.
+    """Return a micro-batch's summand (0-dim) of the global batch's loss; 0 without action tokens.
 
     Args:
         token_loss: [B, T] from a loss function; not read outside the mask.
-        totals: size of the global batch; None says that this piece is all of it.
+        totals: size of the global batch; None: the micro-batch is all of it.
         action_mask, reduction, max_length, episode_tokens: see ``token_weights``.
 
     >>> loss = torch.tensor([[1.0] * 2 + [0.0] * 6, [0.0] * 8])  # 2 tokens of loss 1, 8 tokens of loss 0
