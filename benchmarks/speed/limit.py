@@ -2,20 +2,21 @@
 
     python benchmarks/speed/limit.py [--sizes xs s m] [--precisions 32-true] [--compile] [--steps 10] [--threads 1] \
         [--json benchmarks/results/limit.json]
+    python benchmarks/speed/limit.py --turns 1 2 3 --sizes s [--compile] [--json benchmarks/results/limit_team.json]
 
-The work is that of grpo_step.py. The rollout needs the products of every prompt once and of every new token, the update
-those of all tokens forward and twice backward, and those of the output head at the new tokens once more, because it is
-recomputed. They are measured without anything else, in the dtype of the precision, in the model's order and with
-weights for each layer, in the fastest layout and as the best of several rounds: a decode step reads all weights, and
-most lie outside of the nearest cache. Times of a phase are the least of all steps after the warm-up, because other
-processes only add to them.
+The work is that of grpo_step.py, or with ``--turns`` that of team_step.py. The rollout needs the products of every
+prompt once and of every new token, the update those of all tokens forward and twice backward, and those of the output
+head at the new tokens once more, because it is recomputed. They are measured without anything else, in the dtype of the
+precision, in the model's order and with weights for each layer, in the fastest layout and as the best of several
+rounds: a decode step reads all weights, and most lie outside of the nearest cache. Those of a team take each token of a
+tree once, while its micro-batches compute common prefixes again. Times of a phase are the least of all steps after the
+warm-up, because other processes only add to them.
 
-Attention is measured alone too, by the library's own functions, in float32: that of a layer of the update with its
-backward pass, and that of a decode step of mean length. The last steps run under PyTorch's profiler, which gives the
-share of operators and compiled code in their time: products and attention as the step has them, element-wise
+GRPO's attention is measured alone too, by the library's own functions, in float32: that of a layer of the update with
+its backward pass, and that of a decode step of mean length. The last steps run under PyTorch's profiler, which gives
+the share of operators and compiled code in their time: products and attention as the step has them, element-wise
 operations, copies, sampling and the optimizer. What is left is Python: a step in which it took no time would take the
-seconds of the operators. With ``--compile`` the layers of the learner and of the decode step are measured compiled
-too.
+seconds of the operators. With ``--compile`` the layers of the learner and of the decode step are measured compiled too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from grpo_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, WARMUP, run_our
 from lightning import Callback
 from provenance import provenance
 from random_models import SIZES, make_model
+from team_step import Work
+from team_step import run_ours as run_team
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM
 
@@ -52,6 +55,7 @@ from mrlm_pl.policy.forward.attention import PackedLayout
 from mrlm_pl.policy.forward.packing import Segments
 
 ROWS = PROMPTS * GROUP
+GROUP_OF_TEAM, NEW_TOKENS_OF_TEAM = 4, 32
 ROUNDS, MOST_SECONDS = 20, 1.0
 PROFILED = 3
 """Steps under the profiler."""
@@ -92,6 +96,20 @@ class Passes(NamedTuple):
         return self.times * sum(item.operations for item in self.products)
 
 
+def decoder(size: str, rows: int) -> list[Product]:
+    """Return the products of all layers for rows of a token."""
+    shape = SIZES[size]
+    width, inner, layers = (shape[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    # as many key heads as value heads, together as many as query heads
+    layer = [(width, 2 * width), (width, width), (width, 2 * inner), (inner, width)]
+    return [Product(rows, one, other, layers) for one, other in layer]
+
+
+def head(size: str, rows: int) -> Product:
+    """Return the product of the output head for rows of a token."""
+    return Product(rows, SIZES[size]["hidden_size"], SIZES[size]["vocab"])
+
+
 def passes(size: str) -> dict[str, list[Passes]]:
     """Return the matrix products of a step by phase.
 
@@ -100,25 +118,36 @@ def passes(size: str) -> dict[str, list[Passes]]:
     ... )
     True
     """
-    shape = SIZES[size]
-    width, inner, layers, vocabulary = (
-        shape[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab")
-    )
-    # as many key heads as value heads, together as many as query heads
-    layer = [(width, 2 * width), (width, width), (width, 2 * inner), (inner, width)]
-
-    def decoder(rows: int) -> list[Product]:
-        return [Product(rows, one, other, layers) for one, other in layer]
-
     prompts = PROMPTS * PROMPT_TOKENS
     fed = prompts + ROWS * (NEW_TOKENS - 1)  # the last token of a row predicts none
     return {
         "rollout": [
-            Passes([*decoder(prompts), Product(PROMPTS, width, vocabulary)], 1),
-            Passes([*decoder(ROWS), Product(ROWS, width, vocabulary)], NEW_TOKENS - 1),
+            Passes([*decoder(size, prompts), head(size, PROMPTS)], 1),
+            Passes([*decoder(size, ROWS), head(size, ROWS)], NEW_TOKENS - 1),
         ],
-        "update": [Passes(decoder(fed), 3), Passes([Product(ROWS * NEW_TOKENS, width, vocabulary)], 4)],
+        "update": [Passes(decoder(size, fed), 3), Passes([head(size, ROWS * NEW_TOKENS)], 4)],
     }
+
+
+def team_passes(size: str, work: Work) -> dict[str, list[Passes]]:
+    """Return the matrix products of a team's step by phase; each token of the tree is computed once.
+
+    >>> work = Work(2, 1, "magrpo", 4, 32, "", 0.0, 0)
+    >>> [[(item.products[0].rows, item.times) for item in needed] for needed in team_passes("s", work).values()]
+    [[(64, 2), (4, 62), (8, 2), (16, 62)], [(692, 6), (640, 8)]]
+    """
+    states, agents, drawn = [work.group**turn for turn in range(work.turns)], work.agents, work.new_tokens
+    rollout, fed = [], PROMPT_TOKENS
+    for turn, count in enumerate(states):
+        # of a later turn, the last token of the reply and one more word
+        new = 2 * count if turn else PROMPT_TOKENS
+        rollout.append(Passes([*decoder(size, new), head(size, count)], agents))
+        rows = count * work.group
+        rollout.append(Passes([*decoder(size, rows), head(size, rows)], agents * (drawn - 1)))
+        # a reply and one more word, or in the last turn all but the last token, which predicts none
+        fed += rows * (drawn + 1 if turn + 1 < work.turns else drawn - 1)
+    replies = Passes([head(size, sum(states) * work.group * drawn)], 4 * agents)
+    return {"rollout": rollout, "update": [Passes(decoder(size, fed), 3 * agents), replies]}
 
 
 def best_seconds(run: Callable[[], Any], at_least: float = 2e-3) -> float:
@@ -242,19 +271,27 @@ class Phases(Callback, CollectionObserver):
         """Note the end of a rollout."""
         self._tick("rollout")
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Note the end of an update."""
-        self._tick("update")
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self._tick("update")
 
 
-def measured(size: str, precision: str, steps: int, compiled: bool) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each phase of a step in a precision with its figures."""
+def measured(
+    size: str, precision: str, steps: int, compiled: bool, turns: int | None
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each phase of a step with its figures; ``turns`` are those of a team, None of GRPO."""
     phases = Phases(steps)
     with tempfile.TemporaryDirectory() as folder, named_layers():
         make_model(Path(folder), size)
-        run_ours(folder, steps, precision, callbacks=[phases], compiled=compiled)
-        attended = attention_seconds(folder, size)
-    for phase, needed in passes(size).items():
+        if turns is None:
+            of_phases, attended = passes(size), attention_seconds(folder, size)
+            run_ours(folder, steps, precision, callbacks=[phases], compiled=compiled)
+        else:
+            work = Work(turns, steps, "magrpo", GROUP_OF_TEAM, NEW_TOKENS_OF_TEAM, "", 1e-5, seed=0)
+            of_phases, attended = team_passes(size, work), {}
+            run_team(folder, work, callbacks=[phases], compiled=compiled, precision=precision)
+    for phase, needed in of_phases.items():
         seconds = min(phases.seconds[phase][WARMUP:])
         operations = sum(item.operations for item in needed)
         count, share = sorted(phases.operators[phase], key=lambda found: found[1])[PROFILED // 2]
@@ -268,7 +305,7 @@ def measured(size: str, precision: str, steps: int, compiled: bool) -> Iterator[
                 "products_seconds": least,
                 "products_gflop_per_second": operations / 1e9 / least,
                 "share_of_products": least / seconds,
-                "attention_seconds": attended[phase],
+                **({"attention_seconds": attended[phase]} if attended else {}),
                 "operators": count,
                 "operators_seconds": share * seconds,
             },
@@ -281,6 +318,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["xs", "s", "m"])
     parser.add_argument("--precisions", nargs="+", choices=list(DTYPES), default=["32-true"])
     parser.add_argument("--compile", action="store_true", help="measure compiled layers too")
+    parser.add_argument("--turns", nargs="+", type=int, help="of a team's step, which is measured instead of GRPO's")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -290,12 +328,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
     found = {**provenance(), "threads": options.threads, "copy_bytes_per_second": bandwidth(), "rows": rows}
-    for size, precision in itertools.product(options.sizes, options.precisions):
-        for compiled in [False, True] if options.compile else [False]:
-            phases = dict(measured(size, precision, options.steps, compiled))
-            rows.append({"size": size, "precision": precision, "compiled": compiled, "phases": phases})
-            if options.json:
-                options.json.write_text(json.dumps(found, indent=1) + "\n")
+    kinds = [False, True] if options.compile else [False]
+    work = itertools.product(options.sizes, options.precisions, options.turns or [None], kinds)
+    for size, precision, turns, compiled in work:
+        phases = dict(measured(size, precision, options.steps, compiled, turns))
+        row = {"size": size, "precision": precision, "compiled": compiled}
+        rows.append(row | ({"turns": turns} if turns else {}) | {"phases": phases})
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
 

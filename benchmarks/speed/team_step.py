@@ -24,6 +24,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,33 +83,10 @@ def joint_reward(texts: list[str]) -> float:
     return reward(" ".join(texts))
 
 
-def run_ours(
-    folder: str,
-    work: Work,
-    clock: Clock | None = None,
-    *,
-    compiled: bool = False,
-    rank: int | None = None,
-    device: str = "cpu",
-    precision: str = "32-true",
-) -> dict[str, Any]:
-    """Return step times and memory of this project; another clock may measure more.
-
-    Args:
-        compiled: whether the layers of the policies and of the engine's decode step are compiled.
-        rank: of the agents' adapters on one model; None: each agent trains a model of its own.
-        device: ``cpu`` or ``cuda``.
-        precision: of the trainer.
-    """
-    import lightning
-    from quiet_trainer import quiet_trainer
-
-    from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO, MARLOO
-    from mrlm_pl.data import RolloutDataModule
-    from mrlm_pl.engines import InProcessEngine, Sampling
+def words(folder: str, work: Work, meter: Clock) -> Any:
+    """Return an environment in which the agents of a work write words to the tasks of a folder's vocabulary."""
     from mrlm_pl.environment import DatasetTasks, Environment, Step
     from mrlm_pl.episode import Message
-    from mrlm_pl.policy import LoRA, Policy
 
     class Words(Environment):
         name = "words"
@@ -131,6 +109,36 @@ def run_ours(
                 return Step(rewards=rewards, done=True, stop_reason="end")
             return Step({agent: [Message("user", FURTHER)] for agent in self.agents}, rewards)
 
+    return Words()
+
+
+def run_ours(
+    folder: str,
+    work: Work,
+    clock: Clock | None = None,
+    callbacks: Sequence[Any] = (),
+    *,
+    compiled: bool = False,
+    rank: int | None = None,
+    device: str = "cpu",
+    precision: str = "32-true",
+) -> dict[str, Any]:
+    """Return step times and memory of this project; further callbacks, and another clock, may measure more.
+
+    Args:
+        compiled: whether the layers of the policies and of the engine's decode step are compiled.
+        rank: of the agents' adapters on one model; None: each agent trains a model of its own.
+        device: ``cpu`` or ``cuda``.
+        precision: of the trainer.
+    """
+    import lightning
+    from quiet_trainer import quiet_trainer
+
+    from mrlm_pl.algorithms import IPPO, MAGRPO, MAPPO, MARLOO
+    from mrlm_pl.data import RolloutDataModule
+    from mrlm_pl.engines import InProcessEngine, Sampling
+    from mrlm_pl.policy import LoRA, Policy
+
     meter = clock or Clock()
 
     class Ticks(lightning.Callback):
@@ -149,11 +157,11 @@ def run_ours(
         max_steps=work.steps,
         accumulate_grad_batches=work.micro_batches,
         default_root_dir=tempfile.mkdtemp(),
-        callbacks=[Ticks()],
+        callbacks=[Ticks(), *callbacks],
     )
     groups = work.tasks_in_step
     data = RolloutDataModule(
-        Words(),
+        words(folder, work, meter),
         groups=groups,
         group_size=work.group if groups == 1 else 1,
         iterations=work.steps,
@@ -170,11 +178,11 @@ def run_ours(
             settings["max_forward_tokens"] = FORWARD_TOKENS
         return Policy(source, learning_rate=work.learning_rate, **settings)
 
-    policies = {name: model() for name in Words.agents}
+    policies = {name: model() for name in AGENTS[: work.agents]}
     if work.algorithm in TREES:
         module: Any = {"magrpo": MAGRPO, "marloo": MARLOO}[work.algorithm](policies)
     elif work.algorithm == "ippo":
-        module = IPPO(policies, agent_critics={name: model() for name in Words.agents})
+        module = IPPO(policies, agent_critics={name: model() for name in AGENTS[: work.agents]})
     else:
         module = MAPPO(policies, critic=model(work.critic))
     trainer.fit(module, data)

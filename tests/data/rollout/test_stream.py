@@ -57,7 +57,7 @@ def test_a_divided_group_is_served_policy_by_policy() -> None:
         "second": collate_rows(rows[:3] + silent, [0] * 4, [0] * 4, range(4)),
     }
     learner: Any = SimpleNamespace(learners=names, rows_with_gradient=lambda rows: torch.arange(3))
-    parts = Cut(passes=1, minibatches=2, accumulation=3).update_at(0, lambda number: torch.tensor([0, 1]))
+    parts = UpdateSchedule(passes=1, minibatches=2, accumulation=3).update_at(0, lambda number: torch.tensor([0, 1]))
     batches = stream.micro_batches(learner, tables, parts, lambda sizes: sizes)
     served = [{name: own.numbers.tolist() for name, own in batch.policies.items()} for batch in batches]
     assert served == [{"first": [0, 1, 2]}, {"second": [0, 1]}, {"second": [2]}]
