@@ -253,6 +253,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "optimizer the third.",
             costs.limit,
         ),
+        "limit_team": Section(
+            "Limit of a team's step",
+            "The same of MAGRPO's step, in float32 / of its operators and compiled code / of its matrix products "
+            "alone, with each token of the tree once.",
+            costs.limit_team,
+        ),
         "start_up": Section(
             "Start-up",
             "The quick start up to its first update, beside an earlier commit: [scaling](scaling.md#start-up).",

@@ -38,6 +38,7 @@ def team_step(found: Any) -> str:
     return steps(rows, "comlrl", titles)
 
 
+PARTS = ("seconds", "operators_seconds", "products_seconds", "attention_seconds")
 SIDES = {"ours": "mrlm", "trl": "TRL", "comlrl": "CoMLRL"}
 
 
@@ -192,24 +193,39 @@ def rounds(found: Any) -> str:
 
 def limit(found: Any) -> str:
     """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
-    units = ("seconds", "operators_seconds", "products_seconds", "attention_seconds")
     ratios = {
         (row["size"], row["precision"], row["compiled"]): row["cpu_ratio"]
         for row in read("grpo_step_amx")["rows"]
         if (row["precision"], row["compiled"], 1) == (row["peer_precision"], row["peer_compiled"], row["micro_batches"])
     }
+    rows = (
+        (f"{row['size']}, {row['precision']}", row, ratios.get((row["size"], row["precision"], row["compiled"])))
+        for row in found["rows"]
+    )
+    return _limits("size, precision, layers", rows, "TRL", "products and attention")
+
+
+def limit_team(found: Any) -> str:
+    """Return the seconds of a team's step by phase, those of its parts, and their ratios to CoMLRL's step."""
+    ratios = {(row["turns"], row["compiled"]): row["cpu_ratio"] for row in read("team_step")["rows"]}
+    rows = ((f"{row['turns']}", row, ratios[row["turns"], row["compiled"]]) for row in found["rows"])
+    return _limits("turns, layers", rows, "CoMLRL", "products")
+
+
+def _limits(head: str, rows: Iterable[tuple[str, Any, float | None]], peer: str, alone: str) -> str:
+    """Return a table of steps; the rows come with their names and their ratios to the peer's step."""
     cells = []
-    for row in found["rows"]:
-        title = f"{row['size']}, {row['precision']}, {'compiled' if row['compiled'] else 'plain'}"
+    for name, row, ratio in rows:
+        title = f"{name}, {'compiled' if row['compiled'] else 'plain'}"
+        units = [unit for unit in PARTS if unit in row["phases"]["update"]]
         both = {unit: sum(phase[unit] for phase in row["phases"].values()) for unit in units}
         for phase, seconds in {**row["phases"], "both": both}.items():
             cells.append((title, phase, " / ".join(f"{seconds[unit]:.3f}" for unit in units)))
-        if ratio := ratios.get((row["size"], row["precision"], row["compiled"])):
-            parts = both["products_seconds"] + both["attention_seconds"]
-            shares = {"step": both["seconds"], "operators": both["operators_seconds"], "products and attention": parts}
-            for name, seconds in shares.items():
-                cells.append((title, f"{name} / TRL's step", f"{ratio * seconds / both['seconds']:.2f}"))
-    return pivot("size, precision, layers", cells)
+        if ratio is not None:
+            step, operators, *parts = both.values()
+            for part, seconds in {"step": step, "operators": operators, alone: sum(parts)}.items():
+                cells.append((title, f"{part} / {peer}'s step", f"{ratio * seconds / step:.2f}"))
+    return pivot(head, cells)
 
 
 def records(found: Any) -> str:

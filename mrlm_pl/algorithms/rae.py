@@ -55,9 +55,8 @@ class RAE(PolicyGradient):
     def compared(self, returns: Returns) -> Returns:
         roles = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
         own = list(zip(roles, returns.reward.tolist(), strict=True))
-        shares = gather_ranks(
-            self.trainer, own
-        )  # ranks play blocks of groups: one after the other is the groups' order
+        # ranks play blocks of groups: one after the other is the groups' order
+        shares = gather_ranks(self.trainer, own)
         plays = [play for share in shares for play in share]
         rewards = torch.tensor([reward for _, reward in plays], dtype=torch.float64)
         baselines, self._baselines = role_baselines(
