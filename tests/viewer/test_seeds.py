@@ -249,7 +249,7 @@ def test_mistakes_are_named(words: list[str], message: str, folder: Path, mrlm: 
 
 def test_the_help_has_no_markup(mrlm: Any) -> None:
     out = mrlm("report", "--help")[1]
-    assert "`mrlm report RUN ...`: compare runs" in out
+    assert "Compare runs over their seeds at equal cost." in out
     assert "``" not in out
 
 

@@ -255,31 +255,31 @@ def micro_batches(
         over_ranks: the sum of a tensor over all ranks; called once.
     """
     update, names = torch.cat([part.groups for part in parts]), list(learner.learners)
+    orders = {name: torch.isin(rows[name].groups, update).nonzero().flatten() for name in names if name in rows}
+    if any(part.parts > 1 for part in parts):  # sorted once: an update may have hundreds of parts
+        orders = {name: order[prefix_order(rows[name].token_ids[order])] for name, order in orders.items()}
+    divided = [
+        part.divided({name: order[torch.isin(rows[name].groups[order], part.groups)] for name, order in orders.items()})
+        for part in parts
+    ]
     policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     sizes = torch.zeros(len(names), 3 + len(parts), dtype=torch.float64)
-    orders, trained = {}, {}
     for size, name in zip(sizes, names, strict=True):
-        if (own := rows.get(name)) is None:
+        if name not in orders:
             continue
-        in_update = torch.isin(own.groups, update)
-        own_totals = batch_totals(own.action_mask[in_update], own.episode_tokens[in_update])
+        own, order = rows[name], orders[name]
+        own_totals = batch_totals(own.action_mask[order], own.episode_tokens[order])
         size[:3] = torch.tensor(astuple(own_totals), dtype=torch.float64)
-        trained[name] = torch.zeros_like(in_update).index_fill(0, learner.rows_with_gradient(own), True)
-        order = in_update.nonzero().flatten()
-        if any(part.parts > 1 for part in parts):  # sorted once: an update may have hundreds of parts
-            order = order[prefix_order(own.token_ids[order])]
-        orders[name] = order
-    for number, part in enumerate(parts):
-        groups = {name: order[torch.isin(rows[name].groups[order], part.groups)] for name, order in orders.items()}
-        for name, here in part.divided(groups).items():
-            own, with_gradient = rows[name], trained[name][here]
-            if with_gradient.any():
-                policies[number][name] = own.select(here[with_gradient])
-            other = here[~with_gradient]
-            if (other := other[own.action_mask[other].any(-1)]).numel():
-                others[number][name] = own.select(other)
-                sizes[names.index(name), 3 + number] = 1.0
+        acting = own.action_mask.any(-1)
+        trained = torch.zeros_like(acting).index_fill(0, learner.rows_with_gradient(own), True)
+        for number, part in enumerate(divided):
+            here = part[name]
+            if trained[here].any():
+                policies[number][name] = own.select(here[trained[here]])
+            if (other := ~trained[here] & acting[here]).any():
+                others[number][name] = own.select(here[other])
+                size[3 + number] = 1.0
     sizes = over_ranks(sizes)
     totals = {name: BatchTotals(*size[:3].tolist()) for name, size in zip(names, sizes, strict=True) if size[0] > 0}
     return [

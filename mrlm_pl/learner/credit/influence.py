@@ -18,7 +18,7 @@ Sums = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class InfluenceRewards:
-    """The rewards of the turns of an episode: ``R(t, a)``, incentives, and what a turn earned beside its score.
+    """The rewards of the turns of an episode: ``R(t, a)``, incentives, and other components of a turn.
 
     Args:
         gamma, reward, horizon: see :func:`mrlm_pl.rewards.influence_rewards`.
