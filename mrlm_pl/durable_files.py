@@ -50,6 +50,18 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
         force_to_disk(path.parent)
 
 
+def check_writable(path: Path) -> None:
+    """Make the folder of a file, and a draft there that is removed again, before work whose result the file receives.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = draft_of(path)
+    draft.touch()
+    draft.unlink()
+
+
 def draft_of(path: Path) -> Path:
     """Return the name under which :func:`replacing` writes a file; a kill may leave such a draft."""
     return path.with_name(f"{path.name}.part")

@@ -56,7 +56,7 @@ IMPORTING = (*TRAINING, "info")
 INTERRUPTED = {
     **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
     "arena": "; nothing was written; start again with",
-    "eval": "; nothing was written, except finished cells of a table; start again with",
+    "eval": "; finished cells of a table are kept; start again with",
     "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }

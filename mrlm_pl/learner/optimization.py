@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.sharding import total_norm
 from mrlm_pl.settings import at_least, one_of
+
+logger = logging.getLogger(__name__)
 
 LearningRateSchedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
@@ -55,7 +58,15 @@ class Optimization:
             return optimizer
         from transformers import get_scheduler
 
-        scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, steps())
+        updates = steps()
+        if updates <= self.warmup_steps:
+            logger.warning(
+                "optimization.warmup_steps is %d and the run has %d updates: the learning rate never reaches its full "
+                "value; lower it, or train longer",
+                self.warmup_steps,
+                updates,
+            )
+        scheduler = get_scheduler(self.schedule, optimizer, self.warmup_steps, updates)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

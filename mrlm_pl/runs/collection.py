@@ -6,21 +6,21 @@ import asyncio
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mrlm_pl.compressed_files import packed
-from mrlm_pl.durable_files import progress_note, write_json
+from mrlm_pl.durable_files import check_writable, progress_note, write_json
 from mrlm_pl.engines import ContinuousEngine
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell
+from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell, writing
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
+from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
 from mrlm_pl.settings import at_least
 
@@ -90,15 +90,15 @@ def collect(
     arguments = settings or seated.arguments
     file = CollectionFile(output, [*made_by, arguments, asdict(sampling), distinct, *numbers])
     reason = ""
-    with seated.player(sampling, max_turns, device) as player:
+    with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
+        progress(0, len(planned))
         chunk = CHUNK * len(distinct)
         for start in range(file.played, len(planned), chunk):
             episodes = _play(player, planned[start : start + chunk])
             reason = reason or next((str(episode.error) for episode in episodes if episode.failed), "")
             whole = [episode for episode in episodes if not episode.failed]
             file.add(episodes, [item for item in whole if filter_reward is None or item.reward >= filter_reward])
-            print(f"\rmrlm: {file.played}/{len(planned)} played, {file.kept} kept", end="", file=sys.stderr)
-    print(file=sys.stderr)
+            progress(file.played, len(planned))
     if file.failed == file.played:
         raise RolloutError(f"every episode of {seated.name!r} failed; the first: {reason}")
     file.finish()
@@ -219,13 +219,14 @@ class CollectionFile:
             tell(f"continuing {path} after {self.played} episodes")
         elif path.exists():
             raise ConfigurationError(f"output: {str(path)!r} exists; name another file, or remove it")
+        with writing("output", path):
+            check_writable(path)
 
     def add(self, episodes: Sequence[Episode], kept: Sequence[Episode]) -> None:
         """Append the kept ones of the episodes that were played."""
         text = "".join(episode.to_json() + "\n" for episode in kept).encode()
         data = packed(self.path, text)
         if not self.played:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write_note()  # before the file, which without a note would be taken for a finished one
         try:
             with self.path.open("ab") as file:

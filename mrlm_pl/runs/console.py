@@ -345,9 +345,11 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     if "policies" in found:
         if played and "config.yaml" in found:
             commands.append(" ".join(["mrlm eval --model", str(folder), *read_run(str(folder)).to_name(folder)]))
+        elif "config.yaml" in found:
+            commands.append(f"mrlm eval --model {folder} --environment NAME")
         else:
             commands.append(f'mrlm_pl.evaluate("{folder}", environment)  # in Python')
-    commands.append(f"mrlm view {folder}  # runs, curves and episodes in a browser")
+    commands.append(f"mrlm view {folder}  # {'runs, curves and episodes' if played else 'curves'} in a browser")
     if "tensorboard" in found:
         commands.append(f"tensorboard --logdir {folder / 'tensorboard'}  # curves")
     lines += ["next:", *(f"  {command}" for command in commands)]

@@ -18,7 +18,7 @@ from typing import Any
 from torch import distributed
 
 from mrlm_pl.durable_files import former_of
-from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.errors import ConfigurationError, tell, writing
 from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_in
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
@@ -161,7 +161,8 @@ def _exact(request: FolderRequest, base: Path, first: bool, checkpoint: str | No
         if in_training(base):
             raise in_use(base)
         _set_aside(base)
-    base.mkdir(parents=True, exist_ok=True)
+    with writing("output", base):
+        base.mkdir(parents=True, exist_ok=True)
     return RunFolder(str(base), checkpoint)
 
 
@@ -239,12 +240,13 @@ def _claim(folder: Path, *, named: bool) -> bool:
     """Claim the folder by making it, so that two runs never get the same one; return False if another has it."""
     if named and folder.is_dir() and not holds_run(folder):
         return True  # the user made it for this run
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        # Only loops without training leave a folder like this to be filled by the run itself.
-        return folder.is_dir() and not holds_run(folder) and any(folder.iterdir())
+    with writing("output", folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            # Only loops without training leave a folder like this to be filled by the run itself.
+            return folder.is_dir() and not holds_run(folder) and any(folder.iterdir())
     return True
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 
 STATE = "state.json"
 LOCK = ".lock"
@@ -39,13 +39,14 @@ class Training:
         folder: of the run.
 
     Raises:
-        ConfigurationError: another process trains the run.
+        ConfigurationError: another process trains the run, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (folder / LOCK).open("a")
+        with writing("output", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / LOCK).open("a")
         if not _locked(self._lock.fileno()):
             self._lock.close()
             raise in_use(folder)

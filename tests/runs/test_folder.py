@@ -8,7 +8,7 @@ import pytest
 
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.folder import RUN_VARIABLE, FolderRequest, RunFolder, agree_on_run_folder, discard_if_empty
-from mrlm_pl.runs.state import write_state
+from mrlm_pl.runs.state import Training, write_state
 
 
 def request(**changes) -> FolderRequest:
@@ -103,6 +103,15 @@ def test_train_refuses_continues_or_starts():
     assert agree(root="mine", resume=True) == RunFolder("mine")
     assert [path.name for path in Path("mine").iterdir()] == ["without-checkpoint-1"], "else they are the new run's"
     assert all(Path("mine/without-checkpoint-1", name).is_file() for name in left)
+
+
+def test_a_folder_that_cannot_be_written_is_named():
+    Path("file").touch()
+    for root, resume in (("file", False), ("file/run", False), ("file/run", None)):
+        with pytest.raises(ConfigurationError, match=rf"output: '{root}' cannot be written: .*; name a place"):
+            agree(root=root, resume=resume)
+    with pytest.raises(ConfigurationError, match=r"output: 'file' cannot be written: "):
+        Training(Path("file"))
 
 
 @pytest.mark.parametrize("state", ["failed", "interrupted"])

@@ -309,6 +309,8 @@ def test_the_commands_say_what_differs(
     assert status == 1
     assert "(recorded, replayed): " in out
     assert json.loads((tmp_path / "report.json").read_text())["changed"]
+    status, _, err = mrlm("replay", *named, "--output", f"{path}/report.json")
+    assert (status, f"error: output: '{path}/report.json' cannot be written: " in err) == (2, True)
     status, out, _ = mrlm("rescore", *named, "--environment.scale", "2")
     assert status == 0
     assert out.startswith("reward ")

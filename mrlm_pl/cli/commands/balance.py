@@ -12,10 +12,10 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from mrlm_pl.answers.balance import BalancedAnswers, balance
 from mrlm_pl.answers.records import Answer, answer_of_row, read_answers
 from mrlm_pl.cli.parsing.parser import CommandParser, command_parser
-from mrlm_pl.durable_files import unfinished, write_json
+from mrlm_pl.durable_files import check_writable, unfinished, write_json
 from mrlm_pl.environment.rows import numbered_rows
 from mrlm_pl.episode_files import write_lines
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, writing
 
 HELD_OUT = ".validation"
 """Stands before the suffix of the file with the held-out questions."""
@@ -41,6 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     for path in written:
         if path.exists():
             raise ConfigurationError(f"{str(path)!r} exists; name another file, or remove it")
+        with writing("output", path):
+            check_writable(path)
     answers, failed = _read(options.answers, options.references)
     balanced = balance(
         answers,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read
+from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, Level, check_data, check_environment
@@ -49,14 +51,15 @@ def run(arguments: Sequence[str]) -> int:
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
     options = parser.instantiate(read(parser, words))
+    output = output_file(options.output)
     environment = options.environment
     if data is not None:
-        return _check_data(environment, data, options.output)
+        return _check_data(environment, data, output)
 
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
-    if options.output is not None:
-        with replacing(options.output) as draft:
+    if output is not None:
+        with replacing(output) as draft:
             draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")
     for result in report.checks:
         mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
@@ -79,7 +82,7 @@ def _sizes(environment: Environment) -> str:
     return ", ".join(f"{size:,} tasks in {split}" for split, size in sizes.items() if size is not None)
 
 
-def _check_data(environment: Environment, data: str, output: str | None) -> int:
+def _check_data(environment: Environment, data: str, output: Path | None) -> int:
     report = check_data(environment, SPLIT)
     rows = all_rows(data, SPLIT)
     if output is not None:

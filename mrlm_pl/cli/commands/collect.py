@@ -85,5 +85,7 @@ def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOpti
 
 def _told(file: CollectionFile) -> int:
     failed = f", {file.failed} failed" if file.failed else ""
+    if not file.kept:
+        tell(f"warning: no episode earned the reward that filter_reward asks for, so {file.path} is empty")
     print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `mrlm view {file.path}`")
     return 0

@@ -8,13 +8,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.parsing.configuration import same_settings
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.engines.base import PolicySampling, Sampling
@@ -70,9 +70,11 @@ def report_run(arguments: Sequence[str]) -> int:
             if comparison.own_measure != "mean reward" and (rewards_differ(written) or rewards_differ(other)):
                 comparisons["reward_comparison"] = compare(written, other, rewards=True)
     finally:  # a report that cannot be compared is written and shown too
-        if output is not None:  # first: the reader of the output may end
-            write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
-        print(report_table(report, sampling, shown_settings(read.played)))
+        try:
+            if output is not None:  # first: the reader of the output may end
+                write_json(output, {**written, **{key: asdict(found) for key, found in comparisons.items()}})
+        finally:
+            print(report_table(report, sampling, shown_settings(read.played)))
     for found in comparisons.values():
         print(_comparison(found, len(written["tasks"]), options.compare))
     if comparisons and 2 * comparison.tasks < len(written["tasks"]):
@@ -122,18 +124,6 @@ def arena_run(arguments: Sequence[str]) -> int:
         write_json(output, asdict(report))
     print(arena_table(report))
     return 0 if any(seating.episodes for seating in report.seatings) else 1
-
-
-def output_file(name: str | None) -> Path | None:
-    """Return the file for a report or a table.
-
-    Raises:
-        ConfigurationError: it is a folder.
-    """
-    output = Path(name) if name else None
-    if output is not None and output.is_dir():
-        raise ConfigurationError(f"output: {str(output)!r} is a folder; name a file, as in `--output {output}/F.json`")
-    return output
 
 
 def arena_table(report: ArenaReport) -> str:

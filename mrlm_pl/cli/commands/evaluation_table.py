@@ -18,10 +18,11 @@ import yaml
 from jsonargparse import get_loader
 from rich.console import Console
 
-from mrlm_pl.cli.commands.evaluate import eval_parser, output_file, report_run, sampling_of
+from mrlm_pl.cli.commands.evaluate import eval_parser, report_run, sampling_of
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, tell, writing
 from mrlm_pl.evaluation.comparison import read_report

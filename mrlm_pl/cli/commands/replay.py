@@ -12,6 +12,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.parsing.config_files import with_first_as
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError, tell
@@ -102,6 +103,7 @@ def whatif_run(arguments: Sequence[str]) -> int:
     options, read = _options(parser, arguments)
     if options.episode is None:
         raise ConfigurationError("--episode is missing; `mrlm view RUN` and RUN/episodes have the ids")
+    output = output_file(options.output)
     report = whatif(
         options.model,
         options.environment,
@@ -109,8 +111,8 @@ def whatif_run(arguments: Sequence[str]) -> int:
         name=read.name_of(options.environment),
         **{key: options[key] for key in (*WHATIF, "episodes", "episode")},
     )
-    if options.output:
-        write_json(options.output, asdict(report))
+    if output is not None:
+        write_json(output, asdict(report))
     iterations = recorded_iterations(Path(options.model)) if options.policies is None else 0
     after = f", after {iterations} iterations" if iterations else ""
     print(f"sampled with the policies of {options.policies or options.model}{after}")
@@ -156,10 +158,11 @@ def _options(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunO
 def _played_again(play: Callable[..., Report], parser: CommandParser, arguments: Sequence[str]) -> Report:
     """Return the report of a function on the chosen episodes of a run; write it to ``--output``."""
     options, read = _options(parser, arguments)
+    output = output_file(options.output)
     chosen = {key: options[key] for key in ("episodes", "iteration", "episode")}
     with EpisodeProgress() as progress:
         name = read.name_of(options.environment)
         report = play(options.model, options.environment, name=name, progress=progress, **chosen)
-    if options.output:
-        write_json(options.output, asdict(report))
+    if output is not None:
+        write_json(output, asdict(report))
     return report

@@ -33,6 +33,12 @@ def test_the_sizes_of_the_splits_are_named(mrlm, tmp_path):
     assert "warning: math has few different problems (3 in validation, in up to 64 tasks of a split)" in err
 
 
+def test_an_output_that_cannot_be_written_is_named_before_the_checks(mrlm):
+    status, out, err = mrlm("check-env", "parrot", "--output", f"{__file__}/checks.json")
+    assert (status, out) == (2, "")
+    assert "checks.json' cannot be written: " in err
+
+
 def test_no_warning_of_few_problems_where_there_are_enough(mrlm):
     status, out, err = mrlm("check-env", "math")
     assert (status, "few different problems" in out + err) == (0, False)

@@ -53,6 +53,28 @@ def test_a_replay_of_collected_episodes_finds_them_equal_to_their_record(collect
     assert (status, out) == (0, "6 of 6 episodes are equal to their record\n")
 
 
+def test_progress_in_a_log_file_has_lines(mrlm, model_folder):
+    options = ("--environment", "parrot", "--max-tokens", "2", "-n", "2", "--output", "a.jsonl")
+    _, _, err = mrlm("collect", "--model", str(model_folder), *options)
+    assert "mrlm: playing 2 episodes\n" in err
+    assert "\r" not in err
+
+
+def test_a_filter_that_keeps_nothing_is_a_warning(mrlm, model_folder):
+    options = ("--environment", "parrot", "--max-tokens", "2", "-n", "2", "--output", "a.jsonl")
+    status, out, err = mrlm("collect", "--model", str(model_folder), *options, "--filter-reward", "9")
+    assert (status, "0 of 2 episodes" in out) == (0, True)
+    assert "warning: no episode earned the reward that filter_reward asks for, so a.jsonl is empty" in err
+
+
+def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(collect, monkeypatch):
+    monkeypatch.setattr(command, "_play", lambda *_: pytest.fail("it has played"))
+    Path("file").touch()
+    assert "error: output: 'file/a.jsonl' cannot be written: " in collect(
+        "-n", "4", "--output", "file/a.jsonl", status=2
+    )
+
+
 def read_episodes_file(path: str) -> Any:
     from mrlm_pl.episode import Episode
 

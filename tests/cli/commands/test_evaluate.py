@@ -212,14 +212,16 @@ def test_agents_find_their_policy():
         ),
         (("--temperature", "-1"), "temperature"),
         (("--temperature", "hot"), "error: temperature: expected float, but the value is hot\n"),
-        (("-n", "-3"), "error: num_episodes: -3 does not conform to restriction v>0\n"),
-        (("--policy-sampling", "main"), "error: policy_sampling: expected dict, but the value is main\n"),
+        (("-n", "-3"), "error: num_episodes: expected a number above 0, but the value is -3\n"),
+        (("-n", "many"), "error: num_episodes: expected a number, but the value is 'many'\n"),
+        (("--policy-sampling", "main"), "error: policy_sampling: expected a mapping, as in `{NAME: VALUE}`, but the"),
         (
             ("--policy-sampling", "{main: {temprature: 1}}"),
             "error: policy_sampling.main.temprature: PolicySampling has no 'temprature'; did you mean 'temperature'?",
         ),
         (("--seats", '{"agent": "solver"}'), "seats name the policies ['solver']"),
         (("--output", "."), "is a folder"),
+        (("--output", f"{__file__}/a.json"), "test_evaluate.py/a.json' cannot be written: "),
         (("--device", "warp"), "device: 'warp' cannot be used"),
     ],
 )
@@ -227,6 +229,25 @@ def test_mistakes(evaluate, options, words):
     error = evaluate(*options, status=2)
     assert words in error
     assert "Traceback" not in error
+
+
+def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(evaluate, monkeypatch):
+    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.evaluate", lambda *_, **__: pytest.fail("it has played"))
+    Path("file").touch()
+    error = evaluate("--output", "file/a.json", status=2)
+    assert error.startswith("mrlm: error: output: 'file/a.json' cannot be written: ")
+    assert "; name a place where you can write\n" in error
+
+
+def test_a_report_that_cannot_be_written_any_more_is_printed(mrlm, model_folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.write_json", full)
+    options = ("--environment", "parrot", "--max-tokens", "2", "-n", "2", "--output", "a.json")
+    status, out, err = mrlm("eval", "--model", str(model_folder), *options)
+    assert (status, "mean reward" in out) == (1, True), err
+    assert "error: no space is left on the device" in err
 
 
 def test_model_that_cannot_be_used(evaluate):
@@ -501,6 +522,13 @@ def test_the_end_of_a_run_names_the_environment_where_its_evaluation_needs_it(re
     assert f"\n  {next_command}\n" in run_summary("run")
 
 
+def test_the_end_of_a_run_on_files_asks_for_an_environment(recorded):
+    recorded(({}, {"environment": parrot(1)}))
+    shown = run_summary("run", played=False)
+    assert "\n  mrlm eval --model run --environment NAME\n" in shown
+    assert "  # curves in a browser" in shown
+
+
 def test_the_end_of_a_scripts_run_names_the_function(recorded):
     recorded(({}, {"environment": parrot(1)}))
     Path("run/config.yaml").unlink()
@@ -600,7 +628,7 @@ def test_a_signal_ends_it_in_order_and_tells_the_command(mrlm, model_folder, mon
         "eval", "--model", str(model_folder), "--environment", "parrot", "-n", "4", "--output", "e.json"
     )
     assert (found, out) == (status, "")
-    kept = "nothing was written, except finished cells of a table"
+    kept = "finished cells of a table are kept"
     assert f"{name} has ended eval; {kept}; start again with `mrlm eval --model" in err
     assert "Traceback" not in err
     assert not list(Path().glob("*e.json*"))

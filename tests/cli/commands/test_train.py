@@ -187,8 +187,10 @@ def test_validation_of_a_run_writes_beside_it(fit, mrlm):
 
 def test_prediction_writes_the_episodes(fit, mrlm):
     fit()
-    status, _, err = mrlm("predict", "--config", "toy.yaml", "--ckpt_path", "last")
+    status, out, err = mrlm("predict", "--config", "toy.yaml", "--ckpt_path", "last")
     assert status == 0, err
+    folder = "runs/toy/predict/episodes"
+    assert out.endswith(f"mrlm: the episodes are in {folder}; look at them with `mrlm view {folder}`\n")
     _, second = sorted(Path("runs/toy/predict/episodes").iterdir())
     (episode,) = read_episodes(second)
     assert (episode.id, episode.task.index) == (str(FINAL), 3)
