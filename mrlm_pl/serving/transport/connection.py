@@ -124,6 +124,7 @@ class Connection:
         self.leases: dict[str, float] = {}
         self.patience = RECONNECT_SECONDS
         self._keeper: asyncio.Task[None] | None = None
+        self._shorter = asyncio.Event()
         self._closed = ""
         options = [
             ("grpc.max_receive_message_length", address.message_mb << 20),
@@ -212,9 +213,8 @@ class Connection:
 
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""
-        if self._keeper is not None and lease_seconds < min(self.leases.values(), default=math.inf):
-            self._keeper.cancel()
-            self._keeper = None
+        if lease_seconds < min(self.leases.values(), default=math.inf):
+            self._shorter.set()
         self.leases[session] = lease_seconds
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.ensure_future(self._keep())
@@ -232,7 +232,11 @@ class Connection:
         loop = asyncio.get_running_loop()
         renewed = loop.time()
         while self.leases and not self._closed:
-            await asyncio.sleep(renewed + max(min(self.leases.values()) / 3, 0.05) - loop.time())
+            self._shorter.clear()
+            pause = renewed + max(min(self.leases.values()) / 3, 0.05) - loop.time()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._shorter.wait(), pause)
+                continue
             renewed = loop.time()
             try:
                 reply = await self.call("KeepAlive", pb.KeepAliveRequest(sessions=self.leases), 10.0)

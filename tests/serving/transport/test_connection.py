@@ -172,6 +172,17 @@ def test_a_lease_shorter_than_those_before_is_renewed_in_time(loop: EventLoopThr
     assert asked(loop, use=hold)[1] >= 3
 
 
+def test_shorter_leases_that_come_and_go_do_not_put_off_the_renewal_of_others(loop: EventLoopThread) -> None:
+    async def hold(connection: Connection) -> None:
+        connection.hold("long", 0.9)
+        for _ in range(15):
+            connection.hold("short", 0.6)
+            await asyncio.sleep(0.1)  # it is released before its first renewal
+            del connection.leases["short"]
+
+    assert asked(loop, use=hold)[1] >= 3
+
+
 def test_a_connection_closes_while_a_lease_is_renewed(loop: EventLoopThread) -> None:
     renewing = asyncio.Event()
 
