@@ -188,10 +188,14 @@ def _mend_functions(tree: Node) -> None:
         elif isinstance(node, exp.Length) and node.args.get("binary"):
             node.replace(_call("OCTET_LENGTH", node.this))
         elif isinstance(node, exp.Like):
-            for part in ("this", "expression"):
-                node.set(part, _call("FOLDED", node.args[part]))
-            if not isinstance(node.parent, exp.Escape):
-                node.replace(exp.Escape(this=node.copy(), expression=exp.Literal.string("\\")))
+            backslash, escape = exp.Literal.string("\\"), node.parent
+            node.set("this", _call("FOLDED", node.this))
+            if isinstance(escape, exp.Escape):
+                node.set("expression", _call("LIKE_PATTERN", node.expression, escape.expression))
+                escape.set("expression", backslash)
+            else:
+                node.set("expression", _call("LIKE_PATTERN", node.expression, backslash))
+                node.replace(exp.Escape(this=node.copy(), expression=backslash))
         elif isinstance(node, exp.Collate):
             binary = node.expression.name.lower().endswith("bin")
             node.set("expression", exp.Var(this="BINARY" if binary else COLLATION))

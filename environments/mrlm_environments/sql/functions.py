@@ -80,6 +80,18 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(number_text(value))
 
 
+def like_pattern(value: Any, escape: Any) -> str:
+    r"""Return a pattern of LIKE as SQLite reads it with a backslash for escape; MySQL's at the end stands for itself.
+
+    >>> like_pattern("A|%%", "|"), like_pattern("a\\", "\\"), like_pattern("a_", "")
+    ('a\\%%', 'a\\\\', 'a_')
+    """
+    letters, sign = iter(folded(text(value))), text(escape)
+    return "".join(
+        f"\\{next(letters, letter)}" if letter == sign else letter.replace("\\", "\\\\") for letter in letters
+    )
+
+
 def _pattern(value: Any) -> str:
     if len(text(value)) > MAX_PATTERN:
         raise ValueError(f"a regular expression may have {MAX_PATTERN} characters")
@@ -200,6 +212,7 @@ def _strict(function: Callable[..., Any]) -> Callable[..., Any]:
 _STRICT: dict[str, tuple[int, Callable[..., Any]]] = {
     "number_text": (1, number_text),
     "folded": (1, lambda value: folded(text(value))),
+    "like_pattern": (2, like_pattern),
     "upper": (1, lambda value: text(value).upper()),
     "lower": (1, lambda value: text(value).lower()),
     "text_left": (2, lambda value, count: text(value)[: max(0, int(count))]),

@@ -54,6 +54,8 @@ def selected(database: Any, query: str) -> list[Any]:
         ("SELECT CONCAT_WS('-', 'a', NULL, 2), SUBSTRING_INDEX('a b c', ' ', -2)", ["a-2", "b c"]),
         ("SELECT IF(1 > 2, 'x', 'y'), IFNULL(NULL, 3), FIELD('B', 'a', 'b'), LOCATE('B', 'abc')", ["y", 3, 2, 2]),
         ("SELECT 'Zoë' NOT LIKE 'zo%', 'a%' LIKE '_|%' ESCAPE '|', 'ab' LIKE 'a', NULL LIKE 'a'", [0, 1, 0, None]),
+        (r"SELECT 'C:\\' LIKE 'c:\\', 'C:\\a' LIKE '%\\', 'a\\' LIKE '_|\\' ESCAPE '|'", [1, 0, 1]),
+        ("SELECT 'a_b' LIKE 'a_b' ESCAPE '', 'a%' LIKE 'ab' ESCAPE ''", [1, 0]),
         ("SELECT LEFT('abc', 2), RIGHT('abc', 2), LPAD('7', 3, '0'), REVERSE('abc')", ["ab", "bc", "007", "cba"]),
         (
             "SELECT LPAD('abc', 2, 'x'), RPAD('abc', 2, 'x'), RPAD('a', 4, 'xy'), LPAD('a', 2, '')",
