@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -90,6 +91,27 @@ def test_a_value_of_too_many_parts_is_an_error_of_the_call_alone() -> None:
             assert fault in reply["error"]
             assert other.longest < STILL_SECONDS
         assert cell.request(call | {"name": "few"}, time.monotonic() + 60) == {"ok": 7}
+
+
+FILLING = """
+import os, threading
+with open("/proc/self/fd/3", "wb", buffering=0) as own:
+    requests = os.dup(own.fileno())
+os.set_blocking(requests, False)
+def fill():
+    while True:
+        try: os.write(requests, b" " * 65536)
+        except OSError: pass
+threading.Thread(target=fill, daemon=True).start()
+"""
+
+
+def test_a_child_that_fills_its_own_requests_is_no_error_of_the_trainer(level: str) -> None:
+    with Sandbox(level=level, wall_seconds=60).open() as cell:
+        cell.request({"operation": "run", "source": FILLING}, time.monotonic() + 60)
+        with suppress(CellEndedError):
+            for _ in range(20):
+                cell.request({"operation": "run", "source": f"len('{'x' * 2_000_000}')"}, time.monotonic() + 5)
 
 
 def test_other_encodings_are_no_reply() -> None:

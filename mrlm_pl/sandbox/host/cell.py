@@ -167,6 +167,8 @@ class Cell(AbstractContextManager["Cell"]):
             if self._requests in ready:
                 try:
                     unsent = unsent[os.write(self._requests, unsent[:65536]) :]
+                except BlockingIOError:
+                    pass  # the child has filled its own requests meanwhile
                 except BrokenPipeError as error:
                     raise CellEndedError("exit") from error
             if self._out in ready:
