@@ -113,19 +113,18 @@ class OpenEnvServer:
         self._sockets.add(socket)
         episode = _Episode(self, name)
         renewing = asyncio.ensure_future(episode.renew(limits.lease_seconds / 3))
-        # Receive also during a step: a client ends a connection that does not answer its pings.
-        received = asyncio.ensure_future(socket.receive())
+        received: asyncio.Queue[str | None] = asyncio.Queue(1)
+        reading = asyncio.ensure_future(_read(socket, received))
         try:
-            while (message := await received).type is WSMsgType.TEXT:
-                received = asyncio.ensure_future(socket.receive())
-                answer = await _answered(episode, message.data)
+            while (text := await received.get()) is not None:
+                answer = await _answered(episode, text)
                 if answer is None:
                     break
                 await socket.send_json(answer)
         finally:
             renewing.cancel()
-            received.cancel()
-            await asyncio.wait([received])
+            reading.cancel()
+            await asyncio.wait([reading])
             self._sockets.discard(socket)
             await episode.close()
         await socket.close()
@@ -219,6 +218,15 @@ class _Episode:
 
 class InvalidMessageError(Exception):
     """A client's message is not of the protocol's form."""
+
+
+async def _read(socket: web.WebSocketResponse, received: asyncio.Queue[str | None]) -> None:
+    """Receive also during a step, before which the next request may come: a client waits for answers to its pings."""
+    async for message in socket:
+        if message.type is not WSMsgType.TEXT:
+            break
+        await received.put(message.data)
+    await received.put(None)
 
 
 async def _answered(episode: _Episode, text: str) -> dict[str, Any] | None:

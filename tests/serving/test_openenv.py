@@ -232,7 +232,10 @@ def test_a_ping_is_answered_while_the_agent_decides_and_the_last_observation_may
         loop.close()
 
 
-def test_a_ping_is_answered_during_a_step(export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("further", [[], [{"type": "state"}]])
+def test_a_ping_is_answered_during_a_step(
+    further: list[dict[str, Any]], export: Callable[..., Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ponged = threading.Event()
 
     class Slow(Scripted):
@@ -244,7 +247,8 @@ def test_a_ping_is_answered_during_a_step(export: Callable[..., Exported], monke
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/ws", autoping=False) as socket:
             await socket.send_json({"type": "reset", "data": {"seed": 0}})
             await socket.receive_json()
-            await socket.send_json({"type": "step", "data": {"message": "go"}})
+            for message in ({"type": "step", "data": {"message": "go"}}, *further):
+                await socket.send_json(message)
             await socket.ping()
             assert (await socket.receive(timeout=60)).type is WSMsgType.PONG
             ponged.set()
