@@ -241,7 +241,7 @@ def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
         (("model", "run", "--temperature", "-1"), "sampling.temperature is -1.0; it must be 0 or above"),
         (
             ("model", "run", "--output", "run/config.yaml/x.json"),
-            "output: 'run/config.yaml/x' cannot be written",
+            "output: 'run/config.yaml/x.json' cannot be written",
         ),
     ],
 )
