@@ -254,14 +254,16 @@ def micro_batches(
         parts: one for each micro-batch.
         over_ranks: the sum of a tensor over all ranks; called once.
     """
-    update, names = torch.cat([part.groups for part in parts]), list(learner.learners)
-    orders = {name: torch.isin(rows[name].groups, update).nonzero().flatten() for name in names if name in rows}
+    update = torch.cat([part.groups for part in parts])
+    # sorted, so that the parts of all ranks have the same policies
+    orders = {name: torch.isin(rows[name].groups, update).nonzero().flatten() for name in sorted(rows)}
     if any(part.parts > 1 for part in parts):  # sorted once: an update may have hundreds of parts
         orders = {name: order[prefix_order(rows[name].token_ids[order])] for name, order in orders.items()}
     divided = [
         part.divided({name: order[torch.isin(rows[name].groups[order], part.groups)] for name, order in orders.items()})
         for part in parts
     ]
+    names = list(learner.learners)
     policies: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     others: list[dict[str, PolicyBatch]] = [{} for _ in parts]
     sizes = torch.zeros(len(names), 3 + len(parts), dtype=torch.float64)
