@@ -28,7 +28,7 @@ class IPPO(PolicyGradient):
     * ``agent_critics``, one for each agent, also where agents share a policy: roles that see or earn different things
       do not share a value. Each critic reads its agent's tokens, learns from that agent's trajectories alone, and is
       not updated when there are none. Its loss is the mean over them; ``value_coefficient`` does not apply to it.
-    * advantages whitened for each agent by itself, so that agents with large rewards do not dominate.
+    * advantages whitened per agent, so that none outweighs the others by the scale of its rewards.
     * ``reward: team``: the reward of each turn is the mean over the agents of all rewards from then until its agent's
       next turn.
 

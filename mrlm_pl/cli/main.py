@@ -56,7 +56,7 @@ IMPORTING = (*TRAINING, "info")
 INTERRUPTED = {
     **dict.fromkeys(("collect", "gateway"), "; the written episodes are kept; continue with"),
     "arena": "; nothing was written; start again with",
-    "eval": "; finished cells of a table are kept; start again with",
+    "eval": "; a table keeps its finished cells; start again with",
     "sweep": "; its runs have ended; continue with",
     **dict.fromkeys(TRAINING, " before its first batch; start again with"),
 }

@@ -262,7 +262,7 @@ class Trainer(pl.Trainer):
             if failed := counts.get("failed_episodes"):
                 print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see their `error`")
             print(run_summary(self.default_root_dir, played=played))
-        elif stage == "predict":
+        elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"
             print(f"mrlm: the episodes are in {episodes}; look at them with `mrlm view {episodes}`")
         elif stage in ("validate", "test") and verbose:

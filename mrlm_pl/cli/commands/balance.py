@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     for path in written:
         if path.exists():
             raise ConfigurationError(f"{str(path)!r} exists; name another file, or remove it")
-        with writing("output", path):
+        with writing("report" if path == report else "output", path):
             check_writable(path)
     answers, failed = _read(options.answers, options.references)
     balanced = balance(

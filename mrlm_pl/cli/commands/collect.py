@@ -27,7 +27,10 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError("temperatures and temperature are both given; leave one of them out")
     tell(f"collecting in {shared['name']} ({shown_settings(read.played)})")
     chosen = {key: options[key] for key in ("filter_reward", "temperatures")}
-    return _told(collect(options.model, options.environment, **chosen, **shared))
+    file = collect(options.model, options.environment, **chosen, **shared)
+    if not file.kept:
+        tell(f"warning: no episode has a reward of {options.filter_reward:g} or more, so {file.path} is empty")
+    return _told(file)
 
 
 def collect_parser() -> CommandParser:
@@ -85,7 +88,5 @@ def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOpti
 
 def _told(file: CollectionFile) -> int:
     failed = f", {file.failed} failed" if file.failed else ""
-    if not file.kept:
-        tell(f"warning: no episode earned the reward that filter_reward asks for, so {file.path} is empty")
     print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `mrlm view {file.path}`")
     return 0

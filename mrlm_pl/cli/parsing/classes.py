@@ -203,7 +203,7 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
         choices = _choices(members)
         kinds = [_kind(member) for member in members if get_origin(member) is not Literal]
         if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
-            reason = _restricted(str(error).strip().rpartition("\n")[2].partition(": ")[2])  # after the type's name
+            reason = _misfit(str(error).strip().rpartition("\n")[2].partition(": ")[2])  # after the type's name
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
         else:
             wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
@@ -216,30 +216,32 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
     return None
 
 
-_BOUND = re.compile(r"v([<>]=?)(\S+)")
-_SIGNS = {">": "above {}", ">=": "{} or above", "<": "below {}", "<=": "{} or below"}
+def _misfit(reason: str) -> str:
+    """Return the parser library's reason against a number in plain words; another reason as it is.
 
-
-def _restricted(reason: str) -> str:
-    """Return the parser library's reason against a restricted number in plain words.
-
-    >>> _restricted("-4 does not conform to restriction v>=0 and v<=9")
-    'expected a number 0 or above and 9 or below, but the value is -4'
-    >>> _restricted("invalid literal for int() with base 10: 'abc'")
-    "expected a number, but the value is 'abc'"
+    >>> _misfit("-4 does not conform to restriction v>=0 and v<=9")
+    'expected a number >= 0 and <= 9, but the value is -4'
+    >>> _misfit("invalid literal for int() with base 10: 'abc'"), _misfit("could not convert string to float: 'abc'")
+    ("expected an integer, but the value is 'abc'", "expected a number, but the value is 'abc'")
     """
     value, restricted, bounds = reason.partition(" does not conform to restriction ")
     if restricted:
-        wanted = " and ".join(_SIGNS[sign].format(bound) for sign, bound in _BOUND.findall(bounds))
-        return f"expected a number {wanted}, but the value is {value}"
-    _, invalid, value = reason.partition("invalid literal for int() with base 10: ")
-    return f"expected a number, but the value is {value}" if invalid else reason
+        bounds = re.sub(r"v([<>]=?)", r"\1 ", bounds)
+        return f"expected a number {bounds}, but the value is {value}"
+    kinds = {
+        "invalid literal for int() with base 10: ": "an integer",
+        "could not convert string to float: ": "a number",
+    }
+    for beginning, kind in kinds.items():
+        if reason.startswith(beginning):
+            return f"expected {kind}, but the value is {reason.removeprefix(beginning)}"
+    return reason
 
 
 def _kind(member: Any) -> str:
     """Return the name of a type in a message."""
     if get_origin(member) is tuple:
-        return f"a list of {len(get_args(member))} values"
+        return "a list" if ... in get_args(member) else f"a list of {len(get_args(member))} values"
     if get_origin(member) is dict:
         return "a mapping, as in `{NAME: VALUE}`"
     if get_origin(member) is Callable:

@@ -64,7 +64,7 @@ def test_a_filter_that_keeps_nothing_is_a_warning(mrlm, model_folder):
     options = ("--environment", "parrot", "--max-tokens", "2", "-n", "2", "--output", "a.jsonl")
     status, out, err = mrlm("collect", "--model", str(model_folder), *options, "--filter-reward", "9")
     assert (status, "0 of 2 episodes" in out) == (0, True)
-    assert "warning: no episode earned the reward that filter_reward asks for, so a.jsonl is empty" in err
+    assert "warning: no episode has a reward of 9 or more, so a.jsonl is empty" in err
 
 
 def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(collect, monkeypatch):

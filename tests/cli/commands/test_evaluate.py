@@ -212,8 +212,8 @@ def test_agents_find_their_policy():
         ),
         (("--temperature", "-1"), "temperature"),
         (("--temperature", "hot"), "error: temperature: expected float, but the value is hot\n"),
-        (("-n", "-3"), "error: num_episodes: expected a number above 0, but the value is -3\n"),
-        (("-n", "many"), "error: num_episodes: expected a number, but the value is 'many'\n"),
+        (("-n", "-3"), "error: num_episodes: expected a number > 0, but the value is -3\n"),
+        (("-n", "many"), "error: num_episodes: expected an integer, but the value is 'many'\n"),
         (("--policy-sampling", "main"), "error: policy_sampling: expected a mapping, as in `{NAME: VALUE}`, but the"),
         (
             ("--policy-sampling", "{main: {temprature: 1}}"),
@@ -628,7 +628,7 @@ def test_a_signal_ends_it_in_order_and_tells_the_command(mrlm, model_folder, mon
         "eval", "--model", str(model_folder), "--environment", "parrot", "-n", "4", "--output", "e.json"
     )
     assert (found, out) == (status, "")
-    kept = "finished cells of a table are kept"
+    kept = "a table keeps its finished cells"
     assert f"{name} has ended eval; {kept}; start again with `mrlm eval --model" in err
     assert "Traceback" not in err
     assert not list(Path().glob("*e.json*"))
