@@ -33,10 +33,11 @@ def test_the_sizes_of_the_splits_are_named(mrlm, tmp_path):
     assert "warning: math has few different problems (3 in validation, in up to 64 tasks of a split)" in err
 
 
-def test_an_output_that_cannot_be_written_is_named_before_the_checks(mrlm):
-    status, out, err = mrlm("check-env", "parrot", "--output", f"{__file__}/checks.json")
+@pytest.mark.parametrize("folder", [__file__, "/proc"])  # a file, and a folder that takes no files
+def test_an_output_that_cannot_be_written_is_named_before_the_checks(mrlm, folder):
+    status, out, err = mrlm("check-env", "parrot", "--output", f"{folder}/checks.json")
     assert (status, out) == (2, "")
-    assert "checks.json' cannot be written: " in err
+    assert f"error: output: '{folder}/checks.json' cannot be written: " in err
 
 
 def test_no_warning_of_few_problems_where_there_are_enough(mrlm):
