@@ -159,10 +159,12 @@ def meant(name: str, known: Iterable[str], rest: str) -> str:
 
 
 def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
-    """Return the file or folder next to a missing ``path`` with the nearest name, or None."""
+    """Return the file or folder next to a missing ``path`` with the nearest name, whatever its suffix, or None."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    near = nearest(path.name, [item.name for item in beside if item.is_dir() == folders])
-    return path.parent / near if near else None
+    names = {item: item.name.partition(".")[0] or item.name for item in beside if item.is_dir() == folders}
+    near = nearest(path.name.partition(".")[0] or path.name, names.values())
+    found = {item.name: item for item, name in names.items() if name == near}
+    return found[difflib.get_close_matches(path.name, found, n=1, cutoff=0)[0]] if found else None
 
 
 def place(method: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,8 @@ from mrlm_pl.settings import as_settings, at_least, between, positive
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length"]
@@ -97,6 +100,24 @@ class Sampling:
             if name not in known:
                 hint = meant(name, known, f"the policies are {sorted(known)}")
                 raise ConfigurationError(f"{owner}.policies: there is no policy {name!r}; {hint}")
+
+    def warn_of_windows(self, windows: Mapping[str, int], owner: str) -> None:
+        """Warn of each policy whose context window is too short for a turn of ``max_tokens``.
+
+        Args:
+            windows: length of each policy's context in tokens, by name.
+            owner: the option, for messages.
+        """
+        for name, window in windows.items():
+            if (limit := self.of(name).max_tokens) >= window:
+                logger.warning(
+                    "%s.max_tokens is %d, but the context window of policy %r is %d tokens, prompts included; its "
+                    "turns are truncated there",
+                    owner,
+                    limit,
+                    name,
+                    window,
+                )
 
 
 def _check_ranges(settings: Sampling | PolicySampling, owner: str) -> None:

@@ -102,7 +102,7 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
     except FileNotFoundError as error:
         near = nearest_path(Path(path))
         hint = f"did you mean {str(near)!r}?" if near else "check the path"
-        raise ConfigurationError(f"report: there is no file {str(path)!r}; {hint}") from error
+        raise ConfigurationError(f"there is no report {str(path)!r}; {hint}") from error
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"report {str(path)!r} cannot be read: {error}") from error
     if not _is_report(data) and isinstance(data, dict) and data and all(map(_is_report, data.values())):

@@ -192,7 +192,10 @@ def summarize(
     requested = len(episodes) if requested is None else requested
     failures = [episode.error for episode in episodes if episode.failed]
     if failures:
-        text = "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`"
+        text = (
+            "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`, a "
+            "run's with `--model RUN`"
+        )
         logger.warning(text, len(failures), len(episodes), environment, failures[0], environment)
     if not played:
         transcripts = [_transcript(episode) for episode in episodes]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy import Policy
@@ -60,7 +61,7 @@ class Optimization:
 
         updates = steps()
         if updates <= self.warmup_steps:
-            logger.warning(
+            rank_zero_only(logger.warning)(
                 "optimization.warmup_steps is %d and the run has %d updates: the learning rate never reaches its full "
                 "value; lower it, or train longer",
                 self.warmup_steps,

@@ -21,7 +21,7 @@ from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell,
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
-from mrlm_pl.runs.evaluation import Model, SeatedModel, sampling_from
+from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, sampling_from
 from mrlm_pl.settings import at_least
 
 CHUNK = 64
@@ -49,6 +49,7 @@ def collect(
     max_turns: int | None = None,
     seats: Mapping[str, str] | None = None,
     device: str = "auto",
+    precision: Precision | None = None,
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> CollectionFile:
@@ -65,9 +66,11 @@ def collect(
         samples_per_task: episodes of each task, at each temperature.
         sampling: how turns are sampled; None is as the run trains, else by default.
         temperatures: several, at each of which every task is played, in place of the sampling's.
-        max_turns: see :func:`mrlm_pl.runs.evaluate`; likewise ``seats``, ``device`` and ``name``.
+        max_turns: see :func:`mrlm_pl.runs.evaluate`; likewise ``seats``, ``device``, ``precision`` and
+            ``name``.
         seats: the policy of each agent.
         device: where policies that are read are placed.
+        precision: in which turns are generated.
         name: of the environment in the run.
         settings: arguments of an environment that is given as an instance; half a file continues only with the same.
 
@@ -79,13 +82,13 @@ def collect(
     output = Path(output)
     if output.is_dir() or not {".jsonl", ".zst", ".gz"} & set(output.suffixes):
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
-    seated = SeatedModel(model, environment, seats, name)
+    seated = SeatedModel(model, environment, seats, name, precision=precision)
     sampling = sampling or sampling_from(seated.run.sampling, {})
     distinct = _distinct(temperatures, num_episodes, samples_per_task)
     each = samples_per_task * len(distinct)
     specs = seated.specs(num_episodes, split, seed, each)
     planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
-    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device)
+    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device, precision)
     made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
     file = CollectionFile(output, [*made_by, arguments, asdict(sampling), distinct, *numbers])
@@ -120,6 +123,7 @@ def serve_gateway(
     max_turns: int | None = None,
     seats: Mapping[str, str] | None = None,
     device: str = "auto",
+    precision: Precision | None = None,
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> CollectionFile:
@@ -147,10 +151,10 @@ def serve_gateway(
             "HarnessEnvironment with neither command nor function (`--environment.command null`)"
         )
     at_least(1, at_once=at_once)
-    seated = SeatedModel(model, environment, seats, name)
+    seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = sampling or sampling_from(seated.run.sampling, {})
-    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device)
+    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, precision)
     made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
     file = CollectionFile(Path(output), [*made_by, asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:

@@ -10,8 +10,9 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.compilation import compilation_seconds
+from mrlm_pl.policy.forward.devices import computes_bf16
 from mrlm_pl.runs.records.run import read_run, recorded_iterations
 from mrlm_pl.settings import at_least
 from mrlm_pl.trainer.bounds import batches_in_all
@@ -55,13 +57,19 @@ _NOISE = (
     r"^(Restoring states|Restored all states) from the checkpoint",  # the run says from which, and where it continues
     r"Received SIGTERM",  # the end of the run says so in its own words
 )
+_PACKAGE = Path(__file__).parents[1]
 _BUSY = 1.5
 """Load average per core from which a machine counts as busy."""
 
 
 def silence_noise() -> None:
-    """Drop messages that advertise or do not concern a run of ours, and bars for reading and writing weights."""
+    """Drop messages that advertise or do not concern a run of ours, and bars for reading and writing weights.
+
+    Warnings from code of this project are printed without the line of code.
+    """
     disable_progress_bar()
+    if not isinstance(warnings.formatwarning, partial):
+        warnings.formatwarning = partial(_warning_text, warnings.formatwarning)
     for text in _NOISE:
         warnings.filterwarnings("ignore", message=f".*{text}")
     for name in (
@@ -73,13 +81,17 @@ def silence_noise() -> None:
         logging.getLogger(name).addFilter(_is_no_noise)
 
 
+def _warning_text(usual: Callable[..., str], message: Warning | str, *given: Any) -> str:
+    return f"mrlm: warning: {message}\n" if Path(given[1]).is_relative_to(_PACKAGE) else usual(message, *given)
+
+
 def _is_no_noise(record: logging.LogRecord) -> bool:
     return not any(re.search(text, record.getMessage()) for text in _NOISE)
 
 
 def warn_of_emulated_bf16(precision: str) -> None:
     """Say on stderr that bf16 is slow on this CPU, if a run on it has that precision."""
-    if "bf16" in precision and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if "bf16" in precision and not computes_bf16(torch.device("cpu")):
         tell(
             f"trainer.precision {precision}: this CPU has no instructions for bf16 and emulates them, "
             "which takes several times as long as 32-true"

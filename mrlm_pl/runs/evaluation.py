@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from mrlm_pl.engines import Engine, InProcessEngine
@@ -18,7 +19,7 @@ from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.forward.devices import usable_device
+from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
@@ -26,6 +27,9 @@ from mrlm_pl.runs.records.run import SINGLE, RecordedRun, read_run
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
+
+Precision: TypeAlias = Literal["32-true", "bf16-mixed"]
+"""The precision in which turns are generated, as Lightning names it."""
 
 MAX_TURNS = 64
 """Decisions of an episode where neither the caller nor a run says how many."""
@@ -41,6 +45,7 @@ class SeatedModel:
         seats: the policy of each agent, in place of the run's.
         name: of the environment in the run, where an instance has another one.
         weights: whether the policies of a run must have been exported.
+        precision: in which it generates; None is that of the run's training, but for bf16 on a CPU that emulates it.
 
     Attributes:
         run: the policies, seats and settings.
@@ -59,7 +64,9 @@ class SeatedModel:
         seats: Mapping[str, str] | None,
         name: str | None,
         weights: bool = True,
+        precision: Precision | None = None,
     ) -> None:
+        self.precision = precision
         self.label, run = _named(model, weights)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         unknown = sorted(set(self.run.seats.values()) - set(run.policies))
@@ -204,9 +211,13 @@ class SeatedModel:
         self._warn_of_idle(playing)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
-            engine: Engine = InProcessEngine()
+            half = "bf16" in self.run.precision and computes_bf16(usable_device(device))
+            half = half if self.precision is None else self.precision == "bf16-mixed"
+            engine: Engine = InProcessEngine(torch.bfloat16 if half else None)
             stack.callback(engine.close)
             policies = {name: loaded_policy(self.run.policies[name], device, name) for name in sorted(playing)}
+            windows = {name: policy.context_window for name, policy in policies.items()}
+            sampling.warn_of_windows(windows, "sampling")
             for name, policy in policies.items():
                 if policy.served_by is None:
                     stack.callback(policy.network.train, policy.network.training)
@@ -295,6 +306,7 @@ def evaluate(
     max_turns: int | None = None,
     seats: Mapping[str, str] | None = None,
     device: str = "auto",
+    precision: Precision | None = None,
     name: str | None = None,
     served_by: Mapping[str, str] | None = None,
 ) -> EvaluationReport:
@@ -314,6 +326,8 @@ def evaluate(
         max_turns: decisions after which an episode is truncated; None is the run's limit, else 64.
         seats: the policy of each agent; a run has its own.
         device: where policies that are read are placed, as torch names it; ``auto`` prefers an accelerator.
+        precision: in which turns are generated; None is that of the run's training, else float32, which also replaces
+            bf16 on a CPU without instructions for it.
         name: of the environment in the run where an instance has another one.
         served_by: servers that play policies, by name; their tokenizers are read, not their weights.
 
@@ -321,7 +335,7 @@ def evaluate(
         ConfigurationError: there is no such model or environment, an agent has no policy, a number is below 1, or
             ``num_episodes`` is no multiple of ``samples_per_task``.
     """
-    seated = SeatedModel(model, environment, seats, name)
+    seated = SeatedModel(model, environment, seats, name, precision=precision)
     seated.serve(served_by or {})
     sampling = sampling or sampling_from(seated.run.validation_sampling, {})
     return seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
@@ -338,6 +352,7 @@ def arena(
     sampling: Sampling | None = None,
     max_turns: int | None = None,
     device: str = "auto",
+    precision: Precision | None = None,
     name: str | None = None,
     max_seatings: int = 64,
 ) -> ArenaReport:
@@ -350,8 +365,8 @@ def arena(
         models: runs or models by the names of the players, two or more; see :func:`evaluate`.
         environment: as in :func:`evaluate`; None is that of the first model's run.
         num_episodes: episodes of each seating.
-        split, seed, samples_per_task, sampling, max_turns, device, name: see :func:`evaluate`; settings that are left
-            out are those of the first model's run.
+        split, seed, samples_per_task, sampling, max_turns, device, precision, name: see :func:`evaluate`; settings that
+            are left out are those of the first model's run.
         max_seatings: more are an error; P players and N agents have P^N.
 
     Raises:
@@ -379,7 +394,7 @@ def arena(
     played = []
     for seating in itertools.product(models, repeat=len(agents)):
         seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
-        table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name)
+        table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name, True, precision)
         table.run = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
         of_policy = {seats[agent]: runs[player].policy_of(agent) for agent, player in zip(agents, seating, strict=True)}
         own = {name: sampling.policies[policy] for name, policy in of_policy.items() if policy in sampling.policies}

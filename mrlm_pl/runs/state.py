@@ -21,6 +21,8 @@ from mrlm_pl.errors import ConfigurationError, writing
 
 STATE = "state.json"
 LOCK = ".lock"
+PRECISION = "precision.json"
+"""The precision that a run has chosen, with its measurement."""
 LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
 STOPPED = "stopped without an end"
 SIGN_SECONDS = 10.0

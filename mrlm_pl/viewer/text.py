@@ -110,14 +110,17 @@ def _said(record: Mapping[str, Any]) -> str:
 
 
 def _course(run: Run) -> str:
-    """Return the mean reward of the first and of the last iterations; empty below two."""
-    rewards = [value for value in run.logged().get("rollout/reward", ()) if value is not None]
-    part = min(ENDS, len(rewards) // 2)
+    """Return the mean reward, else loss, of the first and of the last values that were logged; empty below two."""
+    curves = run.logged()
+    column = next((name for name in ("rollout/reward", "train/loss") if name in curves), "")
+    logged = [value for value in curves.get(column, ()) if value is not None]
+    part = min(ENDS, len(logged) // 2)
     if not part:
         return ""
-    first, last = (math.fsum(values) / part for values in (rewards[:part], rewards[-part:]))
+    first, last = (math.fsum(values) / part for values in (logged[:part], logged[-part:]))
     ends = f"{_number(first)} in the first {part}, {_number(last)} in the last {part}"
-    return f"mean reward {ends} of {len(rewards)} iterations"
+    kind, unit = ("reward", "iterations") if column == "rollout/reward" else ("loss", "logged updates")
+    return f"mean {kind} {ends} of {len(logged)} {unit}"
 
 
 def _print_whole(table: Table, console: Console) -> None:

@@ -207,7 +207,7 @@ def test_the_command_prints_and_writes_the_report(mrlm: Any) -> None:
         (["A=builtin:tiny"], "give two or more"),
         (["builtin:tiny", "B=builtin:tiny"], "must be NAME=MODEL for each player"),
         (["A=builtin:tiny", "A=builtin:tiny"], "must be NAME=MODEL for each player, each with its own name"),
-        (["A=builtin:tiny", "B=./runs/b"], "model: there is no folder './runs/b'; there is no folder 'runs' either"),
+        (["A=builtin:tiny", "B=./runs/b"], "there is no folder './runs/b'; there is no folder 'runs' either"),
         (["A=builtin:tiny", "B=builtin:tiny", "--seats", '{"row": "main"}'], "leave it out"),
         (["A=builtin:tiny", "B=builtin:tiny", "--output", "."], "output: '.' is a folder; name a file, as in"),
     ],

@@ -259,5 +259,5 @@ def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:
         (tmp_path / "old.json").write_text(json.dumps(data))
         with pytest.raises(ConfigurationError, match="no report"):
             read_report(tmp_path / "old.json")
-    with pytest.raises(ConfigurationError, match="there is no file"):
+    with pytest.raises(ConfigurationError, match="there is no report"):
         read_report(tmp_path / "absent.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from mrlm_environments import CoordinationGame, MathEnvironment
 
 import mrlm_pl
+from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 
 SHORT: dict[str, Any] = {"num_episodes": 6, "sampling": mrlm_pl.Sampling(max_tokens=4), "device": "cpu"}
@@ -45,6 +47,29 @@ def test_a_run_brings_its_environment_sampling_and_seats(model_folder: Path, tmp
     level = MathEnvironment(difficulty=[2, 2])
     given = mrlm_pl.evaluate(model_folder, level, num_episodes=4, sampling=mrlm_pl.Sampling(max_tokens=3), device="cpu")
     assert [item["messages"] for item in run.transcripts] == [item["messages"] for item in given.transcripts]
+
+
+def test_turns_are_generated_in_the_precision_of_the_run_where_the_machine_has_it(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (run / "policies").mkdir(parents=True)
+    (run / "policies/main").symlink_to(model_folder)
+    (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"precision": "auto"}}))
+    (run / "precision.json").write_text('{"precision": "bf16-mixed"}')
+    files = (tmp_path / f"{number}.jsonl" for number in itertools.count())
+
+    def logprobs(model: Path, **options: Any) -> list[tuple[float, ...]]:
+        file = mrlm_pl.collect(model, "math", output=next(files), **SHORT, **options)
+        return [row.logprobs for episode in read_episodes(file.path) for row in episode.rows()]
+
+    full, half = logprobs(model_folder), logprobs(model_folder, precision="bf16-mixed")
+    assert full != half
+    for has, expected in ((True, half), (False, full)):
+        monkeypatch.setattr("mrlm_pl.runs.evaluation.computes_bf16", lambda device, has=has: has)
+        assert logprobs(run) == expected
+        assert logprobs(run, precision="32-true") == full
+        assert logprobs(run, precision="bf16-mixed") == half
 
 
 def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:

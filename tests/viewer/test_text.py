@@ -97,6 +97,12 @@ def test_a_list_of_episodes_tells_the_course_of_the_rewards_and_the_signs_of_the
     assert "mean reward" not in mrlm("view", "--text", str(run), "--iteration", "0")[1]
 
 
+def test_a_run_on_files_tells_the_course_of_its_loss(tmp_path: Path, mrlm) -> None:
+    run = write_run(tmp_path / "run", [])
+    (run / "metrics.csv").write_text("step,train/loss\n" + "".join(f"{n},{loss}\n" for n, loss in enumerate((4, 2, 1))))
+    assert "\nmean loss 4 in the first 1, 1 in the last 1 of 3 logged updates\n" in mrlm("view", "--text", str(run))[1]
+
+
 def test_a_list_of_episodes_begins_with_the_state(folder: Path, mrlm) -> None:
     write_state(folder, {**running(), "began": "another process"})
     assert mrlm("view", "--text", str(folder))[1].startswith(f"{folder}: stopped without an end\n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
-from mrlm_pl.cli.parsing.environment_option import environment_parser, read
+from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.environment import Environment
@@ -32,11 +32,12 @@ def run(arguments: Sequence[str]) -> int:
         RemoteError: it is on a server that does not answer.
         DataError: its data cannot be read.
     """
-    parser = environment_parser("check-env", "Check that an environment keeps the contract.")
+    parser = environment_parser("check-env", "Check that an environment keeps the contract.", required=False)
     parser.usage = (
-        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--config FILE] [--level semantic] "
-        "[--data FILE] [--output FILE]"
+        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--model RUN] [--config FILE] "
+        "[--level semantic] [--data FILE] [--output FILE]"
     )
+    parser.add_argument("--model", type=str | None, help="Run whose environment is checked, with its arguments.")
     parser.add_argument(
         "--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations."
     )
@@ -45,14 +46,14 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--output", type=str | None, help="JSON report; with --data a JSONL file of the usable rows.")
     words = with_first_as("--environment", arguments)
-    if not {word.partition("=")[0].partition(".")[0] for word in words} & {"--environment", "--config", "-h", "--help"}:
-        raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
     data = dict(option_values(words)).get("--data")
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
-    options = parser.instantiate(read(parser, words))
+    options = parser.instantiate(read_with_run(parser, words, weights=False).config)
+    if options.environment is None:
+        raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
     output = output_file(options.output)
-    environment = options.environment
+    environment: Environment = options.environment
     if data is not None:
         return _check_data(environment, data, output)
 

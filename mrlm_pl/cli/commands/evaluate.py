@@ -25,10 +25,10 @@ from mrlm_pl.evaluation.comparison import Comparison, compare, read_report, rewa
 from mrlm_pl.evaluation.elo import Rating
 from mrlm_pl.evaluation.report import different_problems
 from mrlm_pl.evaluation.table import interval_text, report_table
-from mrlm_pl.runs.evaluation import MAX_TURNS, arena, evaluate, sampling_from
+from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, arena, evaluate, sampling_from
 from mrlm_pl.runs.records.environment_code import code_of
 
-PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device")
+PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device", "precision")
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
 
 
@@ -192,6 +192,8 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     text = argparse.SUPPRESS if players else "Policy of each agent; a run has its own."
     parser.add_argument("--seats", type=dict[str, str], default={}, help=text)
     parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
+    text = "Of generation; default is that of the run's training, else 32-true."
+    parser.add_argument("--precision", type=Precision | None, help=text)
     total = "Episodes of each seating." if players else "Episodes in all."
     parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)
     parser.add_argument("--split", choices=SPLITS, default=split, help="Split of the tasks.")

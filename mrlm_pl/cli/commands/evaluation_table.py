@@ -102,6 +102,7 @@ class Cell:
         asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
         asked |= {
             "served_by": options.served_by,
+            "precision": options.precision,
             "sampling": asdict(sampling),
             "model": self.model,
             "policies": run.policies,
@@ -113,7 +114,7 @@ class Cell:
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
             code = code_of(environment)
-            seated = SeatedModel(self.model, environment, options.seats, column.known)
+            seated = SeatedModel(self.model, environment, options.seats, column.known, precision=options.precision)
             seated.serve(options.served_by)
             report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
         settings = column.config.get("init_args") or {}

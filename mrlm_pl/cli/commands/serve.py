@@ -122,24 +122,28 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         made.close()
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
     offer = Offer(factories, options.processes, options.step_seconds)
-    policies = _policy_service(options.policies, options.device, options.policies_int8) if options.policies else None
+    policies = _policy_service(options) if options.policies else None
     verifier = _verifier_service(options) if options.verifier else None
     return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies, verifier)
 
 
-def _policy_service(models: dict[str, str], device: str, int8: bool) -> Any:
+def _policy_service(options: Any) -> Any:
     """Return the service of policies with its models loaded, which needs torch."""
+    import torch
+
     from mrlm_pl.engines import InProcessEngine
     from mrlm_pl.runs.evaluation import loaded_policy
     from mrlm_pl.serving.policies.service import PolicyService
 
-    engine, vocabularies = InProcessEngine(), {}
-    for name, model in models.items():
-        policy = loaded_policy({"model": model, **({"trained": False, "int8": "weights"} if int8 else {})}, device)
+    half = torch.bfloat16 if options.policies_precision == "bf16-mixed" else None
+    engine, vocabularies = InProcessEngine(half), {}
+    held = {"trained": False, "int8": "weights"} if options.policies_int8 else {}
+    for name, model in options.policies.items():
+        policy = loaded_policy({"model": model, **held}, options.device)
         vocabularies[name] = policy.vocabulary_digest
         engine.load(name, policy.model, 0)
-        logger.info("policy %s: %s on %s", name, model, device)
-    return PolicyService(engine, models, vocabularies)
+        logger.info("policy %s: %s on %s", name, model, options.device)
+    return PolicyService(engine, options.policies, vocabularies)
 
 
 def _verifier_service(options: Any) -> VerifierService:
@@ -168,6 +172,8 @@ def serve_parser() -> CommandParser:
     add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
     add("--policies_int8", type=bool, default=False, help="Hold the linear layers of the policies in int8.")
+    text = "Of the policies' generation."
+    add("--policies_precision", type=Literal["32-true", "bf16-mixed"], default="32-true", help=text)
     add("--verifier", type=str, help="Reward model that scores texts: a run, a policy folder or a hub id.")
     add("--verifier_max_tokens", type=PositiveInt | None, help="Tokens kept from a text's end. Default: the window.")
     add("--verifier_batch", type=PositiveInt, default=64, help="Maximum number of texts in a batch.")

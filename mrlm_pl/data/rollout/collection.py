@@ -306,7 +306,8 @@ def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Enviro
         parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         for parameter in inspect.signature(cls).parameters.values()
     )
-    return f"{failed.error}; try {command}{' with its arguments' if needs_arguments else ''}"
+    arguments = ", with the arguments of this run by `--model RUN`" if needs_arguments else ""
+    return f"{failed.error}; try {command}{arguments}"
 
 
 def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:

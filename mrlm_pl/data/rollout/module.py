@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.data.rollout import checks
 from mrlm_pl.data.rollout.collection import Collection
@@ -200,8 +201,11 @@ class RolloutDataModule(LightningDataModule):
             ConfigurationError: the algorithm cannot play, or in a ``fit`` train on, these rollouts; the message names
                 the option.
         """
+        windows = {name: learner.policy(name).context_window for name in learner.policies}
         for option, settings in {"sampling": self.sampling, "validation_sampling": self.validation_sampling}.items():
             settings.check_policies([*learner.policies], f"data.{option}")
+            if option == "sampling" or settings != self.sampling:
+                rank_zero_only(settings.warn_of_windows)(windows, f"data.{option}")
         plan, stream, engine = self.collection.plan, self.stream, self.players.given
         if engine is not None:
             check_servers(engine, [name for name in learner.policies if learner.policy(name).trained])

@@ -76,6 +76,11 @@ def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if half and device.type == "cpu" else dtype
 
 
+def computes_bf16(device: torch.device) -> bool:
+    """Return whether a device has instructions for bf16, which other CPUs emulate, many times slower than float32."""
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def kernels_by_shape(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether products of this dtype, or of autocast's, take a new kernel for each new shape.
 
@@ -84,7 +89,7 @@ def kernels_by_shape(device: torch.device, dtype: torch.dtype) -> bool:
     in every micro-batch, so most of its kernels would be used once.
     """
     computed = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
-    return device.type == "cpu" and computed == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return device.type == "cpu" and computed == torch.bfloat16 and computes_bf16(device)
 
 
 def bucket(count: int, step: int = 8) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import os
 import pkgutil
 import re
@@ -28,6 +29,7 @@ from mrlm_pl.runs.plugins import (
     plugin_entry_points,
     plugin_functions,
 )
+from mrlm_pl.runs.state import PRECISION
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
@@ -103,6 +105,7 @@ class RecordedRun:
         environments: the run's environments, in their order.
         max_turns: decisions after which its episodes were truncated; None of a model.
         task_settings: ``data.task_settings``.
+        precision: in which it was trained, as Lightning names it.
     """
 
     policies: Mapping[str, Any]
@@ -112,6 +115,7 @@ class RecordedRun:
     environments: Sequence[RecordedEnvironment] = ()
     max_turns: int | None = None
     task_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    precision: str = "32-true"
 
     def policy_of(self, agent: str) -> str:
         """Return the name of the policy that decides for an agent.
@@ -197,7 +201,7 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
             cannot be read.
     """
     if missing := missing_folder(name):
-        raise ConfigurationError(f"model: {missing}")
+        raise ConfigurationError(missing)
     folder = Path(name)
     if (folder / "config.json").is_file() or not folder.is_dir():
         return RecordedRun({SINGLE: {"model": name}})
@@ -223,7 +227,17 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
         environments=environments_of(data),
         max_turns=data.get("max_turns"),
         task_settings=data.get("task_settings") or {},
+        precision=_precision(folder),
     )
+
+
+def _precision(folder: Path) -> str:
+    """Return the precision of a run's training: that of its configuration, or the one that it has chosen by it."""
+    given = str((recorded_configuration(folder).get("trainer") or {}).get("precision") or RecordedRun.precision)
+    if given == "auto":
+        with suppress(FileNotFoundError):
+            return str(json.loads((folder / PRECISION).read_text(encoding="utf-8"))["precision"])
+    return given
 
 
 def latest_configuration(folder: Path) -> Path | None:

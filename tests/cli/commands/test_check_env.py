@@ -157,3 +157,20 @@ def test_our_environments_are_found_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "math: " in done.stdout
+
+
+def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatch, tmp_path):
+    seen = []
+
+    def check(environment, level):
+        seen.append(environment.difficulty)
+        return CheckReport(environment.name, (Check("seed", True, "equal"),))
+
+    monkeypatch.setattr("mrlm_pl.cli.commands.check_env.check_environment", check)
+    environment = {"class_path": "ParrotEnvironment", "init_args": {"difficulty": [3, 7]}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"data": {"init_args": {"environment": environment}}}))
+    for words in ((), ("parrot",), ("parrot", "--environment.difficulty", "[4, 5]")):
+        assert mrlm("check-env", *words, "--model", "run")[0] == 0
+    assert seen == [[3, 7], [3, 7], [4, 5]]
+    assert "there is no folder './rum'; did you mean 'run'?" in mrlm("check-env", "--model", "./rum")[2]

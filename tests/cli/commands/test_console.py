@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mrlm_pl.runs.console import RunProgress
+import mrlm_pl
+from mrlm_pl.runs.console import RunProgress, silence_noise
 
 TOY = {"model": {"class_path": "ToyAlgorithm"}, "data": {"class_path": "ToyData"}, "trainer": {"accelerator": "cpu"}}
 TEAM = {
@@ -35,6 +37,14 @@ TEAM = {
     "trainer": {"accelerator": "cpu", "max_epochs": 1},
 }
 """Two agents, each with a policy of its own."""
+
+
+def test_a_warning_of_the_project_has_no_line_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warnings.formatwarning", warnings.formatwarning)
+    silence_noise()
+    own, other = str(Path(mrlm_pl.__file__).with_name("advantages") / "groups.py"), __file__
+    assert warnings.formatwarning("a group of one", RuntimeWarning, own, 3) == "mrlm: warning: a group of one\n"
+    assert "RuntimeWarning: a group of one" in warnings.formatwarning("a group of one", RuntimeWarning, other, 3)
 
 
 def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:

@@ -354,10 +354,10 @@ def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate
     Path("base.json").write_text("{}")
     for option, words in (("bsae.json", "did you mean 'base.json'?"), ("absent/x.json", "check the path")):
         error = evaluate("--compare", option, status=2)
-        assert error == f"mrlm: error: report: there is no file {option!r}; {words}\n"
+        assert error == f"mrlm: error: there is no report {option!r}; {words}\n"
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     Path("runs/quickstart").mkdir(parents=True)
-    meant = "mrlm: error: model: there is no folder 'runs/quickstat'; did you mean 'runs/quickstart'?\n"
+    meant = "mrlm: error: there is no folder 'runs/quickstat'; did you mean 'runs/quickstart'?\n"
     assert evaluate(model="runs/quickstat", status=2) == meant
     assert mrlm("eval", "--model", "runs/quickstat")[2] == meant
     assert missing_folder("owner/model") is None, "without a folder of the owner it may be a hub id"

@@ -545,6 +545,24 @@ def test_an_evaluation_refuses_a_sampling_with_settings_of_an_unknown_policy() -
         Evaluation(players, seed=0).play([], sampling)
 
 
+def test_turns_beyond_the_context_window_are_told(
+    model_folder: Path, echo: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    window = Policy(str(model_folder)).context_window
+    for options in (
+        {"sampling": Sampling(max_tokens=window)},
+        {"validation_sampling": Sampling(policies={"main": PolicySampling(max_tokens=window + 1)})},
+        {"sampling": Sampling(max_tokens=window - 1)},
+    ):
+        algorithm, data = make(model_folder, echo(), **options)
+        data.check(algorithm, quiet_trainer())
+    assert [message for message in caplog.messages if "context window" in message] == [
+        f"data.{option}.max_tokens is {limit}, but the context window of policy 'main' is {window} tokens, prompts "
+        "included; its turns are truncated there"
+        for option, limit in (("sampling", window), ("validation_sampling", window + 1))
+    ]
+
+
 def test_a_checkpoint_is_validated_and_tested(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
