@@ -27,4 +27,6 @@ def test_a_path_has_the_nearest_of_its_kind(tmp_path: Path) -> None:
     (tmp_path / "quickstat.json").touch()
     assert nearest_path(tmp_path / "quickstat", folders=True) == tmp_path / "quickstart"
     assert nearest_path(tmp_path / "quickstat") == tmp_path / "quickstat.json"
+    assert nearest_path(tmp_path / "quickstart.jsn") == tmp_path / "quickstat.json"
+    assert nearest_path(tmp_path / "missing.json") is None, "an equal suffix alone is no likeness"
     assert nearest_path(tmp_path / "absent" / "quickstat") is None
