@@ -346,15 +346,20 @@ def common() -> list[str]:
     """Return the facts that all results on a CPU share."""
     results = [read(name) for sections in CHAPTERS.values() for name in sections]
     results += [found["curves"] for found in results if "curves" in found]
-    lists = [facts(found) for found in results if "command" in found and "gpu" not in found["machine"]]
+    lists = [facts(found) for found in results if "machine" in found and "gpu" not in found["machine"]]
     return [fact for fact in lists[0] if all(fact in other for other in lists)]
 
 
 def source(name: str, found: Any) -> str:
-    """Return file, commands, date, machine and versions of a result, without those that all share."""
+    """Return file, commands, date, machine and versions of a result, without those that all share.
+
+    Values that no machine changes have a command alone, and earlier measurements each their own in the table.
+    """
     link = f"[`{name}.json`](../benchmarks/results/{name}.json)"
     if "command" not in found:
-        return f"{link}, without a recorded command."
+        return f"{link}."
+    if "machine" not in found:
+        return f"{link}: {commands(found['command'])}."
     origins = []
     for part in filter(None, (found, found.get("curves"))):
         joined = commands(part["command"].replace(f" --json benchmarks/results/{name}.json", ""))

@@ -5,7 +5,7 @@ samples from that probability. `before` divides the number of samples by the obs
 independent if there is none (all solved, none solved, one task); `tasks_as_trials` counts each task as one trial; `now`
 is `share_interval`.
 
-    python benchmarks/robustness/interval_coverage.py --output benchmarks/results/interval_coverage.json
+    python -m benchmarks.robustness.interval_coverage
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.provenance import provenance
 from mrlm_pl.evaluation.intervals import share_interval, wilson_interval
 
 SHARES = (0.5, 0.8, 0.95, 0.97, 0.99)
@@ -90,7 +91,7 @@ def main() -> None:
     summary = {
         name: {
             "least coverage": min(row[name]["coverage"] for row in rows),
-            "least coverage with 20 tasks or more": min(row[name]["coverage"] for row in rows if row["tasks"] >= 20),
+            "least coverage of 20 tasks or more": min(row[name]["coverage"] for row in rows if row["tasks"] >= 20),
             "below .93": sum(row[name]["coverage"] < 0.93 for row in rows),
             "settings": len(rows),
         }
@@ -98,7 +99,8 @@ def main() -> None:
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
-    text = f'{{"rounds": {options.rounds}, "summary": {json.dumps(summary)},\n"rows": [\n{lines}\n]}}\n'
+    head = json.dumps({**provenance(), "rounds": options.rounds, "summary": summary}).removesuffix("}")
+    text = f'{head},\n"rows": [\n{lines}\n]}}\n'
     options.output.write_text(text, encoding="utf-8")
     print(json.dumps(summary, indent=1))
 

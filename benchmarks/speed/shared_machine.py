@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from provenance import provenance
 from random_models import SIZES, make_model
 
 SETTINGS: dict[str, dict[str, str]] = {
@@ -76,7 +77,8 @@ def main() -> None:
         }
         for setting in SETTINGS
     }
-    text = json.dumps({"size": options.size, "rounds": options.rounds, "settings": summary}, indent=2)
+    found = {**provenance(), "size": options.size, "rounds": options.rounds, "settings": summary}
+    text = json.dumps(found, indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")

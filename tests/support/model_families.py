@@ -341,4 +341,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     result = table(sys.argv[2:] or list(families()))
     lines = [f" {json.dumps(kind)}: {{\n" + ",\n".join(_lines(rows)) + "\n }" for kind, rows in result.items()]
-    Path(sys.argv[1]).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    command = json.dumps(" ".join(["python -m tests.support.model_families", *sys.argv[1:]]))
+    Path(sys.argv[1]).write_text("{\n" + ",\n".join([f' "command": {command}', *lines]) + "\n}\n")

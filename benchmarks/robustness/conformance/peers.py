@@ -21,6 +21,8 @@ import torch
 import vectors as v
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_peers.json"
+SCRIPT = "benchmarks/robustness/conformance/peers.py"
+COMMAND = f".venv-peers/bin/python {SCRIPT} && .venv-peers-multi/bin/python {SCRIPT}"
 MASK = torch.arange(5)[None] < torch.tensor(v.LENGTHS)[:, None]
 
 
@@ -374,4 +376,4 @@ if __name__ == "__main__":
         values.update({peer: value() for peer, value in peers.items() if peer in here})
         print(name, values)
     record["versions"] |= here
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"command": COMMAND, **record}, indent=1) + "\n")
