@@ -1,9 +1,9 @@
-"""Values by key, and in parts of limited size."""
+"""Values by key, in parts of limited size, and the common beginning of two sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -69,3 +69,15 @@ def in_parts(values: Iterable[V], size: Callable[[V], int], most: int, largest: 
         total += own
     if part:
         yield part
+
+
+def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the number of equal items, such as tokens, at the start of both.
+
+    >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
+    2
+    """
+    length = min(len(first), len(second))
+    if tuple(first[:length]) == tuple(second[:length]):
+        return length
+    return next(n for n in range(length) if first[n] != second[n])

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.answers.records import read_records
-from mrlm_pl.engines.local.generation import common_prefix
 from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
+from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
 
 DEMONSTRATOR = "demonstrator"

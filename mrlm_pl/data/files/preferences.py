@@ -11,9 +11,9 @@ from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.base import DataSplit
 from mrlm_pl.data.files.chat_rows import chat_rows, messages_fault, messages_of, played_rows, scored_row, text_row
 from mrlm_pl.data.files.references import ReferencedDataModule
-from mrlm_pl.engines.local.generation import common_prefix
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
+from mrlm_pl.grouping import common_prefix
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.credit.pairs import RowPair, best_and_worst, row_tables

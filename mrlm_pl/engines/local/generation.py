@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mrlm_pl.engines.base import FinishReason, SampleRequest
 from mrlm_pl.engines.local.sampling import Sampler
-from mrlm_pl.grouping import grouped
+from mrlm_pl.grouping import common_prefix, grouped
 from mrlm_pl.policy.forward.devices import on_device
 
 _COMPACT_BELOW = 0.85
@@ -187,18 +187,6 @@ class Backend(ABC):
         The rows are in the order of the contexts: first ``contexts[0].rows`` rows, and so on; the contexts of a policy
         are side by side. ``reserve`` is the largest number of further tokens of a row.
         """
-
-
-def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return the number of equal items, such as tokens, at the start of both.
-
-    >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
-    2
-    """
-    length = min(len(first), len(second))
-    if tuple(first[:length]) == tuple(second[:length]):
-        return length
-    return next(n for n in range(length) if first[n] != second[n])
 
 
 class SessionCache:
