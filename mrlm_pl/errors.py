@@ -164,7 +164,7 @@ def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
     names = {item: item.name.partition(".")[0] or item.name for item in beside if item.is_dir() == folders}
     near = nearest(path.name.partition(".")[0] or path.name, names.values())
     found = {item.name: item for item, name in names.items() if name == near}
-    return found[difflib.get_close_matches(path.name, found, n=1, cutoff=0)[0]] if found else None
+    return next((found[name] for name in difflib.get_close_matches(path.name, found, n=1)), None)
 
 
 def place(method: Any) -> str:

@@ -77,7 +77,7 @@ def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
         mrlm_pl.evaluate(model_folder, "mth")
     with pytest.raises(ConfigurationError, match="records none, as a model or a script's run; give it as"):
         mrlm_pl.evaluate(model_folder)
-    with pytest.raises(ConfigurationError, match="environment missing: 'nothing' is no run folder; give it as"):
+    with pytest.raises(ConfigurationError, match="there is no run folder 'nothing' that has one; give it as"):
         mrlm_pl.replay("nothing")
     two = {"first": mrlm_pl.Policy(str(model_folder)), "second": mrlm_pl.Policy(str(model_folder))}
     with pytest.raises(ConfigurationError, match="agent 'row' has no seat among the policies"):

@@ -34,10 +34,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = environment_parser("check-env", "Check that an environment keeps the contract.", required=False)
     parser.usage = (
-        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--model RUN] [--config FILE] "
+        "mrlm check-env ENVIRONMENT [--environment.ARGUMENT VALUE ...] [--model RUN_OR_FILE] [--config FILE] "
         "[--level semantic] [--data FILE] [--output FILE]"
     )
-    parser.add_argument("--model", type=str | None, help="Run whose environment is checked, with its arguments.")
+    text = "Run, or a run's configuration file, whose environment is checked."
+    parser.add_argument("--model", type=str | None, help=text)
     parser.add_argument(
         "--level", type=Level, default="contract", help="contract, or semantic: also its rewards and observations."
     )

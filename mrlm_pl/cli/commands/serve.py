@@ -259,7 +259,11 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
             raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
         parser = environment_parser("serve", "")
-        config = parser.read(["--environment", arguments], {"environment": Environment})
+        try:
+            config = parser.read(["--environment", arguments], {"environment": Environment})
+        except ConfigurationError as error:
+            fault = re.sub(r"^environment(\.|: )|; give it as `--environment\..*", "", str(error))
+            raise ConfigurationError(f"settings of {cls.name!r}, in the file of --settings: {fault}") from error
         return parser.instantiate(config).environment
 
     return make

@@ -89,6 +89,11 @@ def read_with_run(
     check_files(words)
     config, _ = merged(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
+    if isinstance(model, dict) or isinstance(config.get("data"), dict):
+        other = "" if weights else ", or its configuration by `--model FILE`"
+        raise ConfigurationError(
+            f"config: `model` and `data` are settings of a run; name the run by `--model RUN`{other}"
+        )
     named = named.get(CLASS) if isinstance(named, dict) else named
     helped = any(word == "-h" or word.partition("=")[0].endswith("help") for word in words)
     if model is None and without is not None and not helped:

@@ -151,8 +151,9 @@ class RecordedRun:
         if found and named is None:
             found[0].check_unnamed(model)
         if not found and named is None:
-            why = "records none, as a model or a script's run" if Path(model).is_dir() else "is no run folder"
-            raise ConfigurationError(f"environment missing: {model!r} {why}; give it as `--environment NAME`")
+            why = f"{model!r} records none, as a model or a script's run"
+            why = why if Path(model).exists() else f"there is no run folder {model!r} that has one"
+            raise ConfigurationError(f"environment missing: {why}; give it as `--environment NAME`")
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
             tell(
@@ -194,7 +195,8 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
 
     Args:
         name: of the folder or model.
-        weights: False is enough with a run that has not exported its policies; they are then the untrained ones.
+        weights: False is enough with a run that has not exported its policies; they are then the untrained ones. The
+            name may then also be that of a run's configuration file.
 
     Raises:
         ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
@@ -203,7 +205,8 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
     if missing := missing_folder(name):
         raise ConfigurationError(missing)
     folder = Path(name)
-    if (folder / "config.json").is_file() or not folder.is_dir():
+    written = not weights and folder.is_file()
+    if (folder / "config.json").is_file() or not (folder.is_dir() or written):
         return RecordedRun({SINGLE: {"model": name}})
     exported = exported_policies(folder)
     if not exported and (weights or latest_configuration(folder) is None):
@@ -243,6 +246,8 @@ def _precision(folder: Path) -> str:
 def latest_configuration(folder: Path) -> Path | None:
     """Return ``config.yaml`` of a run folder, or of a continued run the last ``config-N.yaml``; None without one.
 
+    A file is returned as it is.
+
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name in ("config.yaml", "config-2.yaml", "config-10.yaml"):
@@ -250,6 +255,8 @@ def latest_configuration(folder: Path) -> Path | None:
     >>> latest_configuration(folder).name
     'config-10.yaml'
     """
+    if folder.is_file():
+        return folder
     matches = [(_CONFIGURATION_FILE.fullmatch(path.name), path) for path in folder.iterdir()]
     numbered = [(int(match.group(1) or 1), path) for match, path in matches if match]
     return max(numbered)[1] if numbered else None
@@ -264,16 +271,19 @@ def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def recorded_configuration(folder: Path) -> Mapping[str, Any]:
-    """Return the latest configuration of a run; empty without one.
+    """Return the latest configuration of a run, or that of a file; empty without one.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: it cannot be read, or is none.
     """
-    path = latest_configuration(folder) if folder.is_dir() else None
+    path = latest_configuration(folder) if folder.exists() else None
     try:
-        return (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
-    except (OSError, yaml.YAMLError) as error:
+        found = (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if path else None) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run, which has `data` and `model`")
+    return found
 
 
 def recorded_iterations(folder: Path) -> int:

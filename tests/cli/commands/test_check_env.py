@@ -174,3 +174,12 @@ def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatc
         assert mrlm("check-env", *words, "--model", "run")[0] == 0
     assert seen == [[3, 7], [3, 7], [4, 5]]
     assert "there is no folder './rum'; did you mean 'run'?" in mrlm("check-env", "--model", "./rum")[2]
+    assert mrlm("check-env", "--model", "run/config.yaml")[0] == 0
+    assert seen[3:] == [[3, 7]]
+    (tmp_path / "rows.csv").write_text("question,answer\n")
+    for words, message in (
+        (("--config", "run/config.yaml"), "or its configuration by `--model FILE`"),
+        (("--model", "rows.csv"), "model: 'rows.csv' is no configuration of a run"),
+    ):
+        status, out, err = mrlm("check-env", *words)
+        assert (status, out, message in err) == (2, "", True), err

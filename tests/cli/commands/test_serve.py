@@ -201,7 +201,11 @@ def test_a_mistake_in_the_settings_is_told_at_the_start(mrlm, tmp_path):
     path.write_text("math: {difficulti: [1, 1]}")
     status, _, err = mrlm("serve", "--settings", str(path))
     assert status == 2
-    assert "difficulti" in err
+    fault = "MathEnvironment has no 'difficulti'; did you mean 'difficulty'?"
+    assert f"error: settings of 'math', in the file of --settings: difficulti: {fault}" in err
+    status, _, err = mrlm("serve", "--environments", "question")
+    needs = "settings of 'question', in the file of --settings: QuestionEnvironment needs data, rewards\n"
+    assert (status, err) == (2, f"mrlm: error: {needs}")
 
 
 def test_a_port_that_is_taken(mrlm):
