@@ -159,12 +159,16 @@ def meant(name: str, known: Iterable[str], rest: str) -> str:
 
 
 def nearest_path(path: Path, *, folders: bool = False) -> Path | None:
-    """Return the file or folder next to a missing ``path`` with the nearest name, whatever its suffix, or None."""
+    """Return the file or folder next to a missing ``path`` with the nearest name, or None; files by their stems."""
+
+    def stem(name: str) -> str:
+        return name if folders else name.partition(".")[0] or name
+
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    names = {item: item.name.partition(".")[0] or item.name for item in beside if item.is_dir() == folders}
-    near = nearest(path.name.partition(".")[0] or path.name, names.values())
-    found = {item.name: item for item, name in names.items() if name == near}
-    return next((found[name] for name in difflib.get_close_matches(path.name, found, n=1)), None)
+    names = {item.name: stem(item.name) for item in beside if item.is_dir() == folders}
+    near = nearest(stem(path.name), names.values())
+    found = [name for name, own in names.items() if own == near]
+    return path.parent / difflib.get_close_matches(path.name, found, n=1, cutoff=0)[0] if found else None
 
 
 def place(method: Any) -> str:

@@ -29,4 +29,10 @@ def test_a_path_has_the_nearest_of_its_kind(tmp_path: Path) -> None:
     assert nearest_path(tmp_path / "quickstat") == tmp_path / "quickstat.json"
     assert nearest_path(tmp_path / "quickstart.jsn") == tmp_path / "quickstat.json"
     assert nearest_path(tmp_path / "missing.json") is None, "an equal suffix alone is no likeness"
+    for name in ("math.jsonl.zst", "TRAIN.JSONL"):
+        (tmp_path / name).touch()
+    assert nearest_path(tmp_path / "math") == tmp_path / "math.jsonl.zst"
+    assert nearest_path(tmp_path / "train.jsonl") == tmp_path / "TRAIN.JSONL"
+    (tmp_path / "qwen2.5-grpo").mkdir()
+    assert nearest_path(tmp_path / "qwen3-grpo", folders=True) == tmp_path / "qwen2.5-grpo"
     assert nearest_path(tmp_path / "absent" / "quickstat") is None

@@ -21,7 +21,7 @@ from mrlm_pl.errors import ConfigurationError, RolloutError, StorageError, tell,
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
-from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, sampling_from
+from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, generation_precision, sampling_from
 from mrlm_pl.settings import at_least
 
 CHUNK = 64
@@ -88,7 +88,7 @@ def collect(
     each = samples_per_task * len(distinct)
     specs = seated.specs(num_episodes, split, seed, each)
     planned = [(spec, distinct[number % each // samples_per_task]) for number, spec in enumerate(specs)]
-    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device, precision)
+    numbers = (num_episodes, samples_per_task, split, seed, filter_reward, max_turns, device, *_half(seated, device))
     made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
     file = CollectionFile(output, [*made_by, arguments, asdict(sampling), distinct, *numbers])
@@ -154,7 +154,7 @@ def serve_gateway(
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
     sampling = sampling or sampling_from(seated.run.sampling, {})
-    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, precision)
+    numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, *_half(seated, device))
     made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
     file = CollectionFile(Path(output), [*made_by, asdict(sampling), *numbers])
     with gateway.kept(), seated.player(sampling, max_turns, device) as player:
@@ -257,6 +257,12 @@ class CollectionFile:
     def finish(self) -> None:
         """Mark the file as complete."""
         self._note.unlink(missing_ok=True)
+
+
+def _half(seated: SeatedModel, device: str) -> tuple[str, ...]:
+    """Return the precision of generation, if it is not single."""
+    precision = generation_precision(seated.run, seated.precision, device)
+    return () if precision == "32-true" else (precision,)
 
 
 def _distinct(temperatures: Sequence[float], num_episodes: int, samples_per_task: int) -> list[float | None]:

@@ -81,8 +81,17 @@ def silence_noise() -> None:
         logging.getLogger(name).addFilter(_is_no_noise)
 
 
-def _warning_text(usual: Callable[..., str], message: Warning | str, *given: Any) -> str:
-    return f"mrlm: warning: {message}\n" if Path(given[1]).is_relative_to(_PACKAGE) else usual(message, *given)
+def _warning_text(
+    usual: Callable[..., str],
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    if Path(filename).is_relative_to(_PACKAGE):
+        return f"mrlm: warning: {message}\n"
+    return usual(message, category, filename, lineno, line)
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -24,6 +24,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SINGLE, RecordedRun, read_run
+from mrlm_pl.settings import one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -66,6 +67,7 @@ class SeatedModel:
         weights: bool = True,
         precision: Precision | None = None,
     ) -> None:
+        one_of(get_args(Precision), precision=precision)
         self.precision = precision
         self.label, run = _named(model, weights)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
@@ -181,7 +183,7 @@ class SeatedModel:
             held |= self.policies()
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
-            return summarize(
+            report = summarize(
                 player.play_blocking(specs),
                 environment=self.name,
                 model=self.label,
@@ -191,15 +193,19 @@ class SeatedModel:
                 majority=self.environment.majority if len(self.environment.agents) == 1 else None,
                 bounds=self.environment.bounds,
             )
+        return replace(report, precision=generation_precision(self.run, self.precision, device))
 
     @contextmanager
-    def player(self, sampling: Sampling, max_turns: int | None, device: str) -> Iterator[EpisodePlayer]:
+    def player(
+        self, sampling: Sampling, max_turns: int | None, device: str, *, warn: bool = True
+    ) -> Iterator[EpisodePlayer]:
         """Yield a player of the environment with the policies in their seats; close both at the end.
 
         Args:
             sampling: how turns are sampled.
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
+            warn: of turns that are longer than a policy's context window.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device
@@ -211,13 +217,13 @@ class SeatedModel:
         self._warn_of_idle(playing)
         with ExitStack() as stack:
             stack.callback(self.environment.close)
-            half = "bf16" in self.run.precision and computes_bf16(usable_device(device))
-            half = half if self.precision is None else self.precision == "bf16-mixed"
-            engine: Engine = InProcessEngine(torch.bfloat16 if half else None)
+            half = generation_precision(self.run, self.precision, device) == "bf16-mixed"
+            single = None if self.precision is None else torch.float32  # else the dtype of weights in memory
+            engine: Engine = InProcessEngine(torch.bfloat16 if half else single)
             stack.callback(engine.close)
             policies = {name: loaded_policy(self.run.policies[name], device, name) for name in sorted(playing)}
-            windows = {name: policy.context_window for name, policy in policies.items()}
-            sampling.warn_of_windows(windows, "sampling")
+            if warn:
+                sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
             for name, policy in policies.items():
                 if policy.served_by is None:
                     stack.callback(policy.network.train, policy.network.training)
@@ -253,6 +259,15 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
         return str(model), read_run(str(model), weights=weights)
     run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
     return ", ".join(str(policy.name_or_path) for policy in run.policies.values()), run
+
+
+def generation_precision(run: RecordedRun, given: Precision | None, device: str) -> Precision:
+    """Return the precision of generation: the given one, else that of the run's training.
+
+    A run in half precision plays in bf16 if it trained so and the device computes it, else in float32.
+    """
+    half = given is None and "bf16" in run.precision and computes_bf16(usable_device(device))
+    return "bf16-mixed" if half else given or "32-true"
 
 
 def sampling_from(run_sampling: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
@@ -391,14 +406,20 @@ def arena(
     sampling = sampling or sampling_from(first.run.validation_sampling, {})
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
     policies = {name: loaded_policy(policy, device) for name, policy in given.items()}
+    own = {
+        name: sampling.policies[policy]
+        for (player, agent), name in named.items()
+        if (policy := runs[player].policy_of(agent)) in sampling.policies
+    }
+    windows = {name: policy.context_window for name, policy in policies.items()}
+    replace(sampling, policies=own).warn_of_windows(windows, "sampling")
     played = []
     for seating in itertools.product(models, repeat=len(agents)):
         seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
         table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name, True, precision)
         table.run = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
-        of_policy = {seats[agent]: runs[player].policy_of(agent) for agent, player in zip(agents, seating, strict=True)}
-        own = {name: sampling.policies[policy] for name, policy in of_policy.items() if policy in sampling.policies}
-        with table.player(replace(sampling, policies=own), max_turns, device) as player:
+        seated = replace(sampling, policies={name: own[name] for name in seats.values() if name in own})
+        with table.player(seated, max_turns, device, warn=False) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
     first.environment.close()
     return arena_report(list(models), played, environment=first.name, split=split, seed=seed)

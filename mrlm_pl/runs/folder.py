@@ -19,7 +19,7 @@ from torch import distributed
 
 from mrlm_pl.durable_files import former_of
 from mrlm_pl.errors import ConfigurationError, tell, writing
-from mrlm_pl.runs.state import LOCK, PRECISION, STATE, in_training, in_use, state_in
+from mrlm_pl.runs.state import LOCK, STATE, in_training, in_use, state_in
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 
 RUN_VARIABLE = "MRLM_RUN_FOLDER"
@@ -28,6 +28,9 @@ RUN_VARIABLE = "MRLM_RUN_FOLDER"
 TENSORBOARD = "tensorboard"
 RUN_ENTRIES = ("config.yaml", "checkpoints", "episodes", "tokens", "metrics.csv", "policies", TENSORBOARD)
 """Files and folders of a run; a folder that has one of these holds a run."""
+
+PRECISION = "precision.json"
+"""The precision that a run has chosen, with its measurement."""
 
 LAST_CHECKPOINT = Path("checkpoints") / "last.ckpt"
 _AGREEMENT_DEADLINE = timedelta(seconds=120)

@@ -21,8 +21,6 @@ from mrlm_pl.errors import ConfigurationError, writing
 
 STATE = "state.json"
 LOCK = ".lock"
-PRECISION = "precision.json"
-"""The precision that a run has chosen, with its measurement."""
 LIBRARIES = ("mrlm", "torch", "transformers", "lightning")
 STOPPED = "stopped without an end"
 SIGN_SECONDS = 10.0
@@ -54,10 +52,16 @@ class Training:
             raise in_use(folder)
         self._ended = threading.Event()
         self._signs: threading.Thread | None = None
+        self._precision = ""
 
-    def begin(self) -> None:
-        """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on."""
-        record = running()
+    def begin(self, precision: str) -> None:
+        """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on.
+
+        Args:
+            precision: of the training, as Lightning names it.
+        """
+        self._precision = precision
+        record = {**running(), "precision": precision}
 
         def sign() -> None:
             while not self._ended.wait(SIGN_SECONDS):
@@ -72,7 +76,7 @@ class Training:
         if self._signs is not None:
             self._ended.set()
             self._signs.join()
-            write_state(self._folder, {"state": state, "reason": reason})
+            write_state(self._folder, {"state": state, "reason": reason, "precision": self._precision})
 
     def release(self) -> None:
         """Release the lock, which forked processes have too."""
@@ -133,6 +137,14 @@ def state_in(folder: Path) -> tuple[str, str]:
     """Return the state that a run has written to its folder; see :func:`state_of`."""
     path = folder / STATE
     return state_of(path.read_text(encoding="utf-8") if path.is_file() else "")
+
+
+def precision_in(folder: Path) -> str:
+    """Return the precision of a run's training, as Lightning names it; ``32-true`` where the run has not written it."""
+    try:
+        return str(json.loads((folder / STATE).read_text(encoding="utf-8"))["precision"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "32-true"
 
 
 def state_of(text: str) -> tuple[str, str]:

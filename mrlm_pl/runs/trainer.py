@@ -42,6 +42,7 @@ from mrlm_pl.runs.console import (
 )
 from mrlm_pl.runs.folder import (
     LAST_CHECKPOINT,
+    PRECISION,
     FolderRequest,
     RunFolder,
     agree_on_run_folder,
@@ -54,7 +55,7 @@ from mrlm_pl.runs.folder import (
 from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 from mrlm_pl.runs.model_card import write_cards
-from mrlm_pl.runs.state import PRECISION, Training
+from mrlm_pl.runs.state import Training
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.precision import faster, product_seconds, set_precision
 from mrlm_pl.trainer.termination import EndTogether
@@ -359,7 +360,7 @@ class Trainer(pl.Trainer):
             if on_run_folder := getattr(callback, "on_run_folder", None):
                 on_run_folder(self, stage, folder)
         if training is not None:
-            training.begin()
+            training.begin(self.precision)
         for callback in self._without_folder:
             callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
         if self._own_loggers:

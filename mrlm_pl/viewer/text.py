@@ -58,7 +58,9 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
 
 
 def print_episodes(run: Run, console: Console, iteration: int | None = None) -> None:
-    """Print a line for each of the first episodes, below state and rewards' course, or for all of an iteration.
+    """Print a line for each of the first episodes, or for all of an iteration.
+
+    Above them stand the state and, without an iteration, the course of the rewards or of the loss.
 
     Columns that are empty in all lines are left out; those of an evaluation end with the reply.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from mrlm_pl.learner.optimization import Optimization
 
@@ -30,3 +31,10 @@ def test_a_run_without_an_update_at_the_full_learning_rate_is_a_warning(caplog: 
         assert (max(rates) < 1e-3) == warns
         assert ("warmup_steps is 4 and the run has 4 updates" in caplog.text) == warns
         caplog.clear()
+
+
+def test_one_rank_warns_of_the_warm_up(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": 1e-3}]
+    Optimization(schedule="constant_with_warmup", warmup_steps=4).configured(groups, False, lambda: 4)
+    assert not caplog.messages

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
-from mrlm_environments import CoordinationGame, MathEnvironment
+from mrlm_environments import CoordinationGame, HarnessEnvironment, MathEnvironment
 
 import mrlm_pl
+from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.runs.collection import serve_gateway
 
 SHORT: dict[str, Any] = {"num_episodes": 6, "sampling": mrlm_pl.Sampling(max_tokens=4), "device": "cpu"}
 
@@ -55,8 +58,7 @@ def test_turns_are_generated_in_the_precision_of_the_run_where_the_machine_has_i
     run = tmp_path / "run"
     (run / "policies").mkdir(parents=True)
     (run / "policies/main").symlink_to(model_folder)
-    (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"precision": "auto"}}))
-    (run / "precision.json").write_text('{"precision": "bf16-mixed"}')
+    (run / "state.json").write_text('{"state": "finished", "precision": "bf16-mixed"}')
     files = (tmp_path / f"{number}.jsonl" for number in itertools.count())
 
     def logprobs(model: Path, **options: Any) -> list[tuple[float, ...]]:
@@ -70,14 +72,71 @@ def test_turns_are_generated_in_the_precision_of_the_run_where_the_machine_has_i
         assert logprobs(run) == expected
         assert logprobs(run, precision="32-true") == full
         assert logprobs(run, precision="bf16-mixed") == half
+        assert mrlm_pl.evaluate(run, "math", **SHORT).precision == ("bf16-mixed" if has else "32-true")
+    assert mrlm_pl.evaluate(run, "math", precision="bf16-mixed", **SHORT).precision == "bf16-mixed"
+    with pytest.raises(ConfigurationError, match="precision is 'bf16'; "):
+        mrlm_pl.evaluate(run, "math", precision="bf16", **SHORT)  # type: ignore[arg-type]
+    (run / "state.json").write_text("{")
+    assert logprobs(run) == full
+
+
+def test_weights_in_memory_keep_their_dtype_unless_a_precision_is_given(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, dtypes = mrlm_pl.Policy(str(model_folder)), []
+    policy.load()
+    policy.network.to(torch.bfloat16)
+
+    def engine(dtype: Any) -> InProcessEngine:
+        dtypes.append(dtype)
+        return InProcessEngine(dtype)
+
+    monkeypatch.setattr("mrlm_pl.runs.evaluation.InProcessEngine", engine)
+    for precision in (None, "bf16-mixed", "32-true"):
+        assert mrlm_pl.evaluate(policy, "math", precision=precision, **SHORT).failed == 0
+    assert dtypes == [None, torch.bfloat16, torch.float32]
+
+
+def test_a_precision_reaches_the_gateway_and_the_arena(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def engine(dtype: Any) -> Any:
+        given.append(dtype)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mrlm_pl.runs.evaluation.InProcessEngine", engine)
+    model: Any = str(model_folder)
+    for play in (
+        lambda: mrlm_pl.runs.arena({"A": model, "B": model}, "coordination", precision="bf16-mixed", device="cpu"),
+        lambda: serve_gateway(
+            model, HarnessEnvironment({"train": [{}]}), output="a.jsonl", listening=print, precision="bf16-mixed"
+        ),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            play()
+    assert given == [torch.bfloat16] * 2
+
+
+def test_turns_beyond_the_context_window_are_told_once(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mrlm_pl.Policy, "context_window", 4)
+    mrlm_pl.evaluate(model_folder, "math", **SHORT)
+    mrlm_pl.runs.arena({"A": str(model_folder), "B": str(model_folder)}, "coordination", **SHORT)
+    told = [record.args for record in caplog.records if "context window of policy" in record.getMessage()]
+    assert told == [("sampling", 4, name, 4) for name in ("main", "A.main", "B.main")]
 
 
 def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no environment 'mth'; did you mean 'math'"):
         mrlm_pl.evaluate(model_folder, "mth")
-    with pytest.raises(ConfigurationError, match="records none, as a model or a script's run; give it as"):
+    with pytest.raises(
+        ConfigurationError, match="has none: it is a model, a script's run or a run on files; give it as"
+    ):
         mrlm_pl.evaluate(model_folder)
-    with pytest.raises(ConfigurationError, match="there is no run folder 'nothing' that has one; give it as"):
+    with pytest.raises(
+        ConfigurationError, match="'nothing' has none: it is a model, or no run folder here; give it as"
+    ):
         mrlm_pl.replay("nothing")
     two = {"first": mrlm_pl.Policy(str(model_folder)), "second": mrlm_pl.Policy(str(model_folder))}
     with pytest.raises(ConfigurationError, match="agent 'row' has no seat among the policies"):
@@ -107,7 +166,9 @@ def test_episodes_are_collected_and_half_a_file_continues(model_folder: Path, mo
     monkeypatch.setattr(type(file), "add", add)
     with pytest.raises(ConfigurationError, match="is half of a collection with other options"):
         mrlm_pl.collect(policy, "math", output="half.jsonl", **{**SHORT, "num_episodes": 8})
-    assert mrlm_pl.collect(policy, "math", output="half.jsonl", **SHORT).kept == 6
+    with pytest.raises(ConfigurationError, match="is half of a collection with other options"):
+        mrlm_pl.collect(policy, "math", output="half.jsonl", precision="bf16-mixed", **SHORT)
+    assert mrlm_pl.collect(policy, "math", output="half.jsonl", precision="32-true", **SHORT).kept == 6
     texts = [
         [row.messages for episode in mrlm_pl.read_episodes(name) for row in episode.rows()]
         for name in ("whole.jsonl", "half.jsonl")

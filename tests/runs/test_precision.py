@@ -19,6 +19,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import Trainer
 from mrlm_pl.runs import trainer as trainer_module
+from mrlm_pl.runs.records.run import read_run
 from mrlm_pl.trainer.precision import product_seconds
 
 
@@ -148,6 +149,7 @@ def test_a_measurement_chooses_the_precision(
     autocast = isinstance(trainer.precision_plugin, MixedPrecision)
     assert autocast == (chosen == "bf16-mixed")
     assert f"precision {chosen}: matrix products of" in capsys.readouterr().err
+    assert read_run(str(tmp_path / "run")).precision == chosen, "a script's run has no configuration"
     recorded = json.loads((tmp_path / "run" / "precision.json").read_text())
     assert recorded == {"precision": chosen, "milliseconds": {"32-true": 10.0, "bf16-mixed": 1000 * mixed}}
 

@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     data = dict(option_values(words)).get("--data")
     if data is not None:
         words += ["--environment.data", json.dumps({SPLIT: data})]
-    options = parser.instantiate(read_with_run(parser, words, weights=False).config)
+    options = parser.instantiate(read_with_run(parser, words, weights=False, files=True).config)
     if options.environment is None:
         raise ConfigurationError("environment missing: name it, as in `mrlm check-env math`; `mrlm info` lists them")
     output = output_file(options.output)

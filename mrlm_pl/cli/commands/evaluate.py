@@ -61,6 +61,8 @@ def report_run(arguments: Sequence[str]) -> int:
         served_by=options.served_by,
         **{key: options[key] for key in PLAYED},
     )
+    if other is not None and (theirs := other.get("precision", "32-true") or report.precision) != report.precision:
+        tell(f"warning: {options.compare} was generated in {theirs}, and this evaluation in {report.precision}")
     settings = read.environment_settings()
     written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "code": code}
     comparisons: dict[str, Comparison] = {}
@@ -192,7 +194,7 @@ def playing_parser(command: str, text: str, *, episodes: int, split: str, source
     text = argparse.SUPPRESS if players else "Policy of each agent; a run has its own."
     parser.add_argument("--seats", type=dict[str, str], default={}, help=text)
     parser.add_argument("--device", type=str, default="auto", help="cpu, cuda:0, ...; auto prefers an accelerator.")
-    text = "Of generation; default is that of the run's training, else 32-true."
+    text = "Of generation; default is that of the run's training where this machine computes bf16, else 32-true."
     parser.add_argument("--precision", type=Precision | None, help=text)
     total = "Episodes of each seating." if players else "Episodes in all."
     parser.add_argument("-n", "--num_episodes", type=PositiveInt, default=episodes, help=total)

@@ -30,7 +30,7 @@ from mrlm_pl.evaluation.report import check_samples
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs.evaluation import MAX_TURNS, SeatedModel
+from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, generation_precision
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import RecordedRun, read_run
@@ -77,6 +77,12 @@ class Cell:
     column: Column
     file: Path | None
 
+    @property
+    def precision(self) -> Precision:
+        """The precision of generation."""
+        options = self.column.options
+        return generation_precision(self.run, options.precision, options.device)
+
     def score(self, held: dict[str, Policy], weights: Mapping[str, Any]) -> Score:
         """Return the score: of the file if it was finished with the same options, else of episodes played now.
 
@@ -102,12 +108,13 @@ class Cell:
         asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
         asked |= {
             "served_by": options.served_by,
-            "precision": options.precision,
             "sampling": asdict(sampling),
             "model": self.model,
             "policies": run.policies,
             "weights": weights,
         }
+        if (precision := self.precision) != "32-true":
+            asked["precision"] = precision
         asked = json.loads(json.dumps(asked, default=str))
         if self.file is not None and (kept := _finished(self.file, asked)):
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
@@ -233,6 +240,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
     for column in columns:
         print(f"{column.name}: {shown_settings(column.config)}")
+    precisions = {cell.model: cell.precision for cell in cells}
+    if len(set(precisions.values())) > 1:
+        print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))
     if written is not None:
         print(written)
     failed = [score for score in scores if score.error is not None]

@@ -263,7 +263,8 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
             config = parser.read(["--environment", arguments], {"environment": Environment})
         except ConfigurationError as error:
             fault = re.sub(r"^environment(\.|: )|; give it as `--environment\..*", "", str(error))
-            raise ConfigurationError(f"settings of {cls.name!r}, in the file of --settings: {fault}") from error
+            place = "" if overrides else ", in the file of --settings"
+            raise ConfigurationError(f"settings of {cls.name!r}{place}: {fault}") from error
         return parser.instantiate(config).environment
 
     return make

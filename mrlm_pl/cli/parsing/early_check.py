@@ -75,15 +75,16 @@ def check(arguments: Sequence[str]) -> None:
 def check_environment_names(arguments: Sequence[str]) -> None:
     """Refuse the misspelled name of an environment: the first word, or in ``--environment`` or ``--environments``.
 
-    A run has names of its own, so that the name beside ``--model RUN`` is left to the parser.
+    A run has names of its own, so that the name beside ``--model RUN_OR_FILE`` is left to the parser.
 
     Raises:
         ConfigurationError: the name, with the nearest.
     """
     pairs = option_values(arguments)
     first = [word for word in arguments[:1] if not word.startswith("-")]
-    models = [*first, *(value for option, value in pairs if option == "--model")]
-    if any(os.path.isdir(model) for model in models):  # `Path.is_dir` raises where a name is too long
+    models = [value for option, value in pairs if option == "--model"]
+    # `Path.exists` raises where a name is too long.
+    if any(map(os.path.isdir, first)) or any(map(os.path.exists, models)):
         return
     named = [
         *first,

@@ -69,7 +69,12 @@ def read(parser: CommandParser, arguments: Sequence[str]) -> Any:
 
 
 def read_with_run(
-    parser: CommandParser, arguments: Sequence[str], *, weights: bool = True, without: str | None = None
+    parser: CommandParser,
+    arguments: Sequence[str],
+    *,
+    weights: bool = True,
+    files: bool = False,
+    without: str | None = None,
 ) -> RunOptions:
     """Return the options; the default environment is that of the run that ``--model`` names, with its arguments.
 
@@ -79,6 +84,7 @@ def read_with_run(
         parser: of the command.
         arguments: the command line.
         weights: whether the run must have exported its policies.
+        files: whether ``--model`` may name a run's configuration file.
         without: the message where no run and no model is named; None is the parser's own.
 
     Raises:
@@ -90,7 +96,7 @@ def read_with_run(
     config, _ = merged(words, ("model", "environment"))
     model, named = config.get("model"), config.get("environment")
     if isinstance(model, dict) or isinstance(config.get("data"), dict):
-        other = "" if weights else ", or its configuration by `--model FILE`"
+        other = "" if not files else ", or its configuration by `--model FILE`"
         raise ConfigurationError(
             f"config: `model` and `data` are settings of a run; name the run by `--model RUN`{other}"
         )
@@ -100,7 +106,7 @@ def read_with_run(
         raise ConfigurationError(without)
     if model is None or "--help" in words or "-h" in words:
         return RunOptions(read(parser, words), RecordedRun({}))
-    run = read_run(model, weights=weights)
+    run = read_run(model, weights=weights, files=files)
     recorded = run.played(named, model)
     if recorded is not None:
         if recorded.name is not None and named == recorded.name:

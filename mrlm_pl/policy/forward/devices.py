@@ -77,7 +77,7 @@ def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions for bf16, which other CPUs emulate, many times slower than float32."""
+    """Return False for a CPU without instructions for bf16, which it emulates many times slower than float32."""
     return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

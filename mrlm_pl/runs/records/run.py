@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
 import os
 import pkgutil
 import re
@@ -29,7 +28,7 @@ from mrlm_pl.runs.plugins import (
     plugin_entry_points,
     plugin_functions,
 )
-from mrlm_pl.runs.state import PRECISION
+from mrlm_pl.runs.state import precision_in
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
@@ -86,7 +85,8 @@ class RecordedEnvironment:
         Raises:
             ConfigurationError: its configuration would run a program.
         """
-        if risk := self.risk(Path(model)):
+        folder = Path(model)
+        if risk := self.risk(folder if folder.is_dir() else folder.parent):
             raise ConfigurationError(
                 f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
                 f"`--environment {self.name or self.config['class_path']}`"
@@ -151,9 +151,14 @@ class RecordedRun:
         if found and named is None:
             found[0].check_unnamed(model)
         if not found and named is None:
-            why = f"{model!r} records none, as a model or a script's run"
-            why = why if Path(model).exists() else f"there is no run folder {model!r} that has one"
-            raise ConfigurationError(f"environment missing: {why}; give it as `--environment NAME`")
+            what = (
+                "a model, a script's run or a run on files"
+                if Path(model).exists()
+                else "a model, or no run folder here"
+            )
+            raise ConfigurationError(
+                f"environment missing: {model!r} has none: it is {what}; give it as `--environment NAME`"
+            )
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)
             tell(
@@ -190,13 +195,13 @@ class RecordedRun:
         return own.get("max_turns") or self.max_turns
 
 
-def read_run(name: str, *, weights: bool = True) -> RecordedRun:
+def read_run(name: str, *, weights: bool = True, files: bool = False) -> RecordedRun:
     """Return the run or model of a run folder, a model folder or a hub id; no weights are read.
 
     Args:
         name: of the folder or model.
-        weights: False is enough with a run that has not exported its policies; they are then the untrained ones. The
-            name may then also be that of a run's configuration file.
+        weights: False is enough with a run that has not exported its policies; they are then the untrained ones.
+        files: whether the name may be that of a run's configuration file, without weights.
 
     Raises:
         ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
@@ -205,8 +210,7 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
     if missing := missing_folder(name):
         raise ConfigurationError(missing)
     folder = Path(name)
-    written = not weights and folder.is_file()
-    if (folder / "config.json").is_file() or not (folder.is_dir() or written):
+    if (folder / "config.json").is_file() or not (folder.is_dir() or (files and folder.is_file())):
         return RecordedRun({SINGLE: {"model": name}})
     exported = exported_policies(folder)
     if not exported and (weights or latest_configuration(folder) is None):
@@ -230,17 +234,8 @@ def read_run(name: str, *, weights: bool = True) -> RecordedRun:
         environments=environments_of(data),
         max_turns=data.get("max_turns"),
         task_settings=data.get("task_settings") or {},
-        precision=_precision(folder),
+        precision=precision_in(folder),
     )
-
-
-def _precision(folder: Path) -> str:
-    """Return the precision of a run's training: that of its configuration, or the one that it has chosen by it."""
-    given = str((recorded_configuration(folder).get("trainer") or {}).get("precision") or RecordedRun.precision)
-    if given == "auto":
-        with suppress(FileNotFoundError):
-            return str(json.loads((folder / PRECISION).read_text(encoding="utf-8"))["precision"])
-    return given
 
 
 def latest_configuration(folder: Path) -> Path | None:
@@ -282,7 +277,7 @@ def recorded_configuration(folder: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"model: {str(path)!r} cannot be read as YAML: {error}") from error
     if not isinstance(found, Mapping):
-        raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run, which has `data` and `model`")
+        raise ConfigurationError(f"model: {str(path)!r} is no configuration of a run")
     return found
 
 
@@ -300,7 +295,8 @@ def recorded_iterations(folder: Path) -> int:
 def _settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the arguments of a run's algorithm and data module; empty without a configuration."""
     config = recorded_configuration(folder)
-    return {key: (config.get(key) or {}).get("init_args") or {} for key in ("model", "data")}
+    parts = {key: config.get(key) for key in ("model", "data")}
+    return {key: part.get("init_args") or {} if isinstance(part, Mapping) else {} for key, part in parts.items()}
 
 
 def _values(value: Any) -> Iterator[Any]:

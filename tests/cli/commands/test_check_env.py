@@ -177,9 +177,36 @@ def test_the_environment_of_a_run_is_checked_with_its_arguments(mrlm, monkeypatc
     assert mrlm("check-env", "--model", "run/config.yaml")[0] == 0
     assert seen[3:] == [[3, 7]]
     (tmp_path / "rows.csv").write_text("question,answer\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "eval.yaml").write_text("model: runs/x\nenvironment: math\n")
+    (tmp_path / "model.yaml").write_text("model: {class_path: GRPO}\n")
     for words, message in (
+        (("--config", "model.yaml"), "or its configuration by `--model FILE`"),
+        (("--model", "binary"), "model: 'binary' cannot be read as YAML"),
+        (("--model", "eval.yaml"), "environment missing: 'eval.yaml' has none"),
         (("--config", "run/config.yaml"), "or its configuration by `--model FILE`"),
         (("--model", "rows.csv"), "model: 'rows.csv' is no configuration of a run"),
     ):
         status, out, err = mrlm("check-env", *words)
         assert (status, out, message in err) == (2, "", True), err
+
+
+def test_an_environment_of_a_file_has_its_name_in_the_run_and_runs_no_program_unnamed(mrlm, tmp_path):
+    environments = [{"class_path": "ParrotEnvironment", "init_args": {"difficulty": [level]}} for level in (1, 2)]
+    several = {"environment": environments, "names": ["easy", "hard"]}
+    (tmp_path / "several.yaml").write_text(json.dumps({"data": {"init_args": several}}))
+    status, out, err = mrlm("check-env", "hard", "--model", "several.yaml")
+    assert (status, out.splitlines()[-1].partition(":")[0]) == (0, "parrot"), err
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "evil.py").write_text("raise AssertionError('it ran')\n")
+    evil = {"data": {"init_args": {"environment": {"class_path": "own/evil.py:Evil"}}}}
+    for place in ("own", "own/config.yaml"):
+        (tmp_path / "own" / "config.yaml").write_text(json.dumps(evil))
+        status, out, err = mrlm("check-env", "--model", place)
+        assert (status, out, "is a program in the run folder; if you trust it" in err) == (2, "", True), err
+
+
+def test_only_checks_read_a_configuration_file(mrlm, tmp_path):
+    (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
+    status, _, err = mrlm("replay", "episodes.jsonl")
+    assert (status, err.count("\n"), "'episodes.jsonl' has none" in err) == (2, 1, True), err

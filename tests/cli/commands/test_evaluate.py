@@ -656,3 +656,19 @@ def test_agents_and_policies_are_reported(mrlm, recorded):
     assert ["solver_2", "two"] in [line[:2] for line in lines]
     assert ["two", "solver_2"] in [line[:2] for line in lines]
     assert ["stop", "reasons", "turns", "4;", "0.0000", "truncated", "by", "a", "limit"] in lines
+
+
+def test_a_comparison_of_two_precisions_is_told(evaluate, mrlm, model_folder):
+    evaluate("--output", "full.json")
+    evaluate("--output", "half.json", "--precision", "bf16-mixed")
+    reports = {name: json.loads(Path(f"{name}.json").read_text()) for name in ("full", "half")}
+    assert {name: report["precision"] for name, report in reports.items()} == {"full": "32-true", "half": "bf16-mixed"}
+    del reports["full"]["precision"]
+    Path("former.json").write_text(json.dumps(reports["full"]))
+    options = ("--environment", "parrot", "--environment.difficulty", "[1]", "--max-tokens", "2")
+    for name, precision in (("full", "bf16-mixed"), ("former", "bf16-mixed"), ("half", "32-true")):
+        words = ("--model", str(model_folder), *options, "--precision", precision, "--compare", f"{name}.json")
+        other = {"bf16-mixed": "32-true", "32-true": "bf16-mixed"}[precision]
+        assert f"{name}.json was generated in {other}, and this evaluation in {precision}" in mrlm("eval", *words)[2]
+        same = (*words[:-4], "--precision", other, "--compare", f"{name}.json")
+        assert "was generated in" not in mrlm("eval", *same)[2]

@@ -191,6 +191,29 @@ def test_a_report_is_kept_only_for_the_same_model_with_the_same_weights_and_sett
     assert labels("run") == ["run"] * 2
 
 
+def test_a_report_is_kept_only_for_the_same_precision_and_a_table_of_several_names_each(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = counted(monkeypatch, evaluation.SeatedModel, "evaluated")
+
+    def words(*more: str) -> tuple[str, list[str]]:
+        played.clear()
+        options = ("--environment", "parrot", *SHORT, "--output", "out/table.json")
+        status, out, err = mrlm("eval", "--model", "run", "model", *options, *more)
+        assert status == 0, err
+        return out, [seated.label for seated in played]
+
+    assert words()[1] == ["run", "model"]
+    assert words("--precision", "32-true")[1] == [], "the same, and that of reports that do not name theirs"
+    assert words("--precision", "bf16-mixed")[1] == ["run", "model"]
+    assert {json.loads(file.read_text())["precision"] for file in Path("out/table").glob("*.json")} == {"bf16-mixed"}
+    monkeypatch.setattr(evaluation, "computes_bf16", lambda device: True)
+    Path("run/state.json").write_text('{"precision": "bf16-mixed"}')
+    out, labels = words()
+    assert labels == ["model"], "the run's own precision is the one that it was played in"
+    assert "generated in bf16-mixed (run), 32-true (model)\n" in out
+
+
 def test_a_cell_with_failed_episodes_is_played_again_and_one_without_tasks_is_named(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

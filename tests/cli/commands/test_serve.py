@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 from mrlm_pl.cli.commands import serve as command
 from mrlm_pl.cli.commands.serve import hosted_environments, read_settings, serve_parser
@@ -206,6 +207,19 @@ def test_a_mistake_in_the_settings_is_told_at_the_start(mrlm, tmp_path):
     status, _, err = mrlm("serve", "--environments", "question")
     needs = "settings of 'question', in the file of --settings: QuestionEnvironment needs data, rewards\n"
     assert (status, err) == (2, f"mrlm: error: {needs}")
+
+
+def test_policies_are_served_in_a_precision(mrlm, monkeypatch):
+    given = []
+
+    def engine(dtype):
+        given.append(dtype)
+        raise ConfigurationError("seen")
+
+    monkeypatch.setattr("mrlm_pl.engines.InProcessEngine", engine)
+    for words in ((), ("--policies_precision", "bf16-mixed")):
+        assert "seen" in mrlm("serve", "--policies", "{judge: builtin:tiny}", "--port", "0", *words)[2]
+    assert given == [None, torch.bfloat16]
 
 
 def test_a_port_that_is_taken(mrlm):
