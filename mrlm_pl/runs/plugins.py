@@ -240,15 +240,25 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
     """
     from jsonargparse import ArgumentParser
 
+    config = _importable(config)
     import_environment(str(config["class_path"]))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Environment, "environment", required=True)
     try:
-        return parser.instantiate(parser.parse_object({"environment": dict(config)})).environment
+        return parser.instantiate(parser.parse_object({"environment": config})).environment
     except (ArgumentError, ValueError) as error:  # the library hides the error of the class
         if isinstance(error.__cause__, MRLMError):
             raise error.__cause__ from error
         raise ConfigurationError(f"environment {config['class_path']}: {error}") from error
+
+
+def _importable(value: Any) -> Any:
+    """Return a configuration with the import path of each class and function in a file, ``FILE.py:NAME``."""
+    if isinstance(value, Mapping):
+        return {key: _importable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_importable(item) for item in value]
+    return dotted_path(value) if isinstance(value, str) and _IN_FILE.match(value) else value
 
 
 def class_path(cls: type) -> str:

@@ -264,7 +264,7 @@ class Trainer(pl.Trainer):
             print(run_summary(self.default_root_dir, played=played))
         elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"
-            print(f"mrlm: the episodes are in {episodes}; look at them with `mrlm view {episodes}`")
+            print(f"mrlm: the episodes are in {episodes}; look at them with `mrlm view {episodes.parent}`")
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
                 print(report_table(report, data.validation_sampling), end="\n\n")

@@ -192,7 +192,7 @@ def test_faults_of_a_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"2.*answer"):
         list(MathEnvironment(data=write(tmp_path / "d.jsonl", rows), bad_rows="stop").tasks("train"))
     with pytest.raises(DataError, match=r"d\.jsonl"):
-        MathEnvironment(data=str(tmp_path / "e.jsonl")).tasks("train")
+        MathEnvironment(data=str(tmp_path / "d.json")).tasks("train")
 
 
 @pytest.mark.parametrize(

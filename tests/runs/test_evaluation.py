@@ -16,6 +16,7 @@ from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.collection import serve_gateway
+from mrlm_pl.runs.records.run import recorded_settings
 
 SHORT: dict[str, Any] = {"num_episodes": 6, "sampling": mrlm_pl.Sampling(max_tokens=4), "device": "cpu"}
 
@@ -174,3 +175,25 @@ def test_episodes_are_collected_and_half_a_file_continues(model_folder: Path, mo
         for name in ("whole.jsonl", "half.jsonl")
     ]
     assert texts[0] == texts[1]
+
+
+def test_a_run_with_a_reward_of_a_file_is_evaluated_from_python(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_rewards.py").write_text("def exact(reply, row):\n    return 0.5\n")
+    (tmp_path / "rows.jsonl").write_text('{"question": "What is 1?"}\n')
+    arguments = {
+        "data": {"test": str(tmp_path / "rows.jsonl")},
+        "prompt": "{question}",
+        "rewards": [f"{tmp_path}/own_rewards.py:exact"],
+    }
+    (tmp_path / "run/policies").mkdir(parents=True)
+    (tmp_path / "run/policies/main").symlink_to(model_folder)
+    environment = {"class_path": "mrlm_environments.QuestionEnvironment", "init_args": arguments}
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"environment": environment}}}))
+    report = mrlm_pl.evaluate(tmp_path / "run", "question", **{**SHORT, "num_episodes": 1})
+    assert (report.failed, report.mean_reward) == (0, 0.5)
+
+
+def test_the_settings_of_a_run_name_the_environment_of_a_server(tmp_path: Path) -> None:
+    remote = {"class_path": "RemoteEnvironment", "init_args": {"address": "127.0.0.1:1", "name": "math"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": {"init_args": {"environment": remote}}}))
+    assert recorded_settings(tmp_path) == {"math": {"address": "127.0.0.1:1", "name": "math"}}

@@ -64,6 +64,8 @@ def check(arguments: Sequence[str]) -> None:
             _check_class(config.get(group), group, KINDS[group], PACKAGE / name, class_names(name))
         _check_policies(arguments, config)
         data = config.get("data")
+        if isinstance(data, Mapping) and (data.get(ARGUMENTS) or data).get("seed") is not None:
+            raise MistakeError("data.seed", "the seed of a run is `seed_everything`; set `--seed_everything N`")
         environments, (short, names) = _environments_folder(), environment_names()
         if environments is not None and isinstance(data, Mapping):
             environment = (data.get(ARGUMENTS) or data).get("environment")

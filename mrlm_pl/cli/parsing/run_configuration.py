@@ -32,6 +32,8 @@ _REFUSED = {
 class SaveConfig(SaveConfigCallback):
     """Saves the configuration as ``config.yaml`` in the run folder, and that of a continuation as ``config-2.yaml``."""
 
+    _waits = False
+
     def on_run_folder(self, trainer: Trainer, stage: str, folder: RunFolder) -> None:
         """Record the folder, the checkpoint and a measured precision; print the settings that a resumed run changes.
 
@@ -54,6 +56,17 @@ class SaveConfig(SaveConfigCallback):
             tell(f"changed since {before}: {listed}")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the configuration; that of a continuation waits for its first batch, as it may be refused before."""
+        self._waits = stage == "fit" and (Path(trainer.default_root_dir) / "config.yaml").exists()
+        if not self._waits:
+            self._write(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if self._waits:
+            self._waits = False
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         names = itertools.chain(["config.yaml"], (f"config-{number}.yaml" for number in itertools.count(2)))

@@ -259,10 +259,13 @@ def latest_configuration(folder: Path) -> Path | None:
 
 def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the arguments of each environment of a run by its name; empty without a configuration."""
-    return {
-        item.name or find_environment(str(item.config["class_path"])).name: dict(item.config.get("init_args") or {})
-        for item in environments_of(_settings(folder)["data"])
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for item in environments_of(_settings(folder)["data"]):
+        arguments = dict(item.config.get("init_args") or {})
+        # An environment of a server has the name that its argument says.
+        name = item.name or arguments.get("name") or find_environment(str(item.config["class_path"])).name
+        found[name] = arguments
+    return found
 
 
 def recorded_configuration(folder: Path) -> Mapping[str, Any]:

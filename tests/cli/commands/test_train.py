@@ -129,8 +129,10 @@ def test_failure_while_running_is_a_message_with_status_1(fit):
 
 def test_checkpoint_does_not_override_the_configured_model(fit):
     fit("--trainer.max_epochs", "1")
-    fit("--ckpt_path", "runs/toy/checkpoints/last.ckpt", "--model.rate", "0.0", "--trainer.max_epochs", "1")
+    fit("--ckpt_path", "runs/toy/checkpoints/last.ckpt", "--model.rate", "0.0", "--trainer.max_epochs", "2")
     assert yaml.safe_load(Path("runs/toy/config-2.yaml").read_text())["model"]["init_args"]["rate"] == 0.0
+    fit("--ckpt_path", "runs/toy/checkpoints/last.ckpt", "--model.rate", "0.5", "--trainer.max_epochs", "2")
+    assert not Path("runs/toy/config-3.yaml").exists(), "nothing was trained"
 
 
 def test_checkpoints_by_step_and_loggers_of_the_user(fit):
@@ -190,7 +192,9 @@ def test_prediction_writes_the_episodes(fit, mrlm):
     status, out, err = mrlm("predict", "--config", "toy.yaml", "--ckpt_path", "last")
     assert status == 0, err
     folder = "runs/toy/predict/episodes"
-    assert out.endswith(f"mrlm: the episodes are in {folder}; look at them with `mrlm view {folder}`\n")
+    assert out.endswith(f"mrlm: the episodes are in {folder}; look at them with `mrlm view runs/toy/predict`\n")
+    status, out, err = mrlm("view", "runs/toy/predict", "--text")
+    assert (status, str(FINAL) in out) == (0, True), err
     _, second = sorted(Path("runs/toy/predict/episodes").iterdir())
     (episode,) = read_episodes(second)
     assert (episode.id, episode.task.index) == (str(FINAL), 3)

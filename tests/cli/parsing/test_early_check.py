@@ -17,6 +17,7 @@ from mrlm_pl.errors import ConfigurationError
 ROOT = Path(__file__).parents[3]
 TYPOS = {
     "--model=GRPOO": "did you mean 'GRPO'?",
+    "--data.seed=3": "the seed of a run is `seed_everything`; set `--seed_everything N`",
     "--model=MAGRPO --model.discount": "did you mean 'gamma'?",
     "--data=RolloutModule": "did you mean 'RolloutDataModule'?",
     "--data.environment=mathh": "did you mean 'math'?",
