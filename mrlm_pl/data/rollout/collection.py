@@ -301,13 +301,12 @@ def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Enviro
     )
     package = sys.modules[cls.__module__.partition(".")[0]]
     exported = getattr(package, cls.__name__, None) is cls
-    command = f"`mrlm check-env {package.__name__ if exported else cls.__module__}.{cls.__qualname__}`"
     needs_arguments = any(
         parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         for parameter in inspect.signature(cls).parameters.values()
     )
-    arguments = ", with the arguments of this run by `--model RUN`" if needs_arguments else ""
-    return f"{failed.error}; try {command}{arguments}"
+    path = f"{package.__name__ if exported else cls.__module__}.{cls.__qualname__}"
+    return f"{failed.error}; try `mrlm check-env {path}{' --model RUN' if needs_arguments else ''}`"
 
 
 def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:
