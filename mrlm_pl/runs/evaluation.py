@@ -262,9 +262,9 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
 
 
 def generation_precision(run: RecordedRun, given: Precision | None, device: str) -> Precision:
-    """Return the precision of generation: the given one, else that of the run's training.
+    """Return the precision of generation: the given one, else bf16 if the run trained in it and the device computes it.
 
-    A run in half precision plays in bf16 if it trained so and the device computes it, else in float32.
+    All others play in float32.
     """
     half = given is None and "bf16" in run.precision and computes_bf16(usable_device(device))
     return "bf16-mixed" if half else given or "32-true"

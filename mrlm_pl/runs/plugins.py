@@ -253,12 +253,17 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
 
 
 def _importable(value: Any) -> Any:
-    """Return a configuration with the import path of each class and function in a file, ``FILE.py:NAME``."""
+    """Return a configuration with the import path of each class and function in a file that exists, ``FILE.py:NAME``.
+
+    >>> _importable({"command": "uvicorn app.py:main"})
+    {'command': 'uvicorn app.py:main'}
+    """
     if isinstance(value, Mapping):
         return {key: _importable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_importable(item) for item in value]
-    return dotted_path(value) if isinstance(value, str) and _IN_FILE.match(value) else value
+    found = _IN_FILE.match(value) if isinstance(value, str) else None
+    return dotted_path(value) if found and Path(found[1]).expanduser().is_file() else value
 
 
 def class_path(cls: type) -> str:

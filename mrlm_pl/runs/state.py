@@ -38,6 +38,9 @@ class Training:
     Args:
         folder: of the run.
 
+    Attributes:
+        precision: of the run's updates, as Lightning names it; its owner sets it once there is one.
+
     Raises:
         ConfigurationError: another process trains the run, or the folder cannot be written.
     """
@@ -52,22 +55,17 @@ class Training:
             raise in_use(folder)
         self._ended = threading.Event()
         self._signs: threading.Thread | None = None
-        self._precision = ""
+        self.precision = precision_in(folder)
 
-    def begin(self, precision: str) -> None:
-        """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on.
-
-        Args:
-            precision: of the training, as Lightning names it.
-        """
-        self._precision = precision
-        record = {**running(), "precision": precision}
+    def begin(self) -> None:
+        """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on."""
+        record = running()
 
         def sign() -> None:
             while not self._ended.wait(SIGN_SECONDS):
-                write_state(self._folder, record)
+                self._write(record)
 
-        write_state(self._folder, record)
+        self._write(record)
         self._signs = threading.Thread(target=sign, name="mrlm-signs-of-life", daemon=True)
         self._signs.start()
 
@@ -76,7 +74,10 @@ class Training:
         if self._signs is not None:
             self._ended.set()
             self._signs.join()
-            write_state(self._folder, {"state": state, "reason": reason, "precision": self._precision})
+            self._write({"state": state, "reason": reason})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        write_state(self._folder, {**record, "precision": self.precision})
 
     def release(self) -> None:
         """Release the lock, which forked processes have too."""

@@ -66,16 +66,20 @@ class LoopResults(Callback):
 
     Attributes:
         batches: that this process has trained on; none where a complete run is resumed.
+        training: of the run by this process; None outside of ``fit`` and on the other ranks.
         reports: of each environment that the last loop outside of ``fit`` played.
     """
 
     def __init__(self) -> None:
         self.batches = 0
+        self.training: Training | None = None
         self.reports: list[EvaluationReport] = []
         self._played: list[Episode] = []
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Count a batch."""
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Count a batch, and note the precision of the first."""
+        if not self.batches and self.training is not None:
+            self.training.precision = trainer.precision
         self.batches += 1
 
     def on_predict_batch_end(
@@ -360,14 +364,14 @@ class Trainer(pl.Trainer):
             if on_run_folder := getattr(callback, "on_run_folder", None):
                 on_run_folder(self, stage, folder)
         if training is not None:
-            training.begin(self.precision)
+            training.begin()
         for callback in self._without_folder:
             callback.dirpath = str(Path(folder.path) / LAST_CHECKPOINT.parent)
         if self._own_loggers:
             self.loggers = [RunTensorBoard(folder.path), MetricsFile(folder.path)]
         elif self._given_loggers and not _has(self._given_loggers, MetricsFile):
             self.loggers = [*self._given_loggers, MetricsFile(folder.path)]
-        self._loops.batches = 0
+        self._loops.batches, self._loops.training = 0, training
         if self.strategy.root_device.type == "cpu" and is_first_process():
             warn_of_emulated_bf16(self.precision)
             warn_of_busy_machine()

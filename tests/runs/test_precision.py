@@ -163,6 +163,23 @@ def test_a_resumed_run_keeps_its_precision(model_folder: Path, echo: Any, tmp_pa
     assert (resumed.precision, resumed.global_step, measured.calls) == ("bf16-mixed", 2, 1)
 
 
+def test_a_resume_that_trains_nothing_keeps_the_precision_of_the_run(
+    model_folder: Path, echo: Any, tmp_path: Path
+) -> None:
+    for precision in ("32-true", "bf16-mixed"):
+        trainer = Trainer(
+            output=str(tmp_path / "run"),
+            resume=True,
+            precision=precision,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+        )
+        data = RolloutDataModule(echo(), groups=1, group_size=2, iterations=1, sampling=Sampling(max_tokens=3))
+        trainer.fit(GRPO({"main": Policy(str(model_folder), learning_rate=1e-3)}), data)
+        assert read_run(str(tmp_path / "run")).precision == "32-true"
+
+
 def test_several_processes_do_not_measure() -> None:
     with pytest.raises(ConfigurationError, match="which one process measures, but the run has 2; name one: bf16-mixed"):
         Trainer(precision="auto", accelerator="cpu", devices=2)

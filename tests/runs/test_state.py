@@ -101,7 +101,7 @@ def test_a_failed_fit_says_why_and_a_refused_one_leaves_the_state(
 
 def test_a_run_has_one_trainer(model_folder: Path, echo: Any, tmp_path: Path) -> None:
     other = Training(tmp_path / "run")  # another opening of the file: as in another process
-    other.begin("32-true")
+    other.begin()
     assert in_training(tmp_path / "run")
     trainer = Trainer(output=str(tmp_path / "run"), resume=True, **QUIET)
     with pytest.raises(ConfigurationError, match=r"another process trains the run '.*run'; wait for its end"):

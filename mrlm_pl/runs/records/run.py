@@ -262,9 +262,8 @@ def recorded_settings(folder: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for item in environments_of(_settings(folder)["data"]):
         arguments = dict(item.config.get("init_args") or {})
-        # An environment of a server has the name that its argument says.
-        name = item.name or arguments.get("name") or find_environment(str(item.config["class_path"])).name
-        found[name] = arguments
+        own = getattr(find_environment(str(item.config["class_path"])), "name", None)
+        found[item.name or own or arguments["name"]] = arguments  # that of a server's is an argument
     return found
 
 
