@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from mrlm_pl.errors import PolicyError, first_line, nearest_path
 
@@ -52,6 +56,30 @@ def exported_policies(run: Path) -> list[Path]:
     """Return the folders of the policies that a run has written, without drafts that a kill left."""
     folders = (path.parent for path in (run / "policies").glob("*/config.json"))
     return sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
+
+
+@contextmanager
+def reading_weights(folder: str | Path) -> Iterator[None]:
+    """In this block an error of the library that reads weights is one that names the file in a model's folder.
+
+    Raises:
+        PolicyError: a file is truncated or no file of weights.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        damaged = next(filter(_is_damaged, sorted(Path(folder).glob("*.safetensors"))), folder)
+        raise PolicyError(
+            f"weights: {str(damaged)!r} is truncated or damaged ({error}); copy, download or export it again"
+        ) from error
+
+
+def _is_damaged(file: Path) -> bool:
+    try:
+        with safe_open(file, "numpy"):
+            return False
+    except SafetensorError:
+        return True
 
 
 def missing_folder(name: str) -> str | None:

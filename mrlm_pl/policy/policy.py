@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from mrlm_pl.errors import ConfigurationError, PolicyError, first_line
-from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder
+from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder, reading_weights
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
 from mrlm_pl.policy.export import write_model
@@ -399,9 +399,10 @@ class Policy(nn.Module):
             with drawn_on_host(self.random_init_seed):
                 return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         try:
-            return AutoModelForCausalLM.from_pretrained(
-                self.source, config=config, dtype=torch.float32, trust_remote_code=False
-            )
+            with reading_weights(self.source):
+                return AutoModelForCausalLM.from_pretrained(
+                    self.source, config=config, dtype=torch.float32, trust_remote_code=False
+                )
         except (OSError, ValueError) as error:
             raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mrlm_pl.model_folders import reading_weights
 from mrlm_pl.policy.sharding import whole
 
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -47,8 +48,11 @@ class ValueHead(nn.Module):
         """Read the weights from a folder, if it has any.
 
         Raises:
+            PolicyError: the file is damaged.
             RuntimeError: they are those of another hidden size.
         """
         path = Path(folder) / VALUE_HEAD_FILE
         if path.is_file():
-            self.load_state_dict(load_file(path))
+            with reading_weights(folder):
+                weights = load_file(path)
+            self.load_state_dict(weights)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError, NonFiniteError, PolicyError
+from mrlm_pl.model_folders import reading_weights
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
 from mrlm_pl.settings import at_least, one_of
 
@@ -163,9 +164,10 @@ class _Classifier:
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-            self.network, report = AutoModelForSequenceClassification.from_pretrained(
-                model, output_loading_info=True, trust_remote_code=False
-            )
+            with reading_weights(model):
+                self.network, report = AutoModelForSequenceClassification.from_pretrained(
+                    model, output_loading_info=True, trust_remote_code=False
+                )
         except (OSError, ValueError, KeyError) as error:
             raise PolicyError(f"reward model {model!r} cannot be read: {error}") from error
         missing = sorted(report["missing_keys"])

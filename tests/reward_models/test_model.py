@@ -107,6 +107,17 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
         RewardModel(str(tmp_path)).score(PAIR)
 
 
+@pytest.mark.parametrize(
+    ("kind", "file"), [("value", VALUE_HEAD_FILE), ("value", "model.safetensors"), ("classifier", "model.safetensors")]
+)
+def test_a_truncated_file_is_named(tmp_path: Path, kind: str, file: str) -> None:
+    tiny(tmp_path, kind)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[:-1])
+    with pytest.raises(PolicyError, match=f"{file}' is truncated or damaged .*; copy, download or export it again"):
+        RewardModel(str(tmp_path)).score(PAIR)
+
+
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     tiny(tmp_path, "none")
     with pytest.raises(PolicyError, match=r"lacks 'score\.weight'"):

@@ -66,6 +66,8 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     if isinstance(value, str) and _takes_functions(members) and (path := _function_path(value, members, key)):
         return path
     named = isinstance(value, Mapping) and CLASS in value
+    if named and classes:
+        _check_beside(value, key)
     if settings is not None and settings.__name__ == "Policy" and (named or isinstance(value, str)):
         value = {"model": value[CLASS], **(value.get(ARGUMENTS) or {})} if named else {"model": value}
     elif bases and (named or isinstance(value, str)):
@@ -88,6 +90,20 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
             f"name them, as in `{{{names[0]}: VALUE}}` or `--{key}.{names[0]} VALUE`",
         )
     return value
+
+
+def _check_beside(value: Mapping[str, Any], key: str) -> None:
+    """Refuse arguments of a class beside its ``class_path``.
+
+    Raises:
+        MistakeError: of the first one.
+    """
+    beside = next((name for name in value if name not in (CLASS, ARGUMENTS, "dict_kwargs", EARLIER, DROPPED)), None)
+    if beside is not None and isinstance(value[beside], Mapping) and nearest(beside, [ARGUMENTS]):
+        raise MistakeError(f"{key}.{beside}", f"a class has no {beside!r}; did you mean {ARGUMENTS!r}?")
+    if beside is not None:
+        whole = f"{{{CLASS}: {value[CLASS]}, {ARGUMENTS}: {{{beside}: VALUE}}}}"
+        raise MistakeError(f"{key}.{beside}", f"put `{beside}` under `{ARGUMENTS}`, as in `{whole}`")
 
 
 def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
@@ -302,6 +318,34 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
     if len(usable) > 1:
         raise MistakeError(key, f"several classes are named {name!r}; give the path of one: {', '.join(usable)}")
     return next(iter(usable.values()), None)
+
+
+def helped(key: str, name: str, base: type, config: dict[str, Any]) -> str:
+    """Return the import path of the class whose help is asked for.
+
+    Args:
+        key: a group, or a parameter of its class, as ``data.environment``.
+        name: of the class.
+        base: of the group.
+        config: resolved; where it names no class of the group, the first with such a parameter is named there.
+
+    Raises:
+        MistakeError: there is no such class.
+    """
+    group, _, argument = key.partition(".")
+    bases = [base]
+    if argument:
+        named = (config.get(group) or {}).get(CLASS)
+        having = (cls for cls in _usable(base) if argument in parameters(cls))
+        owner = imported(named) if named else next(having, base)
+        if owner is not base:
+            config.setdefault(group, {CLASS: class_path(owner)})
+        members = _members(parameters(owner).get(argument))
+        bases = _classes([*members, *_members(_inner(members, mapping=False))])
+    found = named_class(name, bases, key) if bases else None
+    if bases and found is None:
+        raise MistakeError(key, _unknown_name(name, bases))
+    return name if found is None else f"{found.__module__}.{found.__qualname__}"
 
 
 def _usable_of(name: str, bases: Sequence[type]) -> dict[str, type]:

@@ -14,7 +14,7 @@ from docstring_parser import parse
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader
 from yaml import YAMLError
 
-from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, named_class, resolved, unfit
+from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import merged
 from mrlm_pl.cli.parsing.early_check import settings_options
@@ -56,10 +56,13 @@ class ShortErrors:
                 value = config.get(key)
                 if value is not None and (key != "trainer" or isinstance(value, Mapping)):
                     config[key] = checked(value, base, key) if key == "trainer" else resolved(value, base, key)
+            others = [part for word in others for part in (word.split("=", 1) if ".help=" in word else [word])]
+            if re.fullmatch(r"--(data|model)\..+\.help", others[-1] if others else ""):
+                others.append("")  # which lists the names
             for at, word in enumerate(others[:-1]):
-                if (group := word[2:].removesuffix(".help")) in bases and word.endswith(".help"):
-                    found = named_class(others[at + 1], [bases[group]], group)
-                    others[at + 1] = others[at + 1] if found is None else f"{found.__module__}.{found.__qualname__}"
+                key = word[2:].removesuffix(".help")
+                if word.endswith(".help") and (group := key.partition(".")[0]) in bases:
+                    others[at + 1] = helped(key, others[at + 1], bases[group], config)
         except MistakeError as mistake:
             raise mistake.in_files(words) from mistake
         given = [f"--config={json.dumps(config, default=str)}"] if config else []
@@ -86,7 +89,8 @@ class ShortErrors:
                 refusals[-1].__cause__ = error.__cause__
                 raise
             except Exception as error:  # a class of the user's may raise anything
-                if cls.__module__.partition(".")[0] in ("lightning", "torch"):  # Lightning's CLI handles these
+                theirs = cls.__module__.partition(".")[0] in ("lightning", "torch")
+                if theirs and not isinstance(error, ImportError):  # Lightning's CLI handles these
                     raise
                 found = place_of_error(error)
                 where = f" ({found})" if found else f"; for its traceback set {DEBUG_VARIABLE}=1"

@@ -182,6 +182,13 @@ def test_data_help_is_plain_and_names_only_options_that_work(mrlm):
     assert "see AsyncOptions:" in out
 
 
+@pytest.mark.parametrize("words", [("parrot",), ("ParrotEnvironment", "--data", "ToyData")])
+def test_the_help_of_an_environment_needs_no_data_module(mrlm, words):
+    status, out, err = mrlm("fit", "--data.environment.help", *words)
+    assert status == 0, err
+    assert "--environment.difficulty" in out
+
+
 MISTAKES = {
     "option": (("--trainer.max_epoch", "3"), ("trainer.max_epoch", "'max_epochs'")),
     "abbreviation": (("--trainer.max_ep", "3"), ("trainer.max_ep:", "'max_epochs'")),
@@ -242,6 +249,20 @@ MISTAKES = {
         ("--trainer.callbacks.episodes", "4"),
         ("trainer.callbacks.episodes: no Callback is named that has 'episodes'; name its class first",),
     ),
+    "arguments beside a class": (
+        ("--data.environment", "{class_path: parrot, difficulty: [1]}"),
+        ("data.environment.difficulty: put `difficulty` under `init_args`, as in `{class_path: parrot, init_args: {",),
+    ),
+    "help of an unknown class": (("--model.help", "ToyAlgoritm"), ("model: there is no algorithm", "'ToyAlgorithm'")),
+    "help of an unknown class of a class": (
+        ("--data.environment.help=parot",),
+        ("data.environment: there is no environment 'parot'; did you mean 'parrot'?",),
+    ),
+    "help of a class without its name": (("--data.environment.help",), ("data.environment", "known are", "parrot")),
+    "logger that is not installed": (
+        ("--trainer.logger", "CometLogger"),
+        ("CometLogger cannot be made", "pip install"),
+    ),
     "data file": (("--data.file", "absent.jsonl"), ("data.file", "absent.jsonl")),
     "seed": (("--seed_everything", "-1"), ("seed_everything", "-1")),
     "checkpoint": (("--ckpt_path", "absent.ckpt"), ("ckpt_path", "absent.ckpt")),
@@ -287,6 +308,14 @@ FILES = {
     "policy key": (
         "model: {class_path: ToyAlgorithm, init_args: {policies: {a: {lr: 3}}}}\n",
         ("model.policies", "'lr'", "learning_rate"),
+    ),
+    "arguments beside a class": (
+        "model: {class_path: ToyAlgorithm, rate: 3}\n",
+        ("model.rate: put `rate` under `init_args`", "(wrong.yaml, line 1)"),
+    ),
+    "key of the arguments": (
+        "model: {class_path: ToyAlgorithm, init_arg: {rate: 3}}\n",
+        ("model.init_arg: ", "did you mean 'init_args'?", "(wrong.yaml, line 1)"),
     ),
     "syntax": ("trainer: {max_epochs: 3\nmodel: x\n", ("line 2",)),
 }
