@@ -105,7 +105,7 @@ class LoopResults(Callback):
         own, self._played = self._played, []
         played = [episode for share in gather_ranks(trainer, own) for episode in share]
         policies: Any = getattr(pl_module, "policies", {})
-        model = ", ".join(str(policy.name_or_path) for policy in policies.values())
+        model = str(trainer.ckpt_path or ", ".join(str(policy.name_or_path) for policy in policies.values()))
         split = "test" if trainer.state.fn == TrainerFn.TESTING else "validation"
         about: dict[str, Any] = {"model": model, "split": split, "seed": data.seed}
         self.reports = [

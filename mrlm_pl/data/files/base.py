@@ -112,6 +112,9 @@ class FixedDataModule(LightningDataModule, ABC):
         """Return the rows of a tokenized example that are trained on; it is left out if it has none."""
 
     def setup(self, stage: str) -> None:
+        split = {"validate": "validation", "test": "test"}.get(stage)
+        if split is not None and split not in self.sources:
+            raise ConfigurationError(f"data.{split} names no file; give one, as in `--data.{split} held_out.jsonl`")
         algorithm = self.algorithm()
         if not isinstance(algorithm, self.algorithms) and algorithm.data_module != type(self).__name__:
             names = " and ".join(cls.__name__ for cls in self.algorithms)
@@ -170,8 +173,6 @@ class FixedDataModule(LightningDataModule, ABC):
         return EpochStream(self, "validation") if self.count("validation") else []
 
     def test_dataloader(self) -> EpochStream:
-        if not self.count("test"):
-            raise ConfigurationError("data.test names no file; give one, as in `--data.test held_out.jsonl`")
         return EpochStream(self, "test")
 
     def state_dict(self) -> dict[str, Any]:

@@ -335,6 +335,25 @@ def test_validate_plays_also_where_training_skips_validation(mrlm):
     assert "ignoring `trainer.limit_val_batches: 0`, which leaves `mrlm validate` nothing to do" in err
 
 
+@pytest.mark.parametrize(("stage", "split"), [("validate", "validation"), ("test", "test")])
+def test_a_stage_without_data_says_what_is_missing_and_leaves_no_folder(mrlm, stage: str, split: str) -> None:
+    Path("rows.jsonl").write_text('{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n')
+    status, _, err = mrlm(stage, "--model", "SFT", "--data", "TrajectoryDataModule", "--data.train", "rows.jsonl")
+    assert status == 2
+    assert f"mrlm: error: data.{split} names no file; give one, as in `--data.{split} held_out.jsonl`" in err
+    assert not list(Path("runs").rglob("*.yaml"))
+
+
+def test_the_report_of_a_checkpoint_names_it(mrlm) -> None:
+    words = ("--model", "GRPO", "--data", "RolloutDataModule", "--data.environment", "math", "--data.iterations", "1")
+    short = ("--data.groups", "1", "--data.group_size", "2", "--data.validation_episodes", "2")
+    run = (*words, *short, "--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "0")
+    assert mrlm("fit", *run, "--output", "run")[0] == 0
+    status, out, err = mrlm("validate", *run, "--ckpt_path", "run/checkpoints/last.ckpt")
+    assert status == 0, err
+    assert "model          run/checkpoints/last.ckpt\n" in out
+
+
 def ended_by(number: int, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Send a signal to this process at an update."""
     from mrlm_toy.training import ToyAlgorithm
