@@ -102,6 +102,7 @@ def writing(option: str, path: str | Path) -> Iterator[None]:
 
 SYNONYMS = {
     "accuracy": "success",
+    "algorithm": "model",
     "beta": "kl",
     "discount": "gamma",
     "epsilon": "clip",

@@ -50,8 +50,8 @@ def check_files(arguments: Sequence[str]) -> None:
     """Validate that the configuration files among the arguments exist and are mappings in YAML.
 
     Raises:
-        ConfigurationError: a missing file, with the nearest in its folder; wrong syntax, an empty file, no mapping,
-            other ``init_args`` than a mapping, or a duplicate key, with file and line.
+        ConfigurationError: a missing file, with the nearest in its folder; a folder; wrong syntax, an empty file, no
+            mapping, other ``init_args`` than a mapping, or a duplicate key, with file and line.
     """
     for path in _named(arguments):
         if path.suffix in _SUFFIXES and not path.exists():  # other values may be the configuration itself
@@ -61,6 +61,10 @@ def check_files(arguments: Sequence[str]) -> None:
                 f"did you mean {str(path.parent / near)!r}?" if near else f"it is looked for in {path.parent.resolve()}"
             )
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
+        if path.is_dir():
+            files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
+            hint = f"such as {files[0]!r}" if files else "which ends in .yaml"
+            raise ConfigurationError(f"config: {str(path)!r} is a folder; name a file, {hint}")
     for file in config_files(arguments):
         top = _composed(file)
         if top is None:

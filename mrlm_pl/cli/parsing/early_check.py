@@ -17,7 +17,7 @@ from typing import Any
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, option_values, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, EARLIER, merged
-from mrlm_pl.errors import nearest
+from mrlm_pl.errors import SYNONYMS, nearest
 from mrlm_pl.runs.plugins import plugin_entry_points
 
 PACKAGE = Path(__file__).parents[2]
@@ -153,7 +153,15 @@ def _check_class(
         return
     arguments = value.get(ARGUMENTS) or {}
     own = {name: item for name, item in arguments.items() if name not in value.get(EARLIER, {})}
-    _check_keys(own, name, parameters(file, name), key)
+    known = parameters(file, name)
+    policy, source = SETTINGS["policies"]
+    of_policy = {*(parameters(source, policy) or ())} - {*known} if key == "model" and known else set()
+    for argument in (*value, *own):
+        setting = SYNONYMS.get(argument, argument)
+        if setting in of_policy:
+            told = f"`{setting}` is a setting of a policy; give it as `--{key}.policies.main.{setting} VALUE`"
+            raise MistakeError(f"{key}.{argument}", told)
+    _check_keys(own, name, known, key)
     for argument, (cls, source) in SETTINGS.items() if short is None else ():
         settings, known = own.get(argument), parameters(source, cls)
         inner = settings.items() if argument == "policies" and isinstance(settings, Mapping) else [("", settings)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -17,8 +17,8 @@ from yaml import YAMLError
 from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError, check_files, file_of_key, option_values
 from mrlm_pl.cli.parsing.configuration import merged
-from mrlm_pl.cli.parsing.early_check import settings_options
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, nearest, place_of_error
+from mrlm_pl.cli.parsing.early_check import settings_options, training_options
+from mrlm_pl.errors import DEBUG_VARIABLE, SYNONYMS, ConfigurationError, MRLMError, nearest, place_of_error
 from mrlm_pl.runs.plugins import imported
 
 _SUBCOMMAND_OPTION = re.compile(r"Subcommand '([^']+)' does not accept option '([^']+)'")
@@ -285,15 +285,14 @@ def _unrecognized(message: str, parser: Any) -> str | None:
     match = re.match(r"unrecognized arguments: (.+)", message, re.DOTALL)
     if not match:
         return None
-    words = match.group(1).split()
+    words, known = match.group(1).split(), [option[2:] for option in _options(parser)]
     options = [word.split("=")[0] for word in words if word.startswith("-")]
+    if not options and "config" in known and words[0].endswith((".yaml", ".yml")):
+        return f"{words[0]!r} follows no option; a configuration is given as `--config {words[0]}`"
     if not options:
         return f"{words[0]!r} is not expected here; values follow an option, as in `--option VALUE`"
-    known, name = _options(parser), options[0].rstrip("+")
-    fits = any(option.startswith("--trainer.") for option in known)
-    whole = [option for option in settings_options() if option.endswith(f".{name[2:]}")] if fits else []
-    near = whole[0] if whole else nearest(name, known)
-    return f"there is no option {options[0]!r}" + (f"; did you mean {near!r}?" if near else "; see `--help`")
+    near = _meant_option(options[0].strip("-+"), known)
+    return f"there is no option {options[0]!r}" + (f"; did you mean '--{near}'?" if near else "; see `--help`")
 
 
 def _unaccepted_by_command(message: str, parser: Any) -> str | None:
@@ -305,10 +304,18 @@ def _unaccepted_by_command(message: str, parser: Any) -> str | None:
     command, key = match.groups()
     group = key.split(".")[0]
     # A wrong group would pull the comparison of whole keys towards keys that look alike by chance.
-    near = nearest(group, groups) if group not in groups else nearest(key, known)
-    if group not in groups and "trainer" in groups:
-        near = next((option[2:] for option in settings_options() if option.endswith(f".{group}")), near)
+    near = _meant_option(group, groups) if group not in groups else nearest(key, known)
     return f"{command} has no key {key!r}" + (f"; did you mean {near!r}?" if near else f"; see `mrlm {command} --help`")
+
+
+def _meant_option(name: str, known: Collection[str]) -> str | None:
+    """Return the known option that is most likely meant, or the setting of a run with this last name or synonym."""
+    synonym = SYNONYMS.get(name)
+    if "trainer" in known and synonym not in known:
+        for option in (*settings_options(), *sorted(training_options())):
+            if option.rpartition(".")[2] in (name, synonym):
+                return option[2:]
+    return nearest(name, known)
 
 
 def _options(parser: Any) -> list[str]:

@@ -107,6 +107,10 @@ def test_an_option_for_a_setting_replaces_a_switch(mrlm, before, in_file):
         ("--max_epochs", "--trainer.max_epochs"),
         ("--groups", "--data.groups"),
         ("--max_tokens", "--data.sampling.max_tokens"),
+        ("--lr", "--model.policies.main.learning_rate"),
+        ("--gamma", "--model.gamma"),
+        ("--epochs", "--trainer.max_epochs"),
+        ("--algorithm", "--model"),
     ],
 )
 def test_an_option_without_its_prefix_is_named(mrlm, config, given, whole):
@@ -236,6 +240,8 @@ MISTAKES = {
     "accelerator": (("--trainer.accelerator", "gpuu"), ("trainer.accelerator", "'gpuu'", "'gpu'")),
     "callback": (("--trainer.callbacks+=EarlyStoping",), ("trainer.callbacks", "'EarlyStoping'", "'EarlyStopping'")),
     "file": (("--config", "absent.yaml"), ("config", "absent.yaml")),
+    "file without its option": (("run.yaml",), ("'run.yaml' follows no option", "`--config run.yaml`")),
+    "folder": (("--config", "."), ("config: '.' is a folder; name a file, such as 'toy.yaml'",)),
     "file name": (("--config", "toi.yaml"), ("config", "toi.yaml", "did you mean 'toy.yaml'")),
     "one of several values": (
         ("--data.environment", "code", "--data.environment.sandbox.minimum", "namespces"),
@@ -293,6 +299,8 @@ def test_mistake_on_the_command_line(mrlm, config, mistake):
 
 
 FILES = {
+    "group of another name": ("algorithm: {class_path: GRPO}\n", ("'algorithm.class_path'; did you mean 'model'?",)),
+    "setting at the top": ("lr: 1\n", ("no key 'lr'; did you mean 'model.policies.main.learning_rate'?",)),
     "group": ("trainr: {max_epochs: 3}\n", ("trainr", "'trainer'")),
     "trainer key": ("trainer: {max_epoch: 3}\n", ("trainer.max_epoch", "'max_epochs'")),
     "model key": ("model: {class_path: ToyAlgorithm, init_args: {rat: 3}}\n", ("model.rat", "'rate'")),

@@ -25,6 +25,7 @@ TYPOS = {
     "--data.environment=code --data.environment.sandbx": "'sandbox'",
     "--config=configs/quikstart.yaml": "did you mean 'configs/quickstart.yaml'?",
     "--model.clip.loww": "'low'",
+    "--model.lr": "give it as `--model.policies.main.learning_rate VALUE`",
     "--model.kl.coeficient": "'coefficient'",
     "--model.stop_at_k": "'stop_at_kl'",
     "--model.policies.main.lerning_rate": "'learning_rate'",
