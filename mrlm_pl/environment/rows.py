@@ -172,7 +172,7 @@ def read_split(
     if not made:
         raise ConfigurationError(
             f"none of the {len(rows)} rows of {named(data)} belongs to split {split!r}; give it more rows or a file of "
-            f"its own, as in {{{split}: FILE}}"
+            f"its own: `data: {_with_source(data, 'validation' if split == 'train' else split)}`"
         )
     if split == "train" and "test" in belongs and len(made) < len(rows):
         logger.warning(
@@ -205,6 +205,17 @@ def named(data: Any) -> str:
     return data if isinstance(data, str) else repr(data)[:200] if isinstance(data, Mapping) else "the given rows"
 
 
+def _with_source(data: Rows | Mapping[str, Rows], split: str) -> str:
+    """Return a data set in a message, with a file of its own for one more split.
+
+    >>> _with_source("a.jsonl", "test"), _with_source({"test": "b.jsonl"}, "train")
+    ('{train: a.jsonl, test: FILE}', '{test: b.jsonl, train: FILE}')
+    """
+    sources = data if isinstance(data, Mapping) else {"train": data}
+    given = {name: source if isinstance(source, str) else "ROWS" for name, source in sources.items()}
+    return f"{{{', '.join(f'{name}: {source}' for name, source in {**given, split: 'FILE'}.items())}}}"
+
+
 def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, tuple[str, ...]]:
     """Return the source of a split's rows, the split in it, and the assigned splits whose rows are taken."""
     if not isinstance(data, (str, Mapping)) or (isinstance(data, str) and (_is_local(data) or "#" in data)):
@@ -230,8 +241,8 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
     if "train" not in sources or split == "test":
         raise ConfigurationError(
             f"data {named(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}: play another, as with "
-            f"`--split {next(iter(sources), 'NAME')}`, give it as `{split}: FILE`, or give one file for all splits, "
-            "`data: FILE`, which is divided 8 : 1 : 1"
+            f"`--split {next(iter(sources), 'NAME')}`, give it as `data: {_with_source(sources, split)}`, or give "
+            "one file for all splits, `data: FILE`, which is divided 8 : 1 : 1"
         )
     belongs = ("validation",) if split == "validation" else ("train", "test")
     return sources["train"], "train", belongs

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import yaml
 
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.environment import rows as rows_module
@@ -173,10 +174,15 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     number = next(n for n in range(100) if split_of(str(n)) == "train")
     path.write_text(lines([{"a": number}]))
-    with pytest.raises(
-        ConfigurationError, match=r"none of the 1 rows of .*'test'; give it more rows or .*\{test: FILE\}"
-    ):
-        read_split(str(path), "test", ("a",), identity, made)
+    for split in ("test", "validation"):
+        with pytest.raises(
+            ConfigurationError, match=f"none of the 1 rows of .*'{split}'; give it more rows or"
+        ) as told:
+            read_split(str(path), split, ("a",), identity, made)
+        advised = yaml.safe_load(str(told.value).split("`")[1].replace("FILE", str(path)))["data"]
+        assert [len(read_split(advised, name, ("a",), identity, made)) for name in ("train", split)] == [1, 1]
+    with pytest.raises(ConfigurationError, match=r"give it as `data: \{test: .*d\.jsonl, train: FILE\}`"):
+        read_split({"test": str(path)}, "train", ("a",), identity, made)
     with pytest.raises(ConfigurationError, match="no split 'tests'; use train, validation, test"):
         read_split(str(path), "tests", ("a",), identity, made)
 
