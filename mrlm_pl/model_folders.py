@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ def policy_folder(name: str, option: str) -> str:
     if (folder / "config.yaml").is_file():
         raise PolicyError(
             f"{option}: the run {name!r} has no policies yet, they are written when it ends; continue it with "
-            f"`mrlm train --output {name} --resume`"
+            f"`mrlm train --output {shlex.quote(name)} --resume`"
         )
     raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
 

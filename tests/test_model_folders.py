@@ -11,15 +11,16 @@ from mrlm_pl.model_folders import exported_policies, policy_folder
 
 
 def test_a_draft_that_a_kill_left_is_no_policy(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
+    run = tmp_path / "my run"
     for name in ("main.part", "main.old"):
-        (tmp_path / "policies" / name).mkdir(parents=True)
-        (tmp_path / "policies" / name / "config.json").write_text("{}")
+        (run / "policies" / name).mkdir(parents=True)
+        (run / "policies" / name / "config.json").write_text("{}")
+    (run / "config.yaml").touch()
     with pytest.raises(
-        PolicyError, match=r"has no policies yet, .* continue it with `mrlm train --output .* --resume`"
+        PolicyError, match=r"has no policies yet, .* continue it with `mrlm train --output '.*my run' --resume`"
     ):
-        policy_folder(str(tmp_path), "--model")
-    whole = tmp_path / "policies" / "main"
+        policy_folder(str(run), "--model")
+    whole = run / "policies" / "main"
     whole.mkdir()
     (whole / "config.json").write_text("{}")
-    assert exported_policies(tmp_path) == [whole]
+    assert exported_policies(run) == [whole]

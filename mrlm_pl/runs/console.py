@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -360,19 +361,19 @@ def run_summary(folder: str | Path, played: bool = True) -> str:
     evaluations = sorted(path.name for path in folder.glob("evaluation_*.json"))
     lines = [f"mrlm: the run is in {folder}", *(f"  {name:<12} {text}" for name, text in found.items())]
     lines += [f"  {name}" for name in evaluations]
-    commands = []
+    commands, quoted = [], shlex.quote(str(folder))
     if shutil.which("mrlm") is None and (activate := Path(sys.prefix) / "bin" / "activate").is_file():
         commands.append(f". {min(os.path.relpath(activate), str(activate), key=len)}")
     if "policies" in found:
         if played and "config.yaml" in found:
-            commands.append(" ".join(["mrlm eval --model", str(folder), *read_run(str(folder)).to_name(folder)]))
+            commands.append(" ".join(["mrlm eval --model", quoted, *read_run(str(folder)).to_name(folder)]))
         elif "config.yaml" in found:
-            commands.append(f"mrlm eval --model {folder} --environment NAME")
+            commands.append(f"mrlm eval --model {quoted} --environment NAME")
         else:
             commands.append(f'mrlm_pl.evaluate("{folder}", environment)  # in Python')
-    commands.append(f"mrlm view {folder}  # {'runs, curves and episodes' if played else 'curves'} in a browser")
+    commands.append(f"mrlm view {quoted}  # {'runs, curves and episodes' if played else 'curves'} in a browser")
     if "tensorboard" in found:
-        commands.append(f"tensorboard --logdir {folder / 'tensorboard'}  # curves")
+        commands.append(f"tensorboard --logdir {shlex.quote(str(folder / 'tensorboard'))}  # curves")
     lines += ["next:", *(f"  {command}" for command in commands)]
     return "\n".join(lines)
 

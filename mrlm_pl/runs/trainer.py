@@ -268,7 +268,8 @@ class Trainer(pl.Trainer):
             print(run_summary(self.default_root_dir, played=played))
         elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"
-            print(f"mrlm: the episodes are in {episodes}; look at them with `mrlm view {episodes.parent}`")
+            view = shlex.join(["mrlm", "view", str(episodes.parent)])
+            print(f"mrlm: the episodes are in {episodes}; look at them with `{view}`")
         elif stage in ("validate", "test") and verbose:
             for report in self._loops.reports if played else ():
                 print(report_table(report, data.validation_sampling), end="\n\n")
@@ -357,7 +358,7 @@ class Trainer(pl.Trainer):
         if checkpoint is not None and Path(checkpoint).is_dir() and not isinstance(self.strategy, FSDP):
             raise ConfigurationError(
                 f"ckpt_path: {checkpoint!r} is a sharded checkpoint, which only `--trainer.strategy fsdp` reads; "
-                f"make a whole one of it with `mrlm consolidate {checkpoint} FILE`"
+                f"make a whole one of it with `mrlm consolidate {shlex.quote(checkpoint)} FILE`"
             )
         self.folder = folder
         for callback in self.callbacks:  # type: ignore[attr-defined]

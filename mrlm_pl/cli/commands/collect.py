@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,5 +89,6 @@ def _read(parser: CommandParser, arguments: Sequence[str]) -> tuple[Any, RunOpti
 
 def _told(file: CollectionFile) -> int:
     failed = f", {file.failed} failed" if file.failed else ""
-    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `mrlm view {file.path}`")
+    view = shlex.join(["mrlm", "view", str(file.path)])
+    print(f"{file.kept} of {file.played} episodes in {file.path}{failed}; look at them with `{view}`")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -85,7 +86,7 @@ def report_run(arguments: Sequence[str]) -> int:
             "this evaluation; the comparison is of these alone"
         )
     if output is not None:
-        print(f"report in {output}; look at its episodes with `mrlm view {output}`")
+        print(f"report in {output}; look at its episodes with `mrlm view {shlex.quote(str(output))}`")
     return 0 if report.episodes else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
     for item in report.largest[:SHOWN]:
         print(f"  {item.episode} {item.agent} step {item.turn}: {item.recorded:+.4f} -> {item.new:+.4f}")
     if options.output:
-        print(f"written to {options.output}; `mrlm view {options.run} {options.output}` shows both")
+        view = shlex.join(["mrlm", "view", str(options.run), str(options.output)])
+        print(f"written to {options.output}; `{view}` shows both")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from mrlm_pl.durable_files import check_writable
@@ -18,7 +19,9 @@ def output_file(name: str | None) -> Path | None:
         return None
     output = Path(name)
     if output.is_dir():
-        raise ConfigurationError(f"output: {name!r} is a folder; name a file, as in `--output {name}/F.json`")
+        raise ConfigurationError(
+            f"output: {name!r} is a folder; name a file, as in `--output {shlex.quote(f'{name}/F.json')}`"
+        )
     with writing("output", name):
         check_writable(output)
     return output

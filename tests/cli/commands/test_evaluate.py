@@ -527,6 +527,9 @@ def test_the_end_of_a_run_on_files_asks_for_an_environment(recorded):
     shown = run_summary("run", played=False)
     assert "\n  mrlm eval --model run --environment NAME\n" in shown
     assert "  # curves in a browser" in shown
+    Path("run").rename("my run")
+    shown = run_summary("my run", played=False)
+    assert "\n  mrlm eval --model 'my run' --environment NAME\n  mrlm view 'my run'  # " in shown
 
 
 def test_the_end_of_a_scripts_run_names_the_function(recorded):
