@@ -17,7 +17,8 @@ from mrlm_pl.errors import ConfigurationError
 
 SHELLS = ("bash", "zsh")
 FIT = "mrlm_pl.cli.commands.fit:RunCommand"
-LIGHTNING_OPTIONS = ("--config", "--print_config", "--ckpt_path", "--model", "--data")
+GROUPS = ("--model", "--data", "--trainer", "--checkpoint")
+LIGHTNING_OPTIONS = ("--config", "--print_config", "--ckpt_path", "--weights_only", *GROUPS)
 """Options that Lightning's command line adds."""
 
 _OPTION = re.compile(r"--[a-z][a-z0-9_]*")

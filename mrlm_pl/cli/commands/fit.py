@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,27 @@ ENVIRONMENT_PREFIX = "MRLM"
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
 
+_NOT_SHOWN = re.compile(
+    r",\s+known\s+subclasses:\s+lightning\.(?!LightningDataModule)[^)]*(?=\))|^Linked arguments:\n(?:  .*\n)+\n",
+    re.MULTILINE,
+)
+"""In a help: lists of classes that begin with Lightning's, and settings that follow others."""
+
 _NO_DEVICE = "backend found"
 """In Lightning's error for an accelerator that is not there."""
 
 
 class RunParser(ShortErrors, LightningArgumentParser):
     """Lightning's parser with short messages."""
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Return the help; that of a stage without Lightning's classes and with one environment variable for all."""
+        if not self.default_env:
+            return super().format_help(*args, **kwargs)
+        self.default_env, self.usage = False, f"mrlm {self.prog.split()[1]} [options]"
+        name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
+        text = _NOT_SHOWN.sub("", super().format_help(*args, **kwargs))
+        return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"
 
 
 class RunCommand(LightningCLI):

@@ -226,8 +226,10 @@ def settings_options() -> list[str]:
 
 
 def training_options() -> set[str]:
-    """Return the options of all algorithms, of a policy, of rollouts and of the trainer."""
+    """Return the options of all algorithms, of a policy, of rollouts, of the last checkpoint and of the trainer."""
     found = set(settings_options())
+    checkpoint = parameters(PACKAGE / "runs" / "checkpoint.py", "LastCheckpoint") or ()
+    found |= {f"--checkpoint.{name}" for name in checkpoint}
     inner = {name: SETTINGS[name] for name in ("clip", "correction", "kl", "optimization")}
     found |= {f"--model.{name}.{key}" for name, (cls, file) in inner.items() for key in parameters(file, cls) or ()}
     found |= {f"--trainer.{name}" for name in _trainer_parameters() if name not in OWN_TRAINER}

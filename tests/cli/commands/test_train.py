@@ -239,6 +239,9 @@ def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
     assert status == 0
     assert "--output FOLDER" in out
     assert "--checkpoint.every_n_train_steps" in out
+    assert "lightning.pytorch" not in out, "`--trainer.callbacks.help NAME` and others show its classes"
+    assert "mrlm_pl.GRPO" in out
+    assert out.count("MRLM_FIT__") == 1
 
 
 @pytest.mark.slow
