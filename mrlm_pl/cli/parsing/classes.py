@@ -335,7 +335,7 @@ def helped(key: str, name: str, base: type, config: dict[str, Any]) -> str:
     group, _, argument = key.partition(".")
     bases = [base]
     if argument:
-        named = (config.get(group) or {}).get(CLASS)
+        named = given.get(CLASS) if isinstance(given := config.get(group), Mapping) else None
         having = (cls for cls in _usable(base) if argument in parameters(cls))
         owner = imported(named) if named else next(having, base)
         if owner is not base:

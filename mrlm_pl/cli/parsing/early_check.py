@@ -159,8 +159,10 @@ def _check_class(
     for argument in (*value, *own):
         setting = SYNONYMS.get(argument, argument)
         if setting in of_policy:
-            told = f"`{setting}` is a setting of a policy; give it as `--{key}.policies.main.{setting} VALUE`"
-            raise MistakeError(f"{key}.{argument}", told)
+            option = f"--{key}.policies.{next(iter(_policies({key: value})), 'main')}.{setting}"
+            raise MistakeError(
+                f"{key}.{argument}", f"`{setting}` is a setting of a policy; give it as `{option} VALUE`"
+            )
     _check_keys(own, name, known, key)
     for argument, (cls, source) in SETTINGS.items() if short is None else ():
         settings, known = own.get(argument), parameters(source, cls)

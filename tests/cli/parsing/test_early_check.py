@@ -103,6 +103,12 @@ model:
 """
 
 
+def test_a_setting_of_a_policy_is_told_with_the_name_of_the_configured_one() -> None:
+    policies = "{class_path: GRPO, learning_rate: 1, init_args: {policies: {solver: {}}}}"
+    with pytest.raises(ConfigurationError, match=r"give it as `--model\.policies\.solver\.learning_rate VALUE`"):
+        check(["--model", policies])
+
+
 def test_a_frozen_policy_with_adapters_is_named(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(FROZEN)
