@@ -28,6 +28,7 @@ from mrlm_pl.policy.forward.passes import (
     pass_values,
     row_chunks,
 )
+from mrlm_pl.policy.forward.rematerialization import rematerialized
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.sharding import is_sharded, passes_on_all_ranks
 from mrlm_pl.seeding import derive_seed
@@ -146,7 +147,10 @@ def _evaluate(
 
     def run(inputs: ForwardPass, wanted: Wanted, seed: int | None) -> Tensor:
         compute = functools.partial(pass_values, model, inputs, wanted, seed)
-        return checkpoint(compute, use_reentrant=False, preserve_rng_state=False) if recompute else compute()
+        if recompute:
+            return checkpoint(compute, use_reentrant=False, preserve_rng_state=False)
+        with rematerialized():
+            return compute()
 
     seeds = [None if noise_seed is None else derive_seed("noise", noise_seed, n) for n in range(len(planned))]
     results = [run(inputs, wanted, seed) for inputs, seed in zip(planned, seeds, strict=True)]

@@ -1,0 +1,180 @@
+"""Activations that are computed again: the same gradients, fewer kept tensors, and nothing held after the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from mrlm_pl.policy.forward import rematerialization
+from mrlm_pl.policy.forward.logprobs import token_logprobs
+from mrlm_pl.policy.forward.rematerialization import rematerialized
+
+TOKENS, HIDDEN, INNER = 6, 8, 20
+
+
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rematerialization, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def kept() -> Iterator[dict[str, StorageWeakRef]]:
+    """Follow the memory of the input of every linear layer, by the layer's name, while the test runs."""
+    found: dict[str, StorageWeakRef] = {}
+    names: dict[nn.Module, str] = {}
+
+    def follow(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(module, nn.Linear):
+            found[names.setdefault(module, f"{len(names)}")] = StorageWeakRef(inputs[0].untyped_storage())
+
+    handle = nn.modules.module.register_module_forward_pre_hook(follow)
+    yield found
+    handle.remove()
+
+
+def gated() -> nn.Sequential:
+    torch.manual_seed(0)
+    config = LlamaConfig(hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=1)
+    return nn.Sequential(LlamaRMSNorm(HIDDEN), LlamaMLP(config))
+
+
+def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+
+def test_the_product_of_a_gated_mlp_is_freed_after_the_forward_pass(kept: dict[str, StorageWeakRef]) -> None:
+    model, states = gated(), torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    loss = model(states).square().sum()
+    assert [kept[layer].expired() for layer in ("0", "1", "2")] == [False] * 3
+    plain = gradients(model, loss)
+    with rematerialized():
+        loss = model(states).square().sum()
+    # inputs of the gate, of the projection up, both the norm's result, and of the projection down, the product
+    assert [kept[layer].expired() for layer in ("0", "1", "2")] == [True] * 3
+    again = gradients(model, loss)
+    assert len(plain) == 4
+    assert all(map(torch.equal, plain, again))
+
+
+def test_what_a_forward_pass_keeps_is_freed_with_its_graph() -> None:
+    model, states = gated(), torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    gates: list[StorageWeakRef] = []
+    gate = model[1].get_submodule("gate_proj")
+    gate.register_forward_hook(lambda module, inputs, output: gates.append(StorageWeakRef(output.untyped_storage())))
+    for backward in (True, False):
+        with rematerialized():
+            loss = model(states).square().sum()
+        assert not gates[-1].expired()
+        if backward:
+            loss.backward()
+        del loss
+        assert gates[-1].expired()
+
+
+def test_each_is_computed_once_in_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, states = gated(), torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    with rematerialized():
+        loss = model(states).square().sum()
+    computed, silu = [], torch.nn.functional.silu
+
+    def counted(gate: Tensor) -> Tensor:
+        computed.append(gate.shape)
+        return silu(gate)
+
+    monkeypatch.setattr(torch.nn.functional, "silu", counted)
+    loss.backward(retain_graph=True)
+    first = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+    assert computed == [(TOKENS, INNER)]
+    # nothing of it is held until the next
+    assert all(map(torch.equal, first, gradients(model, loss)))
+    assert computed == [(TOKENS, INNER)] * 2
+
+
+def test_transposed_products() -> None:
+    torch.manual_seed(0)
+    first, second, weight = (torch.randn(3, 5, requires_grad=True) for _ in range(3))
+    found = []
+    for context in (nullcontext, rematerialized):
+        with context():
+            loss = ((first * second).T @ weight).square().sum()
+        found.append(torch.autograd.grad(loss, [first, second, weight]))
+    assert all(map(torch.equal, *found))
+
+
+def test_small_activations_are_kept(kept: dict[str, StorageWeakRef], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, states = gated(), torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    monkeypatch.setattr(rematerialization, "LEAST_BYTES", 4 * TOKENS * INNER)
+    with rematerialized():
+        loss = model(states).sum()
+    assert [kept[layer].expired() for layer in ("0", "1", "2")] == [False, False, True]
+    monkeypatch.setattr(rematerialization, "LEAST_BYTES", 4 * TOKENS * INNER + 1)
+    with rematerialized():
+        loss = model(states).sum()
+    assert not kept["2"].expired()
+    assert loss.requires_grad
+
+
+def test_chains_of_operations_are_bounded() -> None:
+    followed, states, factor = [], torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    with rematerialized():
+        for _ in range(6):
+            states = states * factor
+            followed.append(StorageWeakRef(states.untyped_storage()))
+    # every third product is kept: the two after it are computed from it
+    assert [one.expired() for one in followed[:-1]] == [True, True, False, True, True]
+    states.sum().backward()
+    assert factor.grad is not None
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_gradients_of_log_probabilities_are_equal_bit_for_bit(
+    family: str, precision: torch.dtype, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = {
+        "llama": lambda: LlamaForCausalLM(
+            LlamaConfig(vocab_size=31, hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2)
+        ),
+        "gpt2": lambda: GPT2LMHeadModel(
+            GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+        ),
+    }[family]()
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+        model.train()
+    ids, mask = torch.randint(0, 31, (4, 12)), torch.zeros(4, 12, dtype=torch.bool)
+    mask[:, 5:] = True
+    found = []
+    for context in (nullcontext, rematerialized):
+        monkeypatch.setattr("mrlm_pl.policy.forward.logprobs.rematerialized", context)
+        for most in (None, 24):  # in one pass, and in several, each of which is recomputed as a whole
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+                out = token_logprobs(model, ids, torch.full((4,), 12), mask, max_tokens=most)
+            found.append(gradients(model, out.sum()))
+    plain, plain_passes, again, again_passes = found
+    assert all(map(torch.equal, plain, again))
+    assert all(map(torch.equal, plain_passes, again_passes))
+
+
+def test_log_probabilities_free_them(kept: dict[str, StorageWeakRef]) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=31, hidden_size=16, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2)
+    )
+    mask = torch.zeros(4, 12, dtype=torch.bool)
+    mask[:, 5:] = True
+    loss = token_logprobs(model, torch.randint(0, 31, (4, 12)), torch.full((4,), 12), mask).sum()
+    # q, k, v; the output of the attention, which no cheap operation gives; gate, up, down
+    assert [kept[f"{layer}"].expired() for layer in range(7)] == [True, True, True, False, True, True, True]
+    assert loss.requires_grad
