@@ -23,7 +23,8 @@ from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
-from mrlm_pl.runs.records.run import SINGLE, RecordedRun, read_run
+from mrlm_pl.runs.records.run import SETTINGS_OF_TOKENS, SINGLE, RecordedRun, read_run
+from mrlm_pl.runs.records.saved_weights import SAVED, read_saved_weights
 from mrlm_pl.settings import one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
@@ -45,7 +46,7 @@ class SeatedModel:
             for the run's settings.
         seats: the policy of each agent, in place of the run's.
         name: of the environment in the run, where an instance has another one.
-        weights: whether the policies of a run must have been exported.
+        weights: whether a run must have policies or a checkpoint.
         precision: in which it generates; None is that of the run's training, but for bf16 on a CPU that emulates it.
 
     Attributes:
@@ -109,7 +110,8 @@ class SeatedModel:
                 hint = meant(name, self.run.policies, f"the policies are {sorted(self.run.policies)}")
                 raise ConfigurationError(f"served_by: {self.label!r} has no policy {name!r} to be served; {hint}")
             try:
-                served = Policy(**given, trained=False, served_by=place)
+                tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
+                served = Policy(**tokens, trained=False, served_by=place)
             except ConfigurationError as error:
                 raise type(error)(f"policies.{name}: {error}") from error
             self.run = replace(self.run, policies={**self.run.policies, name: served})
@@ -180,7 +182,8 @@ class SeatedModel:
         specs = self.specs(num_episodes, split, seed, samples_per_task)
         if held is not None:
             self.run = replace(self.run, policies={**self.run.policies, **held})
-            held |= self.policies()
+            playing = sorted(set(self.seated().values()))
+            held |= {name: loaded_policy(self.run.policies[name], device, name) for name in playing}
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
             report = summarize(
@@ -293,7 +296,7 @@ def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SI
     """Return a policy with its weights, unless a server has them; one that is made here is ready to generate.
 
     Args:
-        given: the policy, whose weights stay where they are if it has any, or its constructor arguments.
+        given: the policy, whose weights stay where they are if it has any, or its settings in a run.
         device: of weights that are read, as torch names it; ``auto`` prefers an accelerator.
         name: of the policy.
 
@@ -301,10 +304,14 @@ def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SI
         ConfigurationError: the device cannot be used, or the model cannot be loaded.
     """
     disable_progress_bar()
-    policy = given if isinstance(given, Policy) else Policy(**given)
+    settings = {} if isinstance(given, Policy) else dict(given)
+    saved = settings.pop(SAVED, None)
+    policy = given if isinstance(given, Policy) else Policy(**settings)
     if policy.model is None and policy.served_by is None:
         place = usable_device(device)
         policy.load(name=name)
+        if saved is not None:
+            read_saved_weights(policy, *saved)
         policy.network.to(place).train(policy is given)  # which its owner may train
     return policy
 

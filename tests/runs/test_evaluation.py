@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import yaml
 from mrlm_environments import CoordinationGame, HarnessEnvironment, MathEnvironment
+from torch.distributed import checkpoint
 
 import mrlm_pl
 from mrlm_pl.engines import InProcessEngine
@@ -51,6 +53,53 @@ def test_a_run_brings_its_environment_sampling_and_seats(model_folder: Path, tmp
     level = MathEnvironment(difficulty=[2, 2])
     given = mrlm_pl.evaluate(model_folder, level, num_episodes=4, sampling=mrlm_pl.Sampling(max_tokens=3), device="cpu")
     assert [item["messages"] for item in run.transcripts] == [item["messages"] for item in given.transcripts]
+
+
+TEAM = """
+model:
+  class_path: GRPO
+  init_args:
+    policies: {full: {learning_rate: 0.01}, low: {learning_rate: 0.01, lora: {rank: 2}}}
+    seats: {pro: full, con: low}
+data:
+  class_path: RolloutDataModule
+  init_args: {environment: {class_path: debate}, groups: 1, group_size: 2, iterations: 3, sampling: {max_tokens: 4}}
+trainer: {accelerator: cpu, limit_val_batches: 0}
+"""
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_run_that_has_not_finished_plays_with_its_last_checkpoint(
+    mrlm: Any, capsys: pytest.CaptureFixture[str], shards: bool
+) -> None:
+    Path("team.yaml").write_text(TEAM)
+    assert mrlm("fit", "--config", "team.yaml", "--output", "run")[0] == 0
+    whole = mrlm_pl.evaluate("run", **SHORT)
+    assert "not finished" not in capsys.readouterr().err
+    run, last = Path("run"), Path("run/checkpoints/last.ckpt")
+    if shards:
+        saved = torch.load(last, weights_only=True)
+        last.unlink()
+        checkpoint.save({"state_dict": saved["state_dict"]}, checkpoint_id=last, no_dist=True)
+        torch.save({**saved, "state_dict": {}}, last / "meta.pt")
+    _train_on(run)
+    found = mrlm_pl.evaluate("run", **SHORT)
+    message = "mrlm: run is not finished: its policies have the weights of the checkpoint of iteration 3\n"
+    assert capsys.readouterr().err.count(message) == 1, "once for both policies"
+    assert found.to_dict() == whole.to_dict()
+    (run / "policies").rename(run / "none")
+    assert mrlm_pl.evaluate("run", **SHORT).to_dict() == whole.to_dict()
+    assert mrlm("eval", "--model", "run", "-n", "2")[0] == 0
+    assert mrlm("eval", "--model", "run", "builtin:tiny", "-n", "2", "--output", "table.json")[0] == 0
+    assert "kept" in mrlm("eval", "--model", "run", "builtin:tiny", "-n", "2", "--output", "table.json")[1]
+
+
+def _train_on(run: Path) -> None:
+    """Leave a run as one that was killed after it had trained on: a later checkpoint than the exported policies."""
+    (run / "state.json").write_text('{"state": "interrupted"}')
+    for path in run.glob("policies/*/model.safetensors"):
+        path.unlink()
+        os.utime(path.with_name("config.json"), (0, 0))
 
 
 def test_turns_are_generated_in_the_precision_of_the_run_where_the_machine_has_it(

@@ -34,6 +34,7 @@ from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, generatio
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import RecordedRun, read_run
+from mrlm_pl.runs.records.saved_weights import SAVED
 
 SCHEMA = 1
 """Version of the file of a table."""
@@ -316,15 +317,18 @@ def _finished(file: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return size and time of each file of each policy's folder; no files of a model of the hub."""
-    folders = {name: Path(settings["model"]).expanduser() for name, settings in run.policies.items()}
+    """Return size and time of each file of each policy's folder or checkpoint; no files of a model of the hub."""
+    places = {
+        name: Path(settings[SAVED][0] if SAVED in settings else settings["model"]).expanduser()
+        for name, settings in run.policies.items()
+    }
     return {
         name: {
-            path.relative_to(folder).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
-            for path in sorted(folder.rglob("*"))
+            path.relative_to(place).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in sorted((place, *place.rglob("*")))
             if path.is_file()
         }
-        for name, folder in folders.items()
+        for name, place in places.items()
     }
 
 

@@ -21,6 +21,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.learner.policies.seats import seated_policy
 from mrlm_pl.model_folders import exported_policies, missing_folder, policy_folder
+from mrlm_pl.runs.folder import last_checkpoint
 from mrlm_pl.runs.plugins import (
     environments_by_name,
     find_environment,
@@ -28,10 +29,14 @@ from mrlm_pl.runs.plugins import (
     plugin_entry_points,
     plugin_functions,
 )
-from mrlm_pl.runs.state import precision_in
+from mrlm_pl.runs.records.saved_weights import SAVED
+from mrlm_pl.runs.state import precision_in, state_in
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
+
+SETTINGS_OF_TOKENS = ("model", "chat_template", "chat_template_kwargs")
+"""The settings of a policy that decide its tokens."""
 
 _CONFIGURATION_FILE = re.compile(r"config(?:-(\d+))?\.yaml")
 
@@ -98,7 +103,8 @@ class RecordedRun:
     """A run, or a plain model, which has a policy and nothing else.
 
     Args:
-        policies: each policy, or its constructor arguments.
+        policies: each policy, or its constructor arguments, and as ``saved`` where its weights are:
+            the checkpoint and the policy's name there.
         seats: the policy of each agent.
         sampling: how the run sampled in training, as arguments of :class:`~mrlm_pl.engines.Sampling`.
         validation_sampling: how it sampled in validation, likewise.
@@ -198,14 +204,16 @@ class RecordedRun:
 def read_run(name: str, *, weights: bool = True, files: bool = False) -> RecordedRun:
     """Return the run or model of a run folder, a model folder or a hub id; no weights are read.
 
+    The policies of a run that has not finished are those of its last checkpoint.
+
     Args:
         name: of the folder or model.
-        weights: False is enough with a run that has not exported its policies; they are then the untrained ones.
+        weights: False is enough with a run that has no weights yet; its policies are then the untrained ones.
         files: whether the name may be that of a run's configuration file, without weights.
 
     Raises:
-        ConfigurationError: there is no such folder, the run has not written its policies yet, or its configuration
-            cannot be read.
+        ConfigurationError: there is no such folder, the run has written neither policies nor a checkpoint yet, or its
+            configuration cannot be read.
     """
     if missing := missing_folder(name):
         raise ConfigurationError(missing)
@@ -213,17 +221,21 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     if (folder / "config.json").is_file() or not (folder.is_dir() or (files and folder.is_file())):
         return RecordedRun({SINGLE: {"model": name}})
     exported = exported_policies(folder)
-    if not exported and (weights or latest_configuration(folder) is None):
+    checkpoint = _unfinished(folder, exported) if weights else None
+    if not exported and checkpoint is None and (weights or latest_configuration(folder) is None):
         # Without `weights` the policy reports what such a folder lacks, if one is needed.
         return RecordedRun({SINGLE: {"model": policy_folder(name, "model") if weights else name}})
     settings = _settings(folder)
     model, data = settings["model"], settings["data"]
     policies: dict[str, dict[str, Any]] = {}
-    untrained: dict[str, Any] = {} if exported else {SINGLE: {}}
-    kept = ("model", "chat_template", "chat_template_kwargs")
+    untrained: dict[str, Any] = {} if exported and checkpoint is None else {SINGLE: {}}
     for policy, values in (model.get("policies") or untrained).items():
+        saved = checkpoint is not None and values.get("trained", True)
+        kept = (*SETTINGS_OF_TOKENS, "lora", "random_init_seed") if saved else SETTINGS_OF_TOKENS
         policies[policy] = {key: values[key] for key in kept if values.get(key) is not None}
-    for path in exported:
+        if saved:
+            policies[policy][SAVED] = str(checkpoint), policy
+    for path in exported if checkpoint is None else ():
         policies.setdefault(path.name, {})["model"] = str(path)
     sampling = data.get("sampling") or {}
     return RecordedRun(
@@ -236,6 +248,16 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
         task_settings=data.get("task_settings") or {},
         precision=precision_in(folder),
     )
+
+
+def _unfinished(folder: Path, exported: Sequence[Path]) -> Path | None:
+    """Return the last checkpoint of a run with a configuration, if its weights are later than the exported ones."""
+    last = last_checkpoint(folder)
+    if last is None or latest_configuration(folder) is None:
+        return None
+    ended = exported and state_in(folder)[0] in ("finished", "unknown")
+    later = all(last.stat().st_mtime > (path / "config.json").stat().st_mtime for path in exported)
+    return last if later and not ended else None
 
 
 def latest_configuration(folder: Path) -> Path | None:
