@@ -259,7 +259,8 @@ class Trainer(pl.Trainer):
             return
         if stage == "fit" and not self.fast_dev_run:  # type: ignore[attr-defined]
             if resumed and not self._loops.batches:
-                print("mrlm: nothing was trained: the run was complete; raise trainer.max_epochs to train further")
+                option = "data.iterations" if played and self.max_epochs == 1 else "trainer.max_epochs"
+                print(f"mrlm: nothing was trained: the run was complete; raise {option} to train further")
             elif stop := early_stop(self):
                 print(f"mrlm: {stop}")
             counts = data.collection.totals.state() if played else {}

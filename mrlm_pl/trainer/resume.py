@@ -94,6 +94,12 @@ class _EndingFitLoop(_FitLoop):
     def skip(self) -> bool:
         return self.max_batches == 0 or self.trainer.limit_train_batches == 0
 
+    def reset(self) -> None:
+        progress = self.epoch_loop.batch_progress
+        if getattr(self.trainer.train_dataloader, "extended", False):  # the epoch may have more batches now
+            progress.is_last_batch = progress.current.ready >= self.trainer.num_training_batches
+        super().reset()
+
 
 def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -> dict[str, Any]:
     """Return the state of a fit loop as ``on_train_batch_end`` of the last whole batch would have saved it.

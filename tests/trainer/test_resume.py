@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
+from mrlm_pl.runs import Trainer
 
 
 class Batches(Callback):
@@ -45,3 +48,28 @@ def test_an_epoch_may_have_another_length_after_a_resume(
     assert first.seen == [(0, step) for step in range(1, done + 1)]
     resumed = fit(after, 2, tmp_path / "end.ckpt")
     assert resumed.seen == [(1, step) for step in range(done + 1, done + after + 1)]
+
+
+def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_start(
+    model_folder: Path, echo: Any, tmp_path: Path
+) -> None:
+    def fit(folder: str, iterations: int, **options: Any) -> Any:
+        data = RolloutDataModule(
+            echo(), groups=2, group_size=2, iterations=iterations, minibatches=2, sampling=Sampling(max_tokens=3)
+        )
+        model = GRPO({"main": Policy(str(model_folder), learning_rate=0.1)})
+        quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+        trainer = Trainer(output=str(tmp_path / folder), **quiet, **options)
+        trainer.fit(model, data)
+        return torch.load(tmp_path / folder / "checkpoints/last.ckpt", weights_only=True)
+
+    fit("run", 2)
+    longer, whole = fit("run", 5, resume=True), fit("whole", 5)
+    assert longer["global_step"] == 10
+    assert longer["loops"]["fit_loop"] == whole["loops"]["fit_loop"]
+    assert all(torch.equal(weight, longer["state_dict"][name]) for name, weight in whole["state_dict"].items())
+    with pytest.raises(ConfigurationError, match="is 4, but the checkpoint has completed 5 in epochs of 5"):
+        fit("run", 4, resume=True)
+    assert fit("run", 5, resume=True, max_epochs=2)["global_step"] == 20
+    with pytest.raises(ConfigurationError, match=r"resume with data\.iterations 5, and raise trainer\.max_epochs"):
+        fit("run", 12, resume=True)

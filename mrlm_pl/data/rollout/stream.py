@@ -106,7 +106,12 @@ class TrainingStream:
         passes: passes over a rollout.
         minibatches: optimizer updates in one pass.
         iterations: rollouts in an epoch of the trainer.
+
+    Attributes:
+        extended: whether the checkpoint was at the end of its first epoch, and this one has more iterations.
     """
+
+    extended = False
 
     def __init__(self, collection: Collection, passes: int, minibatches: int, iterations: int) -> None:
         self.collection, self.iterations = collection, iterations
@@ -212,10 +217,11 @@ class TrainingStream:
         self.iteration, self.position = state["iteration"], state["position"]
         self._rows, self._update, self._batches = None, None, []
         before = state.get("iterations", self.iterations)
-        if self.iterations != before and self.iteration >= before:
+        self.extended = self.iterations > before == self.iteration and not self.position
+        if self.iterations != before and self.iteration >= before and not self.extended:
             raise ConfigurationError(
-                f"data.iterations is {self.iterations}, but the checkpoint has completed an epoch of {before} "
-                f"iterations, which the trainer counts by; resume with data.iterations {before}, and raise "
+                f"data.iterations is {self.iterations}, but the checkpoint has completed {self.iteration} in epochs of "
+                f"{before}, which the trainer counts by; resume with data.iterations {before}, and raise "
                 "trainer.max_epochs to train further"
             )
         if not self.position:
