@@ -23,8 +23,8 @@ from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
-from mrlm_pl.runs.records.run import SETTINGS_OF_TOKENS, SINGLE, RecordedRun, read_run
-from mrlm_pl.runs.records.saved_weights import SAVED, read_saved_weights
+from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, read_run
+from mrlm_pl.runs.records.saved_weights import read_saved_weights
 from mrlm_pl.settings import one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]

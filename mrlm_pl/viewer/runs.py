@@ -179,7 +179,7 @@ class Run:
 
         Of a column with more than :data:`MOST_POINTS` numbers every n-th and the last are kept; all columns share rows.
         """
-        columns, kept, every = self.logged(), set[int](), 1
+        columns, kept, every = self.curves(), set[int](), 1
         for values in columns.values():
             rows = [row for row, value in enumerate(values) if value is not None]
             step = -(-len(rows) // MOST_POINTS) or 1
@@ -225,6 +225,32 @@ class Run:
         header = rows[0] if rows else []
         whole = [row for row in rows[1:] if len(row) == len(header)]  # a kill may have truncated the last one
         return {name: [_number(row[column]) for row in whole] for column, name in enumerate(header)}
+
+    def curves(self) -> dict[str, list[float | None]]:
+        """Return all logged numbers, and ``held_out/ENVIRONMENT/reward`` and ``accuracy`` of held-out evaluations.
+
+        An evaluation is in the row of the update before it, that before the training in the first one.
+        """
+        columns = self.logged()
+        steps = [-1 if step is None else int(step) for step in columns.get("step", ())]
+        for step, reports in self._held_out() if steps else ():
+            row = next((row for row, at in enumerate(steps) if at + 1 >= step), len(steps) - 1)
+            for environment, report in reports.items():
+                for key, name in (("mean_reward", "reward"), ("accuracy", "accuracy")):
+                    if isinstance(value := report.get(key), (int, float)):
+                        column = f"held_out/{environment}/{name}"
+                        columns.setdefault(column, [None] * len(steps))[row] = float(value)
+        return columns
+
+    def _held_out(self) -> Iterator[tuple[float, Mapping[str, Any]]]:
+        """Yield the evaluations before, during and after the training: the updates before each, and the reports."""
+        for moment, step in (("before", 0.0), ("curve", 0.0), ("after", math.inf)):
+            with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                found = msgspec.json.decode(self._content(self.path / f"evaluation_{moment}.json"))
+                if moment == "curve":
+                    yield from ((point["step"], point["environments"]) for point in found["points"])
+                elif moment == "before" or self.state()[0] != "running":
+                    yield step, found
 
     def _collected(self) -> int | None:
         """Return the iterations that the metrics count, 0 without any; None for a file of episodes."""

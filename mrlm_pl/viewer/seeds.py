@@ -20,8 +20,14 @@ from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
 from mrlm_pl.viewer.runs import Run
 
-AXES = {"episodes": "episodes", "decisions": "decisions", "tokens": "generated_tokens", "iterations": "iteration"}
-"""Costs at which runs may be compared, and the column ``progress/...`` of the metrics that counts each."""
+AXES = {
+    "episodes": "progress/episodes",
+    "decisions": "progress/decisions",
+    "tokens": "progress/generated_tokens",
+    "iterations": "progress/iteration",
+    "updates": "step",
+}
+"""Costs at which runs may be compared, and the column of the metrics that counts each."""
 
 POINTS = 100
 """Points of a curve."""
@@ -163,7 +169,7 @@ class SeedComparison:
 def compare_seeds(
     runs: Mapping[str, Run],
     metric: str = "rollout/reward",
-    axis: str = "episodes",
+    axis: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> SeedComparison:
     """Return a metric of runs at equal cost, by families of runs that differ in their seed alone.
@@ -174,25 +180,28 @@ def compare_seeds(
 
     Args:
         runs: by name.
-        metric: a column of ``metrics.csv``.
-        axis: the cost, of :data:`AXES`.
+        metric: a column of ``metrics.csv``, or one of :meth:`~mrlm_pl.viewer.runs.Run.curves`.
+        axis: the cost, of :data:`AXES`; None is the first one at which a run has the metric.
         labels: of runs by name, for the families that they begin; None names families by the settings that differ.
 
     Raises:
         ConfigurationError: no run has the metric.
     """
-    logged, notes, known = dict[str, np.ndarray](), list[str](), set[str]()
-    for name, run in runs.items():
-        columns = run.logged()
-        known |= {column for column in columns if not column.startswith("progress/")}
-        pairs = zip(columns.get(f"progress/{AXES[axis]}", ()), columns.get(metric, ()), strict=False)
-        rows = np.array([pair for pair in pairs if None not in pair], dtype=float).T
-        if rows.size:
-            logged[name] = rows
-        else:
-            notes.append(f"{name} is left out: it has no `{metric}` at its {axis}{_state(run)}.")
+    curves = {name: run.curves() for name, run in runs.items()}
+    by_axis = {cost: {name: _rows(columns, cost, metric) for name, columns in curves.items()} for cost in AXES}
+    usable = [cost for cost, rows in by_axis.items() if any(found.size for found in rows.values())]
+    axis = axis or next(iter(usable), "episodes")
+    logged = {name: rows for name, rows in by_axis[axis].items() if rows.size}
+    notes = [
+        f"{name} is left out: it has no `{metric}` at its {axis}{_state(run)}."
+        for name, run in runs.items()
+        if name not in logged
+    ]
     if not logged:
+        known = {name for columns in curves.values() for name in columns if not name.startswith("progress/")}
         hint = meant(metric, known, f"they have {', '.join(sorted(known)) or 'no metrics.csv'}")
+        if usable:
+            hint = f"compare it with `--at {usable[0]}`"
         states = "".join(f"; {name}{_state(run)}" for name, run in runs.items() if _state(run))
         raise ConfigurationError(f"metric: no run has {metric!r} by {axis}; {hint}{states}")
     reached = {name: float(rows[0, -1]) for name, rows in logged.items()}
@@ -227,6 +236,16 @@ def compare_seeds(
         for label, members in zip(named, grouped.values(), strict=True)
     ]
     return SeedComparison(metric, axis, points, families, notes)
+
+
+def _rows(columns: Mapping[str, Sequence[float | None]], axis: str, metric: str) -> np.ndarray:
+    """Return the costs and the values [2, n] of a metric; a cost holds until the next one is logged."""
+    found, cost = [], None
+    for logged, value in zip(columns.get(AXES[axis], ()), columns.get(metric, ()), strict=False):
+        cost = cost if logged is None else logged + (axis == "updates")  # steps count from 0
+        if cost is not None and value is not None:
+            found.append((cost, value))
+    return np.array(found, dtype=float).T
 
 
 def _other_tasks(runs: Sequence[Run], metric: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import json
 import math
 import re
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mrlm_pl.errors import ConfigurationError
@@ -229,6 +231,28 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
     assert Path(files[2]).read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_on_files_are_compared_by_updates_and_their_held_out_evaluations_are_columns(
+    tmp_path: Path, mrlm: Any
+) -> None:
+    folder = tmp_path / "sft"
+    write_run(folder, [], CONFIGURATION)
+    (folder / "metrics.csv").write_text("step,train/nll\n0,4\n1,3\n2,2\n3,1\n")
+    for moment, accuracy in (("before", 0.25), ("after", 0.75)):
+        report = {"math": {"mean_reward": 1.0, "accuracy": accuracy}}
+        (folder / f"evaluation_{moment}.json").write_text(json.dumps(report))
+    points = [{"step": 0, "environments": {"math": {"accuracy": 0.25}}}]
+    points += [{"step": 2, "environments": {"math": {"accuracy": 0.5}}}]
+    (folder / "evaluation_curve.json").write_text(json.dumps({"points": points}))
+    found = compared(folder, metric="train/nll")
+    assert (found.axis, found.points[-1], *found.families[0].last.values()) == ("updates", 4, 1)
+    held_out = compared(folder, metric="held_out/math/accuracy")
+    (curve,) = held_out.families[0].curves.values()
+    np.testing.assert_allclose(np.interp([1, 2, 3, 4], held_out.points, curve), [0.25, 0.5, 0.625, 0.75])
+    assert find_runs([str(folder)])[str(folder)].metrics()["columns"]["held_out/math/reward"] == [1, None, None, 1]
+    status, _, err = mrlm("report", str(folder), "--metric", "train/nll", "--at", "episodes")
+    assert (status, "no run has 'train/nll' by episodes; compare it with `--at updates`" in err) == (2, True), err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -237,7 +261,10 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
             "metric: no run has 'rollout/rewrad' by episodes; did you mean 'rollout/reward'",
         ),
         (["--at", "iterations"], "metric: no run has 'rollout/reward' by iterations"),
-        (["--at", "seconds"], "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', but the"),
+        (
+            ["--at", "seconds"],
+            "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', 'updates', but",
+        ),
         (["--ouput", "a.md"], "error: there is no option '--ouput'; did you mean '--output'?\n"),
         (["--output", "a.pdf"], "output: 'a.pdf' must end in .md, .csv, .png"),
     ],

@@ -33,8 +33,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, generation_precision
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.environment_code import code_of
-from mrlm_pl.runs.records.run import RecordedRun, read_run
-from mrlm_pl.runs.records.saved_weights import SAVED
+from mrlm_pl.runs.records.run import SAVED, RecordedRun, read_run
 
 SCHEMA = 1
 """Version of the file of a table."""

@@ -36,8 +36,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def add_options(parser: PlainParser) -> None:
     """Add the options ``--metric`` and ``--at``."""
-    parser.add_argument("--metric", default="rollout/reward", help="column of metrics.csv; default rollout/reward")
-    parser.add_argument("--at", choices=tuple(AXES), default="episodes", help="cost at which runs are compared")
+    text = "column of metrics.csv, or of held-out evaluations, as in held_out/math/accuracy; default rollout/reward"
+    parser.add_argument("--metric", default="rollout/reward", help=text)
+    text = "cost at which runs are compared; default episodes, else updates, as of runs on files"
+    parser.add_argument("--at", choices=tuple(AXES), help=text)
 
 
 def write(found: SeedComparison, files: Sequence[Path]) -> None:

@@ -21,7 +21,6 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.learner.policies.seats import seated_policy
 from mrlm_pl.model_folders import exported_policies, missing_folder, policy_folder
-from mrlm_pl.runs.folder import last_checkpoint
 from mrlm_pl.runs.plugins import (
     environments_by_name,
     find_environment,
@@ -29,7 +28,6 @@ from mrlm_pl.runs.plugins import (
     plugin_entry_points,
     plugin_functions,
 )
-from mrlm_pl.runs.records.saved_weights import SAVED
 from mrlm_pl.runs.state import precision_in, state_in
 
 SINGLE = "main"
@@ -37,6 +35,9 @@ SINGLE = "main"
 
 SETTINGS_OF_TOKENS = ("model", "chat_template", "chat_template_kwargs")
 """The settings of a policy that decide its tokens."""
+
+SAVED = "saved"
+"""Beside a policy's constructor arguments: the checkpoint with its weights, and its name there."""
 
 _CONFIGURATION_FILE = re.compile(r"config(?:-(\d+))?\.yaml")
 
@@ -252,6 +253,8 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
 
 def _unfinished(folder: Path, exported: Sequence[Path]) -> Path | None:
     """Return the last checkpoint of a run with a configuration, if its weights are later than the exported ones."""
+    from mrlm_pl.runs.folder import last_checkpoint  # torch
+
     last = last_checkpoint(folder)
     if last is None or latest_configuration(folder) is None:
         return None

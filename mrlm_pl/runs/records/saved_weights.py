@@ -15,9 +15,6 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 from mrlm_pl.trainer.sharded_checkpoint import check_sharded_checkpoint
 
-SAVED = "saved"
-"""Beside a policy's constructor arguments: the checkpoint with its weights, and its name there."""
-
 
 @torch.no_grad()
 def read_saved_weights(policy: Policy, path: str, name: str) -> None:
