@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,7 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any], *, rewards: boo
     if "reward" in fields:
         fields = ["reward", "reward"]
     own, theirs = (_values(side["tasks"], name) for side, name in zip((report, other), fields, strict=True))
-    common = [key for key in own if key in theirs]
-    if not common:
-        raise ConfigurationError(
-            f"the evaluations have no task in common: {len(own)} of {report['environment']!r} ({report['split']}) and "
-            f"{len(theirs)} of {other['environment']!r} ({other['split']}); play both with the same environment, data, "
-            "split and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
-        )
+    common = common_tasks(own, report, other)
     differences = grouped((key[1], own[key] - theirs[key]) for key in common)
     bounds = (-math.inf, math.inf) if "reward" in fields else (-1.0, 1.0)
     return Comparison(
@@ -79,6 +73,32 @@ def compare(report: Mapping[str, Any], other: Mapping[str, Any], *, rewards: boo
         other=math.fsum(theirs[key] for key in common) / len(common),
         other_measure=_measure(other["tasks"], fields[1]),
         other_decisions=other["decisions_per_task"],
+    )
+
+
+def common_tasks(
+    tasks: Collection[tuple[str, str]], about: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return the tasks of an evaluation that a report has too.
+
+    Args:
+        tasks: of the evaluation, perhaps not played yet; see :func:`~mrlm_pl.evaluation.report.task_identity`.
+        about: its ``environment``, ``split`` and ``seed``.
+        other: the report.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    theirs = {(item["task"], item["problem"]) for item in other["tasks"]}
+    if common := [task for task in tasks if task in theirs]:
+        return common
+    own, others = (
+        f"{len(held)} of {side['environment']!r} ({side['split']} split, seed {side.get('seed')})"
+        for held, side in ((tasks, about), (theirs, other))
+    )
+    raise ConfigurationError(
+        f"the evaluations have no task in common: {own} and {others}; play both with the same environment, data, split "
+        "and seed, and with `--num-episodes` of as many tasks (tasks times --samples-per-task)"
     )
 
 
@@ -97,6 +117,8 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
     Raises:
         ConfigurationError: the file cannot be read, or holds no such report.
     """
+    if Path(path).is_dir():
+        raise ConfigurationError(f"{str(path)!r} is a folder, no report{_named(Path(path), 'evaluation_[ab]*.json')}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -111,11 +133,20 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
                 f"report {str(path)!r} has no environment {environment!r}; choose from {', '.join(data)}"
             )
         data = data[environment] if environment in data else next(iter(data.values()))
+    if isinstance(data, dict) and "scores" in data:
+        cells = _named(Path(path).with_suffix(""), "*.json")
+        raise ConfigurationError(f"{str(path)!r} is a table, no report of one model and environment{cells}")
     if not _is_report(data):
         raise ConfigurationError(
             f"{str(path)!r} is no report of `mrlm eval --output` or of a run; write it again with this version"
         )
     return data
+
+
+def _named(folder: Path, pattern: str) -> str:
+    """Return the advice to name one of the reports in a folder."""
+    found = sorted(map(str, folder.glob(pattern))) or ["a file of `mrlm eval --output`"]
+    return f"; name {' or '.join(found)}"
 
 
 def _is_report(data: Any) -> bool:

@@ -271,6 +271,11 @@ def problem_of(task: Task) -> str:
     return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
 
 
+def task_identity(task: Task) -> tuple[str, str]:
+    """Return what a task is in a report: its key, and a digest of the problem that it poses."""
+    return task.key, f"{derive_seed('problem', problem_of(task)):016x}"
+
+
 def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
     """Return the metrics of episodes, given in groups of one problem each."""
     names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
@@ -353,11 +358,12 @@ def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority)
 
 def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[str, Any]:
     task = group[0].task
+    key, problem = task_identity(task)
     judged = [bool(episode.success) for episode in group if episode.success is not None]
     voted = majority(task, [_reply(episode) for episode in group]) if majority else None
     return {
-        "task": task.key,
-        "problem": f"{derive_seed('problem', problem_of(task)):016x}",
+        "task": key,
+        "problem": problem,
         "episodes": len(group),
         "reward": math.fsum(episode.reward for episode in group) / len(group),
         "accuracy": sum(judged) / len(group) if judged else None,

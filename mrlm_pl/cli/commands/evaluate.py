@@ -22,9 +22,9 @@ from mrlm_pl.engines.base import PolicySampling, Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
-from mrlm_pl.evaluation.comparison import Comparison, compare, read_report, rewards_differ
+from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import different_problems
+from mrlm_pl.evaluation.report import different_problems, evaluation_specs, task_identity
 from mrlm_pl.evaluation.table import interval_text, report_table
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, arena, evaluate, sampling_from
 from mrlm_pl.runs.records.environment_code import code_of
@@ -54,6 +54,14 @@ def report_run(arguments: Sequence[str]) -> int:
         before = other.get("code") or {}
         if changed := [module for module, own in code.items() if before.get(module, own) != own]:
             tell(f"warning: {options.compare} was played with other code of {', '.join(changed)}; rewards may differ")
+        drawn = {key: options[key] for key in ("num_episodes", "split", "seed", "samples_per_task")}
+        tasks = {task_identity(spec.task) for spec in evaluation_specs(environment, **drawn, name=name)}
+        common = len(common_tasks(tasks, {"environment": name, **drawn}, other))
+        if 2 * common < len(tasks):
+            tell(
+                f"warning: {options.compare} has only {common} of the {len(tasks)} tasks of this evaluation; the "
+                "comparison is of these alone"
+            )
     report = evaluate(
         options.model,
         environment,
@@ -80,11 +88,6 @@ def report_run(arguments: Sequence[str]) -> int:
             print(report_table(report, sampling, shown_settings(read.played)))
     for found in comparisons.values():
         print(_comparison(found, len(written["tasks"]), options.compare))
-    if comparisons and 2 * comparison.tasks < len(written["tasks"]):
-        tell(
-            f"warning: {options.compare} has only {comparison.tasks} of the {len(written['tasks'])} tasks of "
-            "this evaluation; the comparison is of these alone"
-        )
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {shlex.quote(str(output))}`")
     return 0 if report.episodes else 1

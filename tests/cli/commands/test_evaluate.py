@@ -300,6 +300,30 @@ def test_metrics_and_the_gain_over_another_evaluation_are_told(mrlm, model_folde
     assert json.loads(Path("team.json").read_text())["reward_comparison"]["other"] == 0.3
 
 
+def test_a_comparison_without_equal_tasks_is_refused_before_anything_is_played(mrlm, evaluate, monkeypatch):
+    Path("rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(9)))
+    play = ("eval", "--model", "builtin:tiny", "--environment", "math", "--environment.data", '{"test": "rows.jsonl"}')
+    assert mrlm(*play, "-n", "1", "--max-tokens", "2", "--output", "r.json")[0] == 0
+    evaluate("--num-episodes", "1", "--output", "other.json")
+    Path("table.json").write_text('{"scores": []}')
+    for folder, name in (("run", "evaluation_before.json"), ("table", "a--math.json")):
+        Path(folder).mkdir()
+        Path(folder, name).touch()
+    monkeypatch.setattr("mrlm_pl.cli.commands.evaluate.evaluate", lambda *_, **__: pytest.fail("it has played"))
+    for path, message in (
+        (
+            "other.json",
+            "have no task in common: 1 of 'math' (test split, seed 0) and 1 of 'parrot' (test split, seed 0)",
+        ),
+        ("run", "'run' is a folder, no report; name run/evaluation_before.json\n"),
+        ("table.json", "'table.json' is a table, no report of one model and environment; name table/a--math.json\n"),
+    ):
+        status, _, err = mrlm(*play, "-n", "1", "--compare", path)
+        assert (status, message in err) == (2, True), err
+    other_seed = [mrlm(*play, "-n", "1", "--seed", str(seed), "--compare", "r.json")[2] for seed in range(1, 3)]
+    assert any("1 of 'math' (test split, seed 0); play both" in err for err in other_seed)
+
+
 def test_fewer_problems_than_tasks_are_told(evaluate):
     for words, noun in (("[1]", "problem"), ("[1, 2]", "problems")):
         options = ("--num-episodes", "9", "--environment.difficulty", words)
