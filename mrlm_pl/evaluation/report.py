@@ -272,7 +272,7 @@ def problem_of(task: Task) -> str:
 
 
 def task_identity(task: Task) -> tuple[str, str]:
-    """Return what a task is in a report: its key, and a digest of the problem that it poses."""
+    """Return the key of a task and a digest of the problem that it poses, which identify it in reports."""
     return task.key, f"{derive_seed('problem', problem_of(task)):016x}"
 
 

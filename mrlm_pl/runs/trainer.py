@@ -265,7 +265,8 @@ class Trainer(pl.Trainer):
                 print(f"mrlm: {stop}")
             counts = data.collection.totals.state() if played else {}
             if failed := counts.get("failed_episodes"):
-                print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see their `error`")
+                listed = f"mrlm view --text {shlex.quote(self.default_root_dir)} --failed"
+                print(f"mrlm: {failed:.0f} of {counts['episodes']:.0f} episodes failed; see why with `{listed}`")
             print(run_summary(self.default_root_dir, played=played))
         elif stage == "predict" and not self.fast_dev_run:  # type: ignore[attr-defined]
             episodes = Path(self.default_root_dir) / "episodes"

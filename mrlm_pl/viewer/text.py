@@ -25,8 +25,11 @@ ENDS = 5
 WIDEST = 1000
 """Columns of the widest table."""
 
-REPLY = 24
-"""Columns that a reply has at least; it fills the terminal."""
+SHORTENED = {"stop": 60, "prompt": 24, "reply": 24}
+"""Columns with long texts and their least widths; they fill the terminal."""
+
+SUMMARY = re.compile(r"rollout/(success|entropy|response_tokens|failed_episodes)|train/(nll|kl)|held_out/.*")
+"""Metrics whose last values are printed."""
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -57,14 +60,21 @@ def print_runs(runs: Mapping[str, Run], console: Console) -> None:
     _print_whole(table, console)
 
 
-def print_episodes(run: Run, console: Console, iteration: int | None = None) -> None:
-    """Print a line for each of the first episodes, or for all of an iteration.
+def print_episodes(run: Run, console: Console, iteration: int | None = None, failed: bool = False) -> None:
+    """Print a line for each of the first episodes, or for all of an iteration, with the beginnings of long texts.
 
-    Above them stand the state and, without an iteration, the course of the rewards or of the loss.
+    Above them stand the state and, without an iteration, the course of the rewards or of the loss, and the last values
+    of the main metrics.
 
-    Columns that are empty in all lines are left out; those of an evaluation end with the reply.
+    Columns that are empty in all lines are left out. A failed episode has its error in place of a reward.
 
     The largest advantage in magnitude comes first; episodes without one are the last, the newest first.
+
+    Args:
+        run: the run.
+        console: to print to.
+        iteration: whose episodes are printed.
+        failed: print only the episodes that failed.
 
     Raises:
         ConfigurationError: the iteration has no episodes.
@@ -75,21 +85,26 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
     else:
         found, values = run.index.iteration(iteration)
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in values]
+    rows = [row for row in rows if row["error"] or not failed]
     rows.sort(key=lambda row: -1.0 if row["advantage"] is None else row["advantage"], reverse=True)
     state = ": ".join(filter(None, run.state()))
     if state != "file":
-        console.print(visible(f"{run.key}: {state}"))
+        console.print(visible(f"{run.key}: {state}"), soft_wrap=True)
     if iteration is None and (course := _course(run)):
-        console.print(course, highlight=False)
+        console.print(course, highlight=False, soft_wrap=True)
+    if failed and not rows:
+        console.print("no episode failed" + (" among the newest" if found["more"] else ""))
+        return
     heads: list[str | Column] = ["episode", "iteration", "task", "group", "reward", "turns", "tokens", "advantage"]
-    heads += ["stop", Column("reply", no_wrap=True, overflow="ellipsis", max_width=REPLY)]
+    widths = {**SHORTENED, "stop": None} if failed else SHORTENED
+    heads += [Column(head, no_wrap=True, overflow="ellipsis", max_width=width) for head, width in widths.items()]
     cells = []
     for row in rows[: ROWS if iteration is None else None]:
         texts = (row["id"], _iteration(row), row["task"], "" if row["group"] == row["task"] else row["group"])
-        numbers = (row["reward"], row["turns"], row["tokens"], row["signed_advantage"])
-        ended = row["error"] or row["excluded"] or row["stop"]
-        said = _said(run.record(row["id"])) if row["tokens"] is None else ""  # an evaluation's are in memory
-        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), visible(ended), visible(said)])
+        numbers = (None if row["error"] else row["reward"], row["turns"], row["tokens"], row["signed_advantage"])
+        ended = " ".join((row["error"] or row["excluded"] or row["stop"]).split())
+        said = _said(run.index.record(row["id"]))
+        cells.append([*map(visible, texts), *map(Text, map(_number, numbers)), *map(visible, (ended, *said))])
     filled = [(head, column) for head, column in zip(heads, zip(*cells, strict=True), strict=False) if any(column)]
     table = Table(*(head for head, _ in filled))
     for line in zip(*(column for _, column in filled), strict=True):
@@ -98,6 +113,8 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
     if iteration is None and len(rows) > ROWS:
         more = "`--iteration N` lists those of an iteration, `--episode ID` prints one"
         ordered = rows[0]["advantage"] is not None
+        if failed:
+            more = f"{len(rows)} of them failed; {more}"
         shown = f"the {ROWS} largest advantages" if ordered else f"the newest {ROWS}"
         among = f"the newest {len(rows)} of " if ordered and found["more"] else ""
         console.print(f"{shown} of {among}{run.total(found)} episodes; {more}", highlight=False)
@@ -105,15 +122,20 @@ def print_episodes(run: Run, console: Console, iteration: int | None = None) -> 
         console.print(visible(note), style="yellow")
 
 
-def _said(record: Mapping[str, Any]) -> str:
-    """Return the replies of a transcript on one line."""
-    messages = (message for row in stored_rows(record) for message in row["messages"])
-    return " ".join(" | ".join(message["content"] for message in messages if message["role"] == "assistant").split())
+def _said(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the first prompt of an episode and all replies, each on one line."""
+    messages = [message for row in stored_rows(record) for message in row["messages"]]
+    prompt = next((message["content"] for message in messages if message["role"] == "user"), "")
+    replies = " | ".join(message["content"] for message in messages if message["role"] == "assistant")
+    return " ".join(prompt.split()), " ".join(replies.split())
 
 
 def _course(run: Run) -> str:
-    """Return the mean reward, else loss, of the first and of the last values that were logged; empty below two."""
-    curves = run.logged()
+    """Return the mean reward, else loss, of the first and of the last values, and the last main metrics.
+
+    Empty below two values.
+    """
+    curves = run.curves()
     column = next((name for name in ("rollout/reward", "train/loss") if name in curves), "")
     logged = [value for value in curves.get(column, ()) if value is not None]
     part = min(ENDS, len(logged) // 2)
@@ -122,14 +144,22 @@ def _course(run: Run) -> str:
     first, last = (math.fsum(values) / part for values in (logged[:part], logged[-part:]))
     ends = f"{_number(first)} in the first {part}, {_number(last)} in the last {part}"
     kind, unit = ("reward", "iterations") if column == "rollout/reward" else ("loss", "logged updates")
-    return f"mean {kind} {ends} of {len(logged)} {unit}"
+    final = {name: [value for value in curves[name] if value is not None] for name in sorted(curves)}
+    shown = [f"{name} {_number(values[-1])}" for name, values in final.items() if values and SUMMARY.fullmatch(name)]
+    return "\n".join([f"mean {kind} {ends} of {len(logged)} {unit}", *(["last " + ", ".join(shown)] if shown else [])])
 
 
 def _print_whole(table: Table, console: Console) -> None:
-    """Print a table with whole names, also where it is wider than the terminal; a bounded column takes the rest."""
+    """Print a table with whole names, also where it is wider than the terminal; cut columns share the rest."""
     width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
-    for column in table.columns:
-        column.max_width = column.max_width and column.max_width + max(0, console.width - width)
+    bounded = [(column, column.max_width) for column in table.columns if column.max_width]
+    cut = [
+        (column, most)
+        for column, most in bounded
+        if any(isinstance(cell, Text) and cell.cell_len > most for cell in column.cells)
+    ]
+    for column, most in cut:
+        column.max_width = most + max(0, console.width - width) // len(cut)
     console.width = max(console.width, width)
     console.print(table)
 
@@ -139,7 +169,8 @@ def print_episode(record: Mapping[str, Any], console: Console) -> None:
     task = record["task"]
     console.print(visible(f"episode {record['id']}  group {record['group']}  iteration {_iteration(record)}"))
     console.print(visible(f"task {task['environment']}/{task['split']}/{task['index']}  seed {record['seed']}"))
-    console.print(visible(f"reward {_number(record['reward'])}  ended: {record['error'] or record['stop_reason']}"))
+    ended = f"failed: {record['error']}" if record["error"] else f"ended: {record['stop_reason']}"
+    console.print(visible(ended if record["error"] else f"reward {_number(record['reward'])}  {ended}"))
     if record.get("excluded"):
         console.print(visible(f"not trained on: {record['excluded']}"))
     for rows in record["trajectories"].values():

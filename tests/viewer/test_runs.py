@@ -27,7 +27,7 @@ from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.episode_index import EpisodeFile
 from mrlm_pl.viewer.records import COLUMNS
 from mrlm_pl.viewer.runs import Run, find_runs
-from mrlm_pl.viewer.text import REPLY
+from mrlm_pl.viewer.text import SHORTENED
 from tests.support.recorded_runs import CONFIGURATION, episode, with_credit, write_run
 
 
@@ -427,9 +427,9 @@ def test_a_transcript_has_turns_and_a_reward_and_no_tokens_and_iteration(tmp_pat
     out = mrlm("view", "--text", str(path))[1].splitlines()
     (line,) = [line for line in out if "math/test" in line]
     assert [cell.strip() for cell in line.split("│")[1:-1]] == [
-        "math-0", "math/test/0", "0.75", "2", "answered", "2 | 2"
+        "math-0", "math/test/0", "0.75", "2", "answered", "2", "2 | 2"
     ]  # fmt: skip
-    assert out[1].replace("┃", " ").split() == ["episode", "task", "reward", "turns", "stop", "reply"]
+    assert out[1].replace("┃", " ").split() == ["episode", "task", "reward", "turns", "stop", "prompt", "reply"]
     out = mrlm("view", "--text", str(path), "--episode", "math-0")[1]
     assert "reward 0.75  ended: answered" in out
     assert "-1" not in out
@@ -442,7 +442,7 @@ def test_a_reply_is_one_line_that_fills_the_terminal(
     messages = {"solver": [{"role": "assistant", "content": "a\nb\x1b" * 100}]}
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"seed": 0, "seats": {}, "transcripts": [{**said, "messages": messages}]}))
-    for width, wide in ((120, 120), (40, 56 + REPLY)):
+    for width, wide in ((120, 120), (40, 56 + SHORTENED["reply"])):
         monkeypatch.setenv("COLUMNS", str(width))
         lines = mrlm("view", "--text", str(path))[1].splitlines()
         assert (len(lines), {len(line) for line in lines}) == (5, {wide})

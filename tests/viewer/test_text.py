@@ -155,6 +155,27 @@ def test_a_single_token_and_the_reward_of_an_episode(tmp_path: Path, mrlm) -> No
     assert "  1 token  version" in out
 
 
+def test_failed_episodes_have_their_error_in_place_of_a_reward(tmp_path: Path, mrlm) -> None:
+    error = "RuntimeError in step (grader.py:4): it has no answer\nfor this reply, " + "as it is too long " * 5
+    failed = episode("0-1", "I refuse", rewards=(0.0, 0.0), error=error)
+    run = write_run(tmp_path / "run", [[episode("0-0", "so it is\n4"), failed]], rewards=[0.0, 0.5])
+    (run / "evaluation_after.json").write_text('{"math": {"mean_reward": 1, "accuracy": 0.75}}')
+    out = mrlm("view", "--text", str(run))[1]
+    assert "\nlast held_out/math/accuracy 0.75, held_out/math/reward 1\n" in out
+    bad, good = ([cell.strip() for cell in line.split("│")] for line in out.splitlines() if "math/train" in line)
+    assert (good[-3:-1], good[5]) == (["question 0", "so it is 4 | so it is 4"], "0.5")
+    assert (bad[1], bad[5], bad[-4][-1], bad[-4][:20]) == ("0-1", "", "…", error[:20])
+    status, out, _ = mrlm("view", "--text", str(run), "--failed")
+    (line,) = [line for line in out.splitlines() if "math/train" in line]
+    assert status == 0
+    assert f"│ {' '.join(error.split())} │" in line
+    assert "reward" not in mrlm("view", "--text", str(run), "--episode", "0-1")[1].partition("turn 0")[0]
+    assert mrlm("view", "--text", str(write_run(tmp_path / "good", [[episode("0-0")]])), "--failed")[1].endswith(
+        "no episode failed\n"
+    )
+    assert "`--failed` goes with `--text`" in mrlm("view", str(run), "--failed")[2]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_cannot_steer_a_terminal(text: str) -> None:
     out = io.StringIO()

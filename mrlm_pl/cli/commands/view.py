@@ -41,6 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--iteration", metavar="N", type=int, help="with --text or --export: the episodes of this iteration, from 0"
     )
+    parser.add_argument("--failed", action="store_true", help="with --text: only the episodes that failed")
     parser.add_argument(
         "--export",
         metavar="PAGE.html",
@@ -58,13 +59,15 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError(
             "episode: `--episode ID` goes with `--text` or `--export`; in a browser choose it in the table"
         )
+    if options.failed and (not options.text or options.episode is not None):
+        raise ConfigurationError("failed: `--failed` goes with `--text`, without `--episode`")
     if options.text and options.export is not None:
         raise ConfigurationError("export: `--text` prints and `--export PAGE.html` writes a page; name one of them")
     if not 0 <= options.port < 2**16:
         raise ConfigurationError(f"port: {options.port} is no port; name one of 0 to 65535")
     runs = demonstration() if options.demo else find_runs(options.runs)
     if options.text:
-        print_text(runs, options.episode, options.iteration)
+        print_text(runs, options.episode, options.iteration, options.failed)
         return 0
     if options.export is not None:
         page = exported(runs, options.iteration, options.episode)
@@ -83,21 +86,21 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def print_text(runs: Mapping[str, Run], episode: str | None, iteration: int | None) -> None:
-    """Print the runs; of a single run its episodes, those of an iteration or one of them.
+def print_text(runs: Mapping[str, Run], episode: str | None, iteration: int | None, failed: bool) -> None:
+    """Print the runs; of a single run its episodes, those of an iteration, the failed ones, or one of them.
 
     Raises:
-        ConfigurationError: an episode or an iteration is named, and there are several runs, or it is not there.
+        ConfigurationError: episodes are named, and there are several runs, or they are not there.
     """
     console = Console()
     if len(runs) == 1:
         only = next(iter(runs.values()))
         if episode is None:
-            print_episodes(only, console, iteration)
+            print_episodes(only, console, iteration, failed)
         else:
             print_episode(only.record(episode), console)
-    elif episode is not None or iteration is not None:
-        option = "episode" if iteration is None else "iteration"
+    elif episode is not None or iteration is not None or failed:
+        option = "episode" if episode is not None else "failed" if failed else "iteration"
         raise ConfigurationError(f"{option}: name one run; these are {', '.join(runs)}")
     else:
         print_runs(runs, console)
