@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -17,7 +18,7 @@ from mrlm_pl.environment.tasks import SPLITS, split_of
 from mrlm_pl.errors import ConfigurationError, DataError, nearest_path
 from mrlm_pl.settings import one_of
 
-__all__ = ["BadRows", "Rows", "all_rows", "numbered_rows", "read_rows", "read_split"]
+__all__ = ["BadRows", "Rows", "all_rows", "numbered_rows", "read_rows", "read_split", "warn_of_training_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +237,7 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
         unknown = set(sources) - set(SPLITS)
         if unknown:
             raise ConfigurationError(f"data names the split {sorted(unknown)[0]!r}; use {', '.join(SPLITS)}")
+    warn_of_training_rows(sources, split)
     if split in sources and (split != "train" or "validation" in sources):
         return sources[split], split, SPLITS
     if "train" not in sources or split == "test":
@@ -246,6 +248,26 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
         )
     belongs = ("validation",) if split == "validation" else ("train", "test")
     return sources["train"], "train", belongs
+
+
+def warn_of_training_rows(sources: Mapping[Any, Rows], split: str) -> None:
+    """Warn, once, if a split to validate or test on has the source of the training split."""
+    own, train = sources.get(split), sources.get("train")
+    if split == "train" or not isinstance(own, str) or not isinstance(train, str):
+        return
+    own, train = (os.path.realpath(os.path.expanduser(name)) for name in (own, train))
+    if own == train and ("#" in own or os.path.exists(own)):  # a data set on the hub has splits of its own
+        _warn_of_training_rows(str(sources[split]), split)
+
+
+@functools.cache
+def _warn_of_training_rows(source: str, split: str) -> None:
+    logger.warning(
+        "%s holds the rows of both the training and the %s split: results on them are not those on new rows; give each "
+        "split rows of its own",
+        source,
+        split,
+    )
 
 
 def _is_local(source: str) -> bool:
@@ -356,7 +378,9 @@ def _hub_rows(source: str, split: str | None) -> list[dict[str, Any]]:
     import datasets
 
     own = source.partition("#")[2]
-    return [dict(row) for row in _from_hub(source, partial(datasets.load_dataset, split=own or split or "train"))]
+    return [
+        dict(row) for row in _from_hub(source, functools.partial(datasets.load_dataset, split=own or split or "train"))
+    ]
 
 
 def _hub_splits(source: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mrlm_pl.data import TrajectoryDataModule
 from mrlm_pl.environment import SPLITS
 from mrlm_pl.environment import rows as rows_module
 from mrlm_pl.environment.rows import read_rows, read_split
@@ -35,6 +36,20 @@ def test_every_local_format_gives_the_same_rows(tmp_path: Path) -> None:
     for name in ("d.jsonl", "d.json", "d.jsonl.gz", "d.parquet"):
         assert read_rows(str(tmp_path / name), None, ("a", "b")) == ROWS, name
     assert read_rows(ROWS, None, ("a", "b")) == ROWS
+
+
+def test_a_test_split_of_the_training_rows_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "d.jsonl").write_text(lines(ROWS))
+    (tmp_path / "other.jsonl").write_text(lines(ROWS))
+    train, again = str(tmp_path / "d.jsonl"), str(tmp_path / ".." / tmp_path.name / "d.jsonl")
+    for test in (str(tmp_path / "other.jsonl"), again, again):
+        for split in ("train", "test"):
+            read_split({"train": train, "test": test}, split, ("a",), lambda row: str(row["a"]), dict)
+    warned = [record for record in logged_here(caplog) if "both the training and the test split" in record.getMessage()]
+    assert [record.args[0] for record in warned] == [again], "once"
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "1+1=", "completion": "2"}\n')
+    TrajectoryDataModule(str(tmp_path / "chats.jsonl"), validation=str(tmp_path / "chats.jsonl"))
+    assert "chats.jsonl holds the rows of both the training and the validation split" in caplog.text
 
 
 def test_cells_of_a_table_are_text_and_complete(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule
 
 from mrlm_pl import data
 from mrlm_pl.data.files.chat_rows import read_examples
+from mrlm_pl.environment.rows import warn_of_training_rows
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.learner.algorithm import Algorithm
@@ -72,6 +73,8 @@ class FixedDataModule(LightningDataModule, ABC):
         at_least(1, "data.", batch_size=batch_size, max_tokens=max_tokens)
         given: dict[DataSplit, str | None] = {"train": train, "validation": validation, "test": test}
         self.sources: dict[DataSplit, str] = {split: source for split, source in given.items() if source}
+        for split in self.sources:
+            warn_of_training_rows(self.sources, split)
         self.batch_size, self.max_tokens, self.seed = batch_size, max_tokens, seed
         self.epoch = 0
         self.position = 0
