@@ -17,7 +17,7 @@ from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import Batch, collate_rows
 from mrlm_pl.losses import BatchTotals
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import LoRA, Policy
 from tests.support.watching import Watch
 
 
@@ -167,7 +167,7 @@ def test_a_validation_measures_against_the_reference_of_the_run(
         algorithm, PreferenceDataModule(source, **options), ckpt_path=tmp_path / "three.ckpt"
     )
     assert found["val/loss"] == pytest.approx(known, abs=1e-6)
-    with pytest.raises(ConfigurationError, match="give the checkpoint of a run"):
+    with pytest.raises(ConfigurationError, match=r"give the checkpoint of a run, `--ckpt_path RUN/checkpoints/last"):
         quiet_trainer(limit_val_batches=1.0).validate(
             DPO({"main": Policy(str(model_folder))}), PreferenceDataModule(source, **options)
         )
@@ -186,3 +186,29 @@ def test_a_validation_measures_against_the_reference_of_the_run(
 def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         DPO({"main": Policy(str(model_folder))}, **options)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+def test_other_pairs_are_validated_against_the_initial_weights(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, lora: LoRA | None
+) -> None:
+    """A run that has the pairs from the start gives the expected loss."""
+    source = pairs_file(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = pairs_file(tmp_path / "other", count=6)
+
+    def policy() -> dict[str, Policy]:
+        return {"main": Policy(str(model_folder), learning_rate=1e-2, lora=lora)}
+
+    trainer = quiet_trainer(limit_val_batches=1.0)
+    trainer.fit(DPO(policy()), PreferenceDataModule(source, validation=other, batch_size=4))
+    known = float(trainer.callback_metrics["val/loss"])
+    trainer = quiet_trainer()
+    trainer.fit(DPO(policy()), PreferenceDataModule(source, batch_size=4))
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    data = PreferenceDataModule(source, validation=other, test=other, batch_size=4)
+    algorithm = DPO(policy())
+    (found,) = quiet_trainer(limit_val_batches=1.0).validate(algorithm, data, ckpt_path=tmp_path / "one.ckpt")
+    (tested,) = quiet_trainer().test(algorithm, data, ckpt_path=tmp_path / "one.ckpt")
+    assert found["val/loss"] == tested["test/loss"] == pytest.approx(known, abs=1e-6) != math.log(2)
+    assert algorithm.policy("main").reference is None

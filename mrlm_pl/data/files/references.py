@@ -22,8 +22,9 @@ from mrlm_pl.losses import sequence_logp
 class ReferencedDataModule(FixedDataModule):
     """Base of the data modules whose algorithm may compare the answers with their first log-probabilities.
 
-    These are computed once, before the first update, divided among the ranks, and are part of checkpoints. A subclass
-    sets :meth:`tables`.
+    These are computed once, before the first update, divided among the ranks, and are part of checkpoints; those of
+    examples to validate or test on that a checkpoint lacks, with the policies' initial weights. A subclass sets
+    :meth:`tables`.
 
     Attributes:
         references: log-probabilities [rows] of each split, example after example; empty for algorithms that do not read
@@ -61,20 +62,33 @@ class ReferencedDataModule(FixedDataModule):
         if not algorithm.reads_reference_sums:
             return
         if not self.references and trainer.state.fn == "fit" and not trainer.global_step:
-            was_training = algorithm.training
-            algorithm.eval()
             self.references = {split: self._reference_sums(split) for split in self.examples}
             self._referenced = dict(self._digests)
-            algorithm.train(was_training)
         evaluated: DataSplit = "test" if trainer.state.fn == "test" else "validation"
         for split in self.examples if trainer.state.fn == "fit" else (evaluated,):
             if self._referenced.get(split) != self._digests[split]:
-                free = ", or use `model.reference_free`" if hasattr(algorithm, "reference_free") else ""
-                raise ConfigurationError(
-                    f"data.{split}: {self.sources[split]!r} holds other examples than the run began with, so that the "
-                    "log-probabilities of the reference, the policy before its first update, are not known; give "
-                    f"the checkpoint of a run (--ckpt_path) and its files{free}"
-                )
+                self._check_initial(split)
+                self.references[split] = self._reference_sums(split, initial=True)
+                self._referenced[split] = self._digests[split]
+
+    def _check_initial(self, split: DataSplit) -> None:
+        """Validate that the initial weights are the reference of examples which a checkpoint lacks.
+
+        Raises:
+            ConfigurationError: no checkpoint has been read, or the run was trained on others.
+        """
+        given = f"data.{split}: {self.sources[split]!r}"
+        if not self._referenced:
+            free = ", or use `model.reference_free`" if hasattr(self.algorithm(), "reference_free") else ""
+            raise ConfigurationError(
+                f"{given} is compared with a reference, the policy before its first update; give the checkpoint of a "
+                f"run, `--ckpt_path RUN/checkpoints/last.ckpt`{free}"
+            )
+        if split == "train":
+            raise ConfigurationError(
+                f"{given} holds other examples than the run began with; resume it with its files, or train on others "
+                "in a new run, whose model is RUN/policies/NAME"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "references": self.references, "referenced": self._referenced}
@@ -93,10 +107,21 @@ class ReferencedDataModule(FixedDataModule):
         return digest.hexdigest()[:16]
 
     @torch.no_grad()
-    def _reference_sums(self, split: DataSplit) -> Tensor:
-        """Return the log-probability of the answer in each row under the current weights; each rank computes a part."""
+    def _reference_sums(self, split: DataSplit, *, initial: bool = False) -> Tensor:
+        """Return the log-probability of the answer in each row; each rank computes a part.
+
+        Args:
+            split: of the rows.
+            initial: under the initial weights, which are then read, in place of the current ones.
+        """
         algorithm, trainer, examples = self.algorithm(), self.trainer, self.examples[split]
         assert trainer is not None
+        was_training, policies = algorithm.training, algorithm.trained_policies
+        algorithm.eval()
+        read = [policy for policy in policies.values() if initial and policy.lora is None and policy.reference is None]
+        for policy in read:
+            policy.load(reference=True)
+            policy.reference.to(algorithm.device)
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
         sums = torch.zeros(starts[-1], device=algorithm.device)
@@ -104,10 +129,14 @@ class ReferencedDataModule(FixedDataModule):
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 tables = self.tables(examples[start : start + self.batch_size])
-                for name, policy in algorithm.trained_policies.items():
+                for name, policy in policies.items():
                     if name in tables:
                         rows, places = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)
-                        sums[places + starts[start]] = sequence_logp(policy(**rows.inputs()), rows.action_mask)
+                        logprobs = policy.reference_logprobs if initial else policy
+                        sums[places + starts[start]] = sequence_logp(logprobs(**rows.inputs()), rows.action_mask)
                     elif ranks > 1:
                         policy.idle_loss()  # sharded ranks make every forward pass together
+        for policy in read:
+            policy.reference = None
+        algorithm.train(was_training)
         return all_reduce_sum(trainer, sums).cpu()  # the other ranks have zeros here
