@@ -1,7 +1,8 @@
-"""Values by key, in parts of limited size, and the common beginning of two sequences."""
+"""Values by key, in parts of limited size, short names, and the common beginning of two sequences."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -44,6 +45,18 @@ def summed(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
     for key, value in pairs:
         found[key] = found.get(key, 0.0) + value
     return found
+
+
+def distinct_tails(names: Sequence[str], separator: str) -> list[str]:
+    """Return the fewest last parts of each name that tell it from the others; the names differ.
+
+    >>> distinct_tails(["rollout/reward", "rollout/agent/pro/reward", "train/kl"], "/")
+    ['rollout/reward', 'pro/reward', 'kl']
+    """
+    split = [name.split(separator) for name in names]
+    ends = Counter(tuple(parts[-n:]) for parts in split for n in range(1, len(parts) + 1))
+    counts = (next((n for n in range(1, len(parts)) if ends[tuple(parts[-n:])] == 1), len(parts)) for parts in split)
+    return [separator.join(parts[-n:]) for parts, n in zip(split, counts, strict=True)]
 
 
 def in_parts(values: Iterable[V], size: Callable[[V], int], most: int, largest: int) -> Iterator[list[V]]:

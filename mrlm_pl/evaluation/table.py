@@ -25,6 +25,7 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
         *([("settings", settings)] if settings is not None else []),
         ("model", report.model),
         ("sampling", sampling_text(sampling)),
+        *([("precision", report.precision)] if report.precision else []),
         ("episodes", played_episodes(report)),
     ]
     if report.episodes:

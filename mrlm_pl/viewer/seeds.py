@@ -18,6 +18,7 @@ import numpy as np
 
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
+from mrlm_pl.grouping import distinct_tails
 from mrlm_pl.viewer.runs import Run
 
 AXES = {
@@ -296,13 +297,7 @@ def _short(keys: Sequence[str]) -> dict[str, str]:
     >>> list(_short(["model.class_path", "policies.a.rate", "policies.b.rate"]).values())
     ['model', 'a.rate', 'b.rate']
     """
-    parts = {key: key.removesuffix(".class_path").split(".") for key in keys}
-    found = {}
-    for key, own in parts.items():
-        others = [other for name, other in parts.items() if name != key]
-        count = next((n for n in range(1, len(own)) if all(own[-n:] != other[-n:] for other in others)), len(own))
-        found[key] = ".".join(own[-count:])
-    return found
+    return dict(zip(keys, distinct_tails([key.removesuffix(".class_path") for key in keys], "."), strict=True))
 
 
 def _value(key: str, value: str) -> str:

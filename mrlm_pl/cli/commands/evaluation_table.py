@@ -241,8 +241,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     for column in columns:
         print(f"{column.name}: {shown_settings(column.config)}")
     precisions = {cell.model: cell.precision for cell in cells}
-    if len(set(precisions.values())) > 1:
-        print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))
+    several = len(set(precisions.values())) > 1
+    shown = (f"{precision} ({model})" if several else precision for model, precision in precisions.items())
+    print("generated in " + ", ".join(dict.fromkeys(shown)))
     if written is not None:
         print(written)
     failed = [score for score in scores if score.error is not None]
