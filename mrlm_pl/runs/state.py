@@ -40,6 +40,7 @@ class Training:
 
     Attributes:
         precision: of the run's updates, as Lightning names it; its owner sets it once there is one.
+        former: the state of the run before.
 
     Raises:
         ConfigurationError: another process trains the run, or the folder cannot be written.
@@ -55,7 +56,7 @@ class Training:
             raise in_use(folder)
         self._ended = threading.Event()
         self._signs: threading.Thread | None = None
-        self.precision = precision_in(folder)
+        self.precision, self.former = precision_in(folder), state_in(folder)[0]
 
     def begin(self) -> None:
         """Write that this process trains the run, and a sign of life every :data:`SIGN_SECONDS` from now on."""

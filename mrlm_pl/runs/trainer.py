@@ -301,7 +301,10 @@ class Trainer(pl.Trainer):
                 failed = not exits or (interruption.received is None and not isinstance(end, SIGTERMException))
                 if training is not None:
                     reason = f"{type(end).__name__}: {end}" if failed else interruption.name
-                    training.end("failed" if failed else "interrupted", reason)
+                    if training.former == "finished" and not self._loops.batches:  # a refused resume changes nothing
+                        training.end("finished")
+                    else:
+                        training.end("failed" if failed else "interrupted", reason)
                 if failed:
                     raise
                 raise SystemExit(self._ended(stage, interruption)) from end

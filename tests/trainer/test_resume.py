@@ -15,6 +15,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs import Trainer
+from mrlm_pl.runs.state import state_in
 
 
 class Batches(Callback):
@@ -70,6 +71,7 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
     assert all(torch.equal(weight, longer["state_dict"][name]) for name, weight in whole["state_dict"].items())
     with pytest.raises(ConfigurationError, match="is 4, but the checkpoint has completed 5 in epochs of 5"):
         fit("run", 4, resume=True)
+    assert state_in(tmp_path / "run") == ("finished", ""), "a refused resume leaves the run as it was"
     assert fit("run", 5, resume=True, max_epochs=2)["global_step"] == 20
     with pytest.raises(ConfigurationError, match=r"resume with data\.iterations 5, and raise trainer\.max_epochs"):
         fit("run", 12, resume=True)
