@@ -371,18 +371,19 @@ def test_another_way_to_serve_a_collection_is_refused_in_its_middle(
     assert data.stream.iteration > 1, "between two collections it may change"
 
 
-def test_another_length_of_epochs_is_refused_where_one_is_complete(
+def test_the_first_epoch_may_become_longer_and_not_shorter(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
     algorithm, data = make(model_folder, echo(), iterations=2)
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     quiet_trainer(callbacks=[saver], enable_checkpointing=True).fit(algorithm, data)
-    algorithm, data = make(model_folder, echo(), iterations=4)
-    with pytest.raises(ConfigurationError, match=r"an epoch of 2 iterations.*data\.iterations 2.*max_epochs"):
+    algorithm, data = make(model_folder, echo(), iterations=1)
+    with pytest.raises(ConfigurationError, match=r"in epochs of 2.*data\.iterations 2.*max_epochs"):
         quiet_trainer(max_epochs=2).fit(algorithm, data, ckpt_path=tmp_path / "step=2.ckpt")
-    algorithm, data = make(model_folder, echo(), iterations=4)
-    quiet_trainer().fit(algorithm, data, ckpt_path=tmp_path / "step=1.ckpt")
-    assert data.stream.iteration == 4, "an epoch that is not complete may become longer"
+    for step, epochs in ((1, 1), (2, 1), (2, 2)):
+        algorithm, data = make(model_folder, echo(), iterations=4)
+        quiet_trainer(max_epochs=epochs).fit(algorithm, data, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert data.stream.iteration == 4 * epochs
 
 
 def judged(success: bool | None, environment: str = "a", reward: float = 0.0) -> Episode:
