@@ -77,7 +77,7 @@ def _packed(states: Tensor) -> Tensor | Callable[[], Tensor]:
 
 
 def _result(node: Any) -> _Result | None:
-    """Return the result of a node that few operations compute from what the graph keeps; None for others."""
+    """Return the result of a node, if few operations compute it from the kept tensors; None for others."""
     found = _known(node)
     if found is not None or node.name() not in _OPERATIONS:
         return found
