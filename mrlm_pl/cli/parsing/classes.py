@@ -61,6 +61,9 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     classes = _classes(members)
     settings = next((cls for cls in classes if is_dataclass(cls) or getattr(cls, "__final__", False)), None)
     bases = [cls for cls in classes if cls is not settings]
+    is_policy = settings is not None and settings.__name__ == "Policy"
+    if isinstance(value, Mapping) and EARLIER in value and not (bases or is_policy):
+        value = value[CLASS]  # a text in place of a mapping, which names no class
     if isinstance(value, list):
         return [resolved(item, _inner(members, mapping=False), key) for item in value]
     if isinstance(value, str) and _takes_functions(members) and (path := _function_path(value, members, key)):
@@ -68,7 +71,7 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     named = isinstance(value, Mapping) and CLASS in value
     if named and classes:
         _check_beside(value, key)
-    if settings is not None and settings.__name__ == "Policy" and (named or isinstance(value, str)):
+    if settings is not None and is_policy and (named or isinstance(value, str)):
         value = {"model": value[CLASS], **(value.get(ARGUMENTS) or {})} if named else {"model": value}
     elif bases and (named or isinstance(value, str)):
         return _with_class(value if named else {CLASS: value}, bases, members, key)
@@ -368,7 +371,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
     left: list[str] = []
     dropped: list[str] = []
     for argument, earlier in value.get(EARLIER, {}).items():
-        old = named_class(earlier, bases, key)
+        old = cls if earlier is None else named_class(earlier, bases, key)
         if argument not in arguments or old is cls or _fits(arguments[argument], argument, cls, key):
             continue
         given = arguments.pop(argument)

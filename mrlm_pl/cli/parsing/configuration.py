@@ -2,7 +2,7 @@
 
 A class is a mapping with ``class_path`` and ``init_args``. Where a later file or option names another class, the
 arguments of the earlier one stay, marked with the class that they were given for; where it is named with ``init_args``,
-those that it does not take are dropped.
+those that it does not take are dropped. Settings that come before the name of their class are marked with no class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mrlm_pl.errors import ConfigurationError
 
 CLASS, ARGUMENTS = "class_path", "init_args"
 EARLIER = "earlier"
-"""Key of a class's mapping: the earlier class of each argument that was given for one."""
+"""Key of a class's mapping: the earlier class of each argument that was given for one, None before any was named."""
 
 DROPPED = "dropped"
 """Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""
@@ -84,13 +84,21 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
     if not isinstance(old, Mapping):
         is_class = isinstance(old, str) and isinstance(new, Mapping) and (CLASS in new or ARGUMENTS in new)
         return _merged({CLASS: old}, new) if is_class else new
-    if CLASS in old and isinstance(new, str):
+    if (
+        isinstance(new, list)
+        and new
+        and (isinstance(new[-1], str) or (isinstance(new[-1], Mapping) and CLASS in new[-1]))
+    ):
+        return new if CLASS in old or name in NAMED else [*new[:-1], _merged(old, new[-1])]
+    if old and isinstance(new, str) and new not in SWITCHES:
         new = {CLASS: new}
     if not isinstance(new, Mapping) or name in NAMED:
         return new
-    if CLASS in old and CLASS in new and old[CLASS] != new[CLASS]:
-        given = old.get(ARGUMENTS) or {}
-        old = {**old, EARLIER: {**dict.fromkeys(given, old[CLASS]), **old.get(EARLIER, {})}}
+    if old and CLASS in new and not {CLASS, ARGUMENTS} & {*old}:
+        old = {ARGUMENTS: old}
+    if old and CLASS in new and old.get(CLASS) != new[CLASS]:
+        given, before = old.get(ARGUMENTS) or {}, old.get(CLASS)
+        old = {**old, EARLIER: {**dict.fromkeys(given, before), **old.get(EARLIER, {})}}
         new = {**new, DROPPED: new.get(ARGUMENTS)}
     elif DROPPED in old and CLASS in new and ARGUMENTS in new:
         new = {**new, DROPPED: new[ARGUMENTS]}

@@ -152,7 +152,7 @@ def _check_class(
     if file is None or not isinstance(value, Mapping) or ("." in named and not named.startswith(OWN_PACKAGES)):
         return
     arguments = value.get(ARGUMENTS) or {}
-    own = {name: item for name, item in arguments.items() if name not in value.get(EARLIER, {})}
+    own = {name: item for name, item in arguments.items() if value.get(EARLIER, {}).get(name) is None}
     known = parameters(file, name)
     policy, source = SETTINGS["policies"]
     of_policy = {*(parameters(source, policy) or ())} - {*known} if key == "model" and known else set()

@@ -144,3 +144,46 @@ def test_the_advice_names_a_class_of_the_working_folder_by_its_path(fit, monkeyp
     status, out, err = fit(advised)
     assert status == 0, err
     assert yaml.safe_load(out)["data"]["init_args"]["environment"] == {"class_path": "own_plain.Plain"}
+
+
+ROLLOUTS = ("--data", "RolloutDataModule")
+BEFORE = {
+    "options": ("--data.environment.difficulty", "[2, 2]", "--data.environment", "math", "--data", "RolloutDataModule"),
+    "path": ("--data.environment.difficulty", "[2, 2]", "--data.environment.class_path", "math", *ROLLOUTS),
+    "list": ("--data.environment.difficulty", "[2, 2]", "--data.environment", "[parrot, math]", *ROLLOUTS),
+    "file": ("--data.environment.difficulty", "[2, 2]", "--config", "run.yaml"),
+    "file without a class": ("--config", "no_class.yaml", "--data.environment", "math", *ROLLOUTS),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_setting_may_come_before_its_class(mrlm, before):
+    Path("run.yaml").write_text(CONFIG.replace(", difficulty: [1, 2]", ""))
+    Path("no_class.yaml").write_text("data: {init_args: {environment: {difficulty: [2, 2]}}}\n")
+    status, out, err = mrlm("fit", "--model.gamma", "0.5", *BEFORE[before], "--model", "MAGRPO", "--print_config")
+    assert status == 0, err
+    config = yaml.safe_load(out)
+    environment = config["data"]["init_args"]["environment"]
+    last = environment[-1] if before == "list" else environment
+    assert last["init_args"]["difficulty"] == [2, 2]
+    assert config["model"]["init_args"]["gamma"] == (0.9 if before == "file" else 0.5)  # a later file wins
+
+
+def test_a_setting_before_a_class_without_it_is_refused(mrlm):
+    status, _, err = mrlm("check-env", "--environment.kind", "[word]", "--environment", "math")
+    assert (status, "MathEnvironment has no 'kind'; did you mean 'kinds'?" in err) == (2, True), err
+
+
+def test_a_text_or_a_switch_replaces_a_mapping_that_names_no_class(mrlm):
+    settings = CONFIG.replace("kinds: [word]", "data: {train: a.jsonl}").replace(
+        "engine:", "save_episodes: {last: 3}\n    engine:"
+    )
+    Path("run.yaml").write_text(settings + "trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: a}}}\n")
+    Path("b.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    options = ("--data.environment.data", "b.jsonl", "--data.save_episodes", "true", "--trainer.logger", "false")
+    status, out, err = mrlm("fit", "--config", "run.yaml", *options, "--print_config")
+    assert status == 0, err
+    config = yaml.safe_load(out)
+    data = config["data"]["init_args"]
+    assert (data["environment"]["init_args"]["data"], data["save_episodes"]) == ("b.jsonl", True)
+    assert config["trainer"]["logger"] is False
