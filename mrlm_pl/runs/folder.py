@@ -98,14 +98,16 @@ def scratch_folder(request: FolderRequest) -> RunFolder:
     return RunFolder(tempfile.mkdtemp(prefix="mrlm-"), _checkpoint(request, base))
 
 
-def discard_if_empty(folder: RunFolder) -> None:
+def discard_if_empty(folder: RunFolder, *, mistaken: bool = False) -> None:
     """Remove the folder of a run that did not begin, and clear the environment variable for child processes.
 
-    Nothing was written into such a folder, or only the files that a logger opens at once.
+    Nothing was written into such a folder, or only the files that a logger opens at once, and in a run that a mistake
+    in its configuration has ended this configuration.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)
-        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE, LOCK, PRECISION}:
+        config = ["config.yaml"] if mistaken else []
+        if {path.name for path in Path(folder.path).glob("*")} <= {TENSORBOARD, STATE, LOCK, PRECISION, *config}:
             shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):  # it is in use, as it should be
         os.rmdir(folder.path)

@@ -286,6 +286,7 @@ class Trainer(pl.Trainer):
         former, model = self.folder, model if model is not None else self.lightning_module
         with ending_in_order(sigterm=False) as interruption:
             folder = training = None
+            mistaken = False
             try:
                 decided = self._decide_folder(stage, type(model).__name__.lower(), ckpt_path)
                 training = Training(Path(decided.path)) if stage == "fit" and is_first_process() else None
@@ -297,6 +298,7 @@ class Trainer(pl.Trainer):
                 if training is not None:
                     training.end("finished")
             except BaseException as end:
+                mistaken = isinstance(end, ConfigurationError)
                 exits = isinstance(end, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt
                 failed = not exits or (interruption.received is None and not isinstance(end, SIGTERMException))
                 if training is not None:
@@ -312,7 +314,7 @@ class Trainer(pl.Trainer):
                 if folder is not None and self.fast_dev_run:  # type: ignore[attr-defined]
                     shutil.rmtree(folder.path, ignore_errors=True)
                 elif folder is not None:
-                    discard_if_empty(folder)
+                    discard_if_empty(folder, mistaken=mistaken)
                 if training is not None:
                     training.release()
                 if stage != "fit" and former is not None:

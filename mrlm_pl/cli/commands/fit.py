@@ -26,7 +26,7 @@ from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
-from mrlm_pl.runs.plugins import import_exports, import_packages
+from mrlm_pl.runs.plugins import import_exports, import_packages, imported
 from mrlm_pl.runs.records.run import latest_configuration
 
 ENVIRONMENT_PREFIX = "MRLM"
@@ -139,8 +139,13 @@ class RunCommand(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check names that Lightning answers late or without the nearest one; everything is imported and parsed now."""
         release_collection()
-        trainer = self.config[self.stage].trainer
+        trainer, data = self.config[self.stage].trainer, imported(self.config[self.stage].data.class_path)
         check_strategy(trainer)
+        if self.stage == "predict" and data.predict_dataloader is LightningDataModule.predict_dataloader:
+            raise ConfigurationError(
+                f"data: {data.__name__} plays no episodes that `mrlm predict` could write; score its rows with "
+                "`mrlm test`, or play episodes with `mrlm collect --model RUN --environment NAME --output FILE`"
+            )
         loop = {"validate": "val", "test": "test", "predict": "predict"}.get(self.stage)
         if loop is not None and trainer[f"limit_{loop}_batches"] == 0:
             trainer[f"limit_{loop}_batches"] = None

@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.episode_files import read_episodes
+from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.runs import trainer as trainer_module
 
 CONFIG = """
@@ -345,6 +347,30 @@ def test_a_stage_without_data_says_what_is_missing_and_leaves_no_folder(mrlm, st
     assert status == 2
     assert f"mrlm: error: data.{split} names no file; give one, as in `--data.{split} held_out.jsonl`" in err
     assert not list(Path("runs").rglob("*.yaml"))
+
+
+def test_a_stage_that_the_data_does_not_have_names_another(mrlm) -> None:
+    data = ("--data", "TrajectoryDataModule", "--data.train", "rows.jsonl")
+    status, _, err = mrlm("predict", "--model", "SFT", "--model.policies.main", "no/model", *data)
+    assert (status, "data: TrajectoryDataModule plays no episodes" in err, "`mrlm test`" in err) == (2, True, True), err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--output", "runs/mine")])
+def test_a_command_works_again_after_a_mistake_that_its_setup_has_found(mrlm, options: tuple[str, ...]) -> None:
+    Path("rows.jsonl").write_text('{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n')
+    shutil.copytree(tiny_model_path(), "model")
+    weights = Path("model/model.safetensors")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    command = ("fit", "--model", "SFT", "--model.policies.main", "model", "--data", "TrajectoryDataModule")
+    command += ("--data.train", "rows.jsonl", "--trainer.accelerator", "cpu", *options)
+    status, _, err = mrlm(*command)
+    assert (status, "truncated or damaged" in err) == (2, True), err
+    assert not list(Path("runs").glob("*"))
+    weights.write_bytes(whole)
+    status, out, err = mrlm(*command)
+    assert (status, f"the run is in {options[-1] if options else 'runs/sft'}\n" in out) == (0, True), err
 
 
 def test_the_report_of_a_checkpoint_names_it(mrlm) -> None:
