@@ -280,6 +280,14 @@ def class_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def is_offered(cls: type) -> bool:
+    """Return whether a class can be used by its name: concrete and public; ours and Lightning's also exported."""
+    if inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__:
+        return False
+    inner = cls.__module__.startswith(("mrlm_pl.", "lightning."))
+    return not inner or class_path(cls) != f"{cls.__module__}.{cls.__qualname__}"
+
+
 def plugin_functions(name: str | None = None) -> dict[str, Any]:
     """Return the functions that installed plugins export, or those of a name, by import path; each once.
 

@@ -10,7 +10,14 @@ from importlib.metadata import distributions
 from typing import Any
 
 from mrlm_pl.cli.parsing.parser import PlainParser, plain_words
-from mrlm_pl.runs.plugins import class_path, environments_by_name, import_exports, import_packages, subclasses
+from mrlm_pl.runs.plugins import (
+    class_path,
+    environments_by_name,
+    import_exports,
+    import_packages,
+    is_offered,
+    subclasses,
+)
 
 PACKAGES = ("mrlm", "torch", "lightning", "transformers", "torchmetrics", "peft", "jsonargparse", "grpcio", "ray")
 
@@ -85,14 +92,8 @@ def sandbox() -> dict[str, Any]:
 
 def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:
     """Return entries of the classes that a configuration may name, by name."""
-    usable = [cls for cls in classes if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
-    # Of our classes only exported ones have a name.
-    packaged = [
-        cls
-        for cls in usable
-        if not cls.__module__.startswith("mrlm_pl.") or class_path(cls) != f"{cls.__module__}.{cls.__qualname__}"
-    ]
-    return [{"name": cls.__name__, **_entry(cls)} for cls in sorted(packaged, key=lambda cls: cls.__name__)]
+    offered = sorted(filter(is_offered, classes), key=lambda cls: cls.__name__)
+    return [{"name": cls.__name__, **_entry(cls)} for cls in offered]
 
 
 def _entry(cls: type) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from mrlm_pl.runs.plugins import (
     environments_by_name,
     import_exports,
     imported,
+    is_offered,
     plugin_functions,
     subclasses,
 )
@@ -429,7 +430,9 @@ def _lost(argument: str, given: Any, old: type, new: type, key: str) -> str:
 
 def _unknown_name(name: str, bases: Sequence[type]) -> str:
     base = bases[0]
-    classes = [cls.__name__ for cls in _usable(base)]
+    # Lightning's bases are concrete, and do nothing.
+    offered = [cls for cls in _usable(base) if is_offered(cls) and not (cls is base and "lightning" in cls.__module__)]
+    classes = [cls.__name__ for cls in offered]
     known = sorted(environments_by_name() if issubclass(base, Environment) else classes, key=str.lower)
     near = nearest(name, [*known, *classes])
     meant = f"did you mean {near!r}?" if near else ""

@@ -280,6 +280,22 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "meant", "unusable"),
+    [
+        ("--trainer.callbacks", "Callbac", "LambdaCallback", {"Callback", "SaveConfig", "LoopResults"}),
+        ("--trainer.callbacks", "SaveConfi", None, {"Callback", "SaveConfig", "SaveConfigCallback"}),
+        ("--data", "LightningDataModul", None, {"LightningDataModule"}),
+    ],
+)
+def test_a_message_on_an_unknown_name_offers_only_classes_that_can_be_used(mrlm, config, option, name, meant, unusable):
+    status, _, err = mrlm("fit", "--config", config, option, name)
+    offered = {*re.split(r"[:,]\s*", err.strip().lower().partition("known are")[2])}
+    assert (status, f"did you mean {meant!r}?" in err) == (2, meant is not None), err
+    assert offered
+    assert not offered & {*map(str.lower, unusable)}, err
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_on_the_command_line(mrlm, config, mistake):
     import mrlm_toy
