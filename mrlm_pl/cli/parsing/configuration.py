@@ -46,6 +46,7 @@ def merged(
     """
     config: dict[str, Any] = {}
     others: list[str] = []
+    of_named: list[tuple[list[str], Any]] = []
     words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
@@ -58,9 +59,15 @@ def merged(
         if not equals and value.startswith("--"):
             raise ConfigurationError(f"there is no value for {option}; give one, as in `{option} VALUE`")
         if option != "--config":
-            config = _assigned(config, parts, _loaded(value, load), option.endswith("+"))
+            given, append = _loaded(value, load), option.endswith("+")
+            config = _assigned(config, parts, given, append)
+            of_named += [(parts, given)] if {*parts[:-1]} & {*NAMED} and not append else []
         elif isinstance(found := load(_text(value)), dict):
             config = _merged(config, found)
+            keys = [f"{key}." for key, _ in leaves(found)]
+            for parts, given in of_named:  # the file may have replaced the whole mapping of names
+                if not any(key.startswith(f"{'.'.join(parts)}.") for key in keys):
+                    config = _assigned(config, parts, given, append=False)
     return config, others
 
 

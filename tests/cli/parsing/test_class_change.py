@@ -169,6 +169,17 @@ def test_a_setting_may_come_before_its_class(mrlm, before):
     assert config["model"]["init_args"]["gamma"] == (0.9 if before == "file" else 0.5)  # a later file wins
 
 
+@pytest.mark.parametrize(("in_file", "rate"), [("{model: builtin:tiny}", 0.5), ("{learning_rate: 0.25}", 0.25)])
+def test_an_option_for_a_policy_holds_unless_a_later_file_gives_it(mrlm, in_file, rate):
+    Path("first.yaml").write_text("model: {class_path: GRPO, init_args: {policies: {other: {}}}}\n")
+    Path("run.yaml").write_text(f"model: {{class_path: GRPO, init_args: {{policies: {{main: {in_file}}}}}}}\n")
+    words = ("--config", "first.yaml", "--model.policies.main.learning_rate", "0.5", "--config", "run.yaml")
+    status, out, err = mrlm("fit", *words, *ROLLOUTS, "--data.environment", "math", "--print_config")
+    assert status == 0, err
+    policies = yaml.safe_load(out)["model"]["init_args"]["policies"]
+    assert {name: policy["learning_rate"] for name, policy in policies.items()} == {"main": rate}
+
+
 def test_a_setting_before_a_class_without_it_is_refused(mrlm):
     status, _, err = mrlm("check-env", "--environment.kind", "[word]", "--environment", "math")
     assert (status, "MathEnvironment has no 'kind'; did you mean 'kinds'?" in err) == (2, True), err
