@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.console import silence_noise
-from mrlm_pl.runs.plugins import import_exports, import_packages, imported
+from mrlm_pl.runs.plugins import import_exports, import_packages, imported, is_offered
 from mrlm_pl.runs.records.run import latest_configuration
 
 ENVIRONMENT_PREFIX = "MRLM"
@@ -35,11 +36,11 @@ ENVIRONMENT_PREFIX = "MRLM"
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
 
-_NOT_SHOWN = re.compile(
-    r",\s+known\s+subclasses:\s+lightning\.(?!LightningDataModule)[^)]*(?=\))|^Linked arguments:\n(?:  .*\n)+\n",
-    re.MULTILINE,
-)
-"""In a help: lists of classes that begin with Lightning's, and settings that follow others."""
+_CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
+INDENT = " " * 24
+"""Of the texts of options in a help."""
+_LINKED = re.compile(r"^Linked arguments:\n(?:  .*\n)+\n", re.MULTILINE)
+"""In a help, the settings that follow others."""
 
 _NO_DEVICE = "backend found"
 """In Lightning's error for an accelerator that is not there."""
@@ -54,8 +55,18 @@ class RunParser(ShortErrors, LightningArgumentParser):
             return super().format_help(*args, **kwargs)
         self.default_env, self.usage = False, f"mrlm {self.prog.split()[1]} [options]"
         name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
-        text = _NOT_SHOWN.sub("", super().format_help(*args, **kwargs))
+        text = _CLASSES.sub(_of_others, _LINKED.sub("", super().format_help(*args, **kwargs)))
         return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"
+
+
+def _of_others(classes: re.Match[str]) -> str:
+    """Return a list of classes in a help without Lightning's and those that have no short name."""
+    names = "".join(classes[1].split()).split(",")  # the help breaks lines within long names
+    own = [name for name in names if not name.startswith("lightning.") and is_offered(imported(name))]
+    if not own:
+        return ""
+    lines = textwrap.wrap(", ".join(own), 80, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False)
+    return "\n".join([", known subclasses:", *lines])
 
 
 class RunCommand(LightningCLI):
