@@ -1,8 +1,8 @@
-"""Activations that the backward pass computes again instead of keeping them from the forward pass.
+"""Activations that the backward pass recomputes instead of keeping them from the forward pass.
 
 The factors of a product are kept for its own gradient, so the product itself need not be: of a gated MLP two
-activations remain of four, of an RMSNorm its input alone. The values are the same, bit for bit, and the work is that
-of a few element-wise operations.
+activations remain of four, of an RMSNorm two of three. Recomputed values are the same, bit for bit, and the work is
+that of a few element-wise operations. A product with a weight is kept, since sharding may free the weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_BYTES = 2**20
-"""Fewest bytes of an activation that is computed again: the work for smaller ones is that of starting it."""
+"""Fewest bytes of a recomputed activation; below, the cost of launching the operations dominates."""
 
 # By the name of the operation's node in the autograd graph, which keeps the arguments.
 _OPERATIONS: dict[str, Callable[[Any], Tensor]] = {
@@ -26,23 +26,24 @@ _OPERATIONS: dict[str, Callable[[Any], Tensor]] = {
     "GeluBackward0": lambda node: F.gelu(node._saved_self, approximate=node._saved_approximate),
 }
 _MOST_OPERATIONS = 2
-"""Most operations, one after the other, that compute an activation again."""
+"""Longest chain of operations that recomputes an activation."""
 
 
 def rematerialized() -> AbstractContextManager[object]:
-    """Return a context whose forward pass keeps no large activation that follows from others by cheap operations.
+    """Return a context whose forward pass keeps no large activation that cheap operations recompute from others.
 
-    The gradients are the same, bit for bit, and may be computed after the context.
+    The gradients are the same, bit for bit, and may be computed after the context. A change of a kept activation in
+    place raises RuntimeError in the backward pass, as without the context.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_packed, _unpacked)
+    return torch.autograd.graph.saved_tensors_hooks(_packed, lambda kept: kept())
 
 
 class _Result:
-    """The result of a node of the autograd graph, computed again when it is first needed.
+    """The result of a node of the autograd graph, recomputed when it is first needed.
 
     Args:
         node: of one of the operations.
-        arguments: those of its arguments that are computed again themselves.
+        arguments: those of its arguments that are recomputed themselves.
     """
 
     def __init__(self, node: Any, arguments: list[_Result]) -> None:
@@ -57,47 +58,68 @@ class _Result:
         """Return the activation, and forget it at its last use."""
         states = self._states
         if states is None:
-            states = _OPERATIONS[self._node.name()](self._node).contiguous()
+            states = _OPERATIONS[self._node.name()](self._node)
         self._used += 1
         self._states = states if self._used % self.uses else None
         return states
 
 
-def _packed(states: Tensor) -> Tensor | Callable[[], Tensor]:
-    """Return how to compute an activation again, or the activation itself."""
+def _packed(states: Tensor) -> Callable[[], Tensor]:
+    """Return a function that recomputes an activation or, where that is not cheap, returns the kept one."""
     base = states._base if states._is_view() else states
-    if base is None or base.nbytes < LEAST_BYTES or base.numel() != states.numel() or not base.is_contiguous():
-        return states
-    result = None if base.grad_fn is None else _result(base.grad_fn)
+    result = None
+    if base is not None and base.nbytes >= LEAST_BYTES:
+        # changed in place it would not be the result of its operation
+        result = _result(base.grad_fn) if base.grad_fn is not None and base._version == 0 else None
     if result is None:
-        return states
+        return _Kept(states)
     result.uses += 1
     shape, stride, offset = states.shape, states.stride(), states.storage_offset()
     return lambda: result.states().as_strided(shape, stride, offset)
 
 
+class _Kept:
+    """A kept activation, without its graph: a node that keeps its own result would never be freed."""
+
+    def __init__(self, states: Tensor) -> None:
+        self._states, self._version = states.detach(), states._version
+
+    def __call__(self) -> Tensor:
+        """Return the activation.
+
+        Raises:
+            RuntimeError: it has changed. PyTorch does not check what passes through hooks.
+        """
+        if self._states._version != self._version:
+            raise RuntimeError(
+                f"an activation [{', '.join(map(str, self._states.shape))}] needed for gradient computation has been "
+                "modified by an inplace operation"
+            )
+        return self._states
+
+
 def _result(node: Any) -> _Result | None:
-    """Return the result of a node, if few operations compute it from the kept tensors; None for others."""
+    """Return the result of a node, if few operations recompute it from kept activations; None for others."""
     found = _known(node)
-    if found is not None or node.name() not in _OPERATIONS:
+    if found is not None:
         return found
     before = [argument for argument, _ in node.next_functions]
-    if None in before:  # a product keeps an argument only for the gradient of the other
+    # A product keeps an argument only for the gradient of the other. A weight may be gathered for its layer alone.
+    if node.name() not in _OPERATIONS or None in before or any(map(_is_weight, before)):
         return None
     arguments = [argument for argument in map(_known, before) if argument is not None]
     if any(argument.operations == _MOST_OPERATIONS for argument in arguments):
         return None
     found = _Result(node, arguments)
-    # weakly: the result holds its node, and nothing would ever free a circle through the graph
+    # weakly: the result holds its node, and a reference cycle through the graph is never freed
     node.metadata[__name__] = weakref.ref(found)
     return found
 
 
 def _known(node: Any) -> _Result | None:
     reference = node.metadata.get(__name__)
-    return reference and reference()
+    return None if reference is None else reference()
 
 
-@torch.no_grad()
-def _unpacked(kept: Tensor | Callable[[], Tensor]) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kept()
+def _is_weight(node: Any) -> bool:
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
