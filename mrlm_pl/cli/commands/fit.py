@@ -40,7 +40,7 @@ _CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
 INDENT = " " * 24
 """Of the texts of options in a help."""
 _LINKED = re.compile(r"^Linked arguments:\n(?:  .*\n)+\n", re.MULTILINE)
-"""In a help, the settings that follow others."""
+"""In a help, Lightning's linked arguments."""
 
 _NO_DEVICE = "backend found"
 """In Lightning's error for an accelerator that is not there."""
@@ -53,7 +53,7 @@ class RunParser(ShortErrors, LightningArgumentParser):
         """Return the help; that of a stage without Lightning's classes and with one environment variable for all."""
         if not self.default_env:
             return super().format_help(*args, **kwargs)
-        self.default_env, self.usage = False, f"mrlm {self.prog.split()[1]} [options]"
+        self.default_env, self.usage = False, f"mrlm {self.prog.split()[-1]} [options]"
         name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
         text = _CLASSES.sub(_of_others, _LINKED.sub("", super().format_help(*args, **kwargs)))
         return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"

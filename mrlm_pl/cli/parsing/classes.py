@@ -334,10 +334,10 @@ def helped(key: str, name: str, base: type, config: dict[str, Any]) -> str:
         config: resolved; where it names no class of the group, the first with such a parameter is named there.
 
     Raises:
-        MistakeError: there is no such class.
+        MistakeError: there is no such class, or no class is named there.
     """
     group, _, argument = key.partition(".")
-    bases = [base]
+    bases, owner = [base], base
     if argument:
         named = given.get(CLASS) if isinstance(given := config.get(group), Mapping) else None
         having = (cls for cls in _usable(base) if argument in parameters(cls))
@@ -345,11 +345,16 @@ def helped(key: str, name: str, base: type, config: dict[str, Any]) -> str:
         if owner is not base:
             config.setdefault(group, {CLASS: class_path(owner)})
         members = _members(parameters(owner).get(argument))
-        bases = _classes([*members, *_members(_inner(members, mapping=False))])
-    found = named_class(name, bases, key) if bases else None
-    if bases and found is None:
+        found = _classes([*members, *_members(_inner(members, mapping=False))])
+        bases = [cls for cls in found if not (is_dataclass(cls) or getattr(cls, "__final__", False))]
+    if not bases and owner is base:
+        raise MistakeError(key, f"no {base.__name__} has {argument!r}")
+    if not bases:
+        raise MistakeError(key, f"no class is named there; see `--{group}.help {owner.__name__}`")
+    cls = named_class(name, bases, key)
+    if cls is None:
         raise MistakeError(key, _unknown_name(name, bases))
-    return name if found is None else f"{found.__module__}.{found.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _usable_of(name: str, bases: Sequence[type]) -> dict[str, type]:
@@ -438,7 +443,8 @@ def _unknown_name(name: str, bases: Sequence[type]) -> str:
     meant = f"did you mean {near!r}?" if near else ""
     if not near or len(known) <= MOST_NAMES:
         meant = f"{meant} {'Known' if near else 'known'} are: {', '.join(known)}".strip()
-    return f"there is no {_KINDS.get(base.__name__, base.__name__)} {name!r}; {meant}"
+    kind = _KINDS.get(base.__name__, base.__name__)
+    return f"there is no {kind} {name!r}; {meant}" if name else f"name one: {kind}s are {', '.join(known)}"
 
 
 def _usable(base: type) -> list[type]:

@@ -63,8 +63,8 @@ def check_files(arguments: Sequence[str]) -> None:
             raise ConfigurationError(f"config: File does not exist: {str(path)!r}; {hint}")
         if path.is_dir():
             files = sorted(str(file) for file in path.iterdir() if file.suffix in _SUFFIXES)
-            hint = f"such as {files[0]!r}" if files else "which ends in .yaml"
-            raise ConfigurationError(f"config: {str(path)!r} is a folder; name a file, {hint}")
+            hint = f"name a file, such as {files[0]!r}" if files else "name a .yaml file"
+            raise ConfigurationError(f"config: {str(path)!r} is a folder; {hint}")
     for file in config_files(arguments):
         top = _composed(file)
         if top is None:

@@ -288,7 +288,7 @@ def _unrecognized(message: str, parser: Any) -> str | None:
     words, known = match.group(1).split(), [option[2:] for option in _options(parser)]
     options = [word.split("=")[0] for word in words if word.startswith("-")]
     if not options and "config" in known and words[0].endswith((".yaml", ".yml")):
-        return f"{words[0]!r} follows no option; a configuration is given as `--config {words[0]}`"
+        return f"unexpected argument {words[0]!r}; did you mean `--config {words[0]}`?"
     if not options:
         return f"{words[0]!r} is not expected here; values follow an option, as in `--option VALUE`"
     near = _meant_option(options[0].strip("-+"), known)
@@ -310,6 +310,8 @@ def _unaccepted_by_command(message: str, parser: Any) -> str | None:
 
 def _meant_option(name: str, known: Collection[str]) -> str | None:
     """Return the known option that is most likely meant, or the setting of a run with this last name or synonym."""
+    if begun := next((option for option in known if option.startswith(f"{name}_")), None):
+        return begun
     synonym = SYNONYMS.get(name)
     if "trainer" in known and synonym not in known:
         for option in (*settings_options(), *sorted(training_options())):

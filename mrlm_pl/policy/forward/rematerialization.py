@@ -1,8 +1,8 @@
 """Activations that the backward pass recomputes instead of keeping them from the forward pass.
 
-The factors of a product are kept for its own gradient, so the product itself need not be: of a gated MLP two
-activations remain of four, of an RMSNorm two of three. Recomputed values are the same, bit for bit, and the work is
-that of a few element-wise operations. A product with a weight is kept, since sharding may free the weight.
+The factors of a product are kept for its own gradient, so the product itself need not be: two of the four activations
+of a gated MLP and one of the three of an RMSNorm are not kept. Recomputed values are the same, bit for bit, and the
+work is that of a few element-wise operations. A product with a weight is kept, since sharding may free the weight.
 """
 
 from __future__ import annotations

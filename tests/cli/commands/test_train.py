@@ -240,6 +240,7 @@ def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
     status, out, _ = mrlm("train", "--help")
     assert status == 0
     assert "--output FOLDER" in out
+    assert mrlm("fit", "--help")[1].startswith("usage: mrlm fit [options]\n")
     assert "--checkpoint.every_n_train_steps" in out
     assert "lightning.pytorch" not in out, "`--trainer.callbacks.help NAME` and others show its classes"
     assert "mrlm_pl.GRPO" in out

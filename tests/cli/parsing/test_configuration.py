@@ -240,7 +240,7 @@ MISTAKES = {
     "accelerator": (("--trainer.accelerator", "gpuu"), ("trainer.accelerator", "'gpuu'", "'gpu'")),
     "callback": (("--trainer.callbacks+=EarlyStoping",), ("trainer.callbacks", "'EarlyStoping'", "'EarlyStopping'")),
     "file": (("--config", "absent.yaml"), ("config", "absent.yaml")),
-    "file without its option": (("run.yaml",), ("'run.yaml' follows no option", "`--config run.yaml`")),
+    "file without its option": (("run.yaml",), ("unexpected argument 'run.yaml'", "`--config run.yaml`")),
     "folder": (("--config", "."), ("config: '.' is a folder; name a file, such as 'toy.yaml'",)),
     "file name": (("--config", "toi.yaml"), ("config", "toi.yaml", "did you mean 'toy.yaml'")),
     "one of several values": (
@@ -264,7 +264,10 @@ MISTAKES = {
         ("--data.environment.help=parot",),
         ("data.environment: there is no environment 'parot'; did you mean 'parrot'?",),
     ),
-    "help of a class without its name": (("--data.environment.help",), ("data.environment", "known are", "parrot")),
+    "help of a class without its name": (("--data.environment.help",), ("name one: environments are", "parrot")),
+    "help of settings": (("--data.sampling.help",), ("data.sampling: no class", "`--data.help RolloutDataModule`")),
+    "help of nothing": (("--data.nosuch.help", "x"), ("data.nosuch: no LightningDataModule has 'nosuch'",)),
+    "beginning of an option": (("--seed", "3"), ("did you mean '--seed_everything'",)),
     "logger that is not installed": (
         ("--trainer.logger", "CometLogger"),
         ("CometLogger cannot be made", "pip install"),
