@@ -4,6 +4,7 @@ The public names are those of ``__init__.pyi``. Each is imported when it is used
 """
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 
@@ -16,7 +17,20 @@ def _exports() -> Any:
 
 def __getattr__(name: str) -> Any:
     attribute, _, names = _exports()
-    return names if name == "__all__" else attribute(name)
+    if name == "__all__":
+        return names
+    try:
+        return attribute(name)
+    except AttributeError as error:
+        if name.startswith("_"):
+            raise
+        from mrlm_pl.errors import nearest
+
+        if name in import_module("mrlm_pl.algorithms").__all__:
+            raise AttributeError(f"mrlm_pl has no {name!r} at its top; it is mrlm_pl.algorithms.{name}") from error
+        near = nearest(name, names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise AttributeError(f"mrlm_pl has no {name!r}{hint}") from error
 
 
 def __dir__() -> list[str]:

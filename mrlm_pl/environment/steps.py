@@ -119,6 +119,9 @@ class TurnOrder:
         """
         if not isinstance(step, Step):
             raise self._error(f"step returned {shown(step)}", "return a Step")
+        if not isinstance(step.rewards, Mapping):
+            remedy = f"give them by agent, as in {{{self.agents[0]!r}: 1.0}}"
+            raise self._error(f"the rewards are {shown(step.rewards)}", remedy)
         self._acted = self._acted.union(self._due or ())  # a new set: an episode that forks has a copy of this order
         for agent in (*step.rewards, *step.components):
             if agent not in self.agents:

@@ -35,6 +35,7 @@ def test_who_gets_an_observation_acts_next() -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
+        (Step(rewards=1.0, done=True, stop_reason="end"), "rewards are .*1.0.*; give them by agent, as in {'a': 1.0}"),  # type: ignore[arg-type]
         (Step(rewards={"c": 1.0}, done=True, stop_reason="end"), "agent 'c'"),
         (Step(rewards={"b": 1.0}, done=True, stop_reason="end"), "before its first decision"),
         (Step(rewards={"a": 1.0}, components={"a": {"x": 0.4}}, done=True, stop_reason="end"), "sum to 0.4"),

@@ -347,8 +347,8 @@ def helped(key: str, name: str, base: type, config: dict[str, Any]) -> str:
         members = _members(parameters(owner).get(argument))
         found = _classes([*members, *_members(_inner(members, mapping=False))])
         bases = [cls for cls in found if not (is_dataclass(cls) or getattr(cls, "__final__", False))]
-    if not bases and owner is base:
-        raise MistakeError(key, f"no {base.__name__} has {argument!r}")
+    if not bases and argument.partition(".")[0] not in parameters(owner):
+        raise MistakeError(key, f"{owner.__name__} has no {argument!r}")
     if not bases:
         raise MistakeError(key, f"no class is named there; see `--{group}.help {owner.__name__}`")
     cls = named_class(name, bases, key)

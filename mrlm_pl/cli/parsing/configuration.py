@@ -18,10 +18,10 @@ from mrlm_pl.cli.parsing.config_files import NAMED
 from mrlm_pl.errors import ConfigurationError
 
 CLASS, ARGUMENTS = "class_path", "init_args"
-EARLIER = "earlier"
+EARLIER = "<earlier>"
 """Key of a class's mapping: the earlier class of each argument that was given for one, None before any was named."""
 
-DROPPED = "dropped"
+DROPPED = "<dropped>"
 """Key of a class's mapping: the ``init_args`` that it was named with; they, also ``{}``, drop unfit ones of another."""
 
 SWITCHES = ("true", "false", "null")

@@ -265,8 +265,8 @@ MISTAKES = {
         ("data.environment: there is no environment 'parot'; did you mean 'parrot'?",),
     ),
     "help of a class without its name": (("--data.environment.help",), ("name one: environments are", "parrot")),
-    "help of settings": (("--data.sampling.help",), ("data.sampling: no class", "`--data.help RolloutDataModule`")),
-    "help of nothing": (("--data.nosuch.help", "x"), ("data.nosuch: no LightningDataModule has 'nosuch'",)),
+    "help of settings": (("--data.sampling.help",), ("data.sampling: no class", "`--data.help ToyData`")),
+    "help of nothing": (("--data.nosuch.help", "x"), ("data.nosuch: ToyData has no 'nosuch'",)),
     "beginning of an option": (("--seed", "3"), ("did you mean '--seed_everything'",)),
     "logger that is not installed": (
         ("--trainer.logger", "CometLogger"),
