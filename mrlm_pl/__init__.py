@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
         if name in import_module("mrlm_pl.algorithms").__all__:
             raise AttributeError(f"mrlm_pl has no {name!r} at its top; it is mrlm_pl.algorithms.{name}") from error
-        near = nearest(name, names)
+        near = nearest(name.removesuffix("Trainer"), names)  # TRL and CoMLRL name trainers
         hint = f"; did you mean {near!r}?" if near else ""
         raise AttributeError(f"mrlm_pl has no {name!r}{hint}") from error
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import mrlm_pl
 
 PUBLIC = {
@@ -59,3 +61,17 @@ def test_the_import_and_the_names_for_environments_import_no_torch() -> None:
     code = f"import sys, mrlm_pl; mrlm_pl.Environment, mrlm_pl.read_episodes; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("COMA", "it is mrlm_pl.algorithms.COMA"),
+        ("GRPOTrainer", "did you mean 'GRPO'"),
+        ("Polcy", "did you mean 'Policy'"),
+        ("xyz", "mrlm_pl has no 'xyz'$"),
+    ],
+)
+def test_a_name_that_the_package_lacks_is_answered(name: str, message: str) -> None:
+    with pytest.raises(AttributeError, match=message):
+        getattr(mrlm_pl, name)
