@@ -77,6 +77,7 @@ class EvaluationReport:
         stop_reasons: number of episodes by the reason for which they ended.
         seats: the policy of each agent.
         precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
+        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
         agents: what each agent earned and did, in the order in which they act.
         policies: what each policy earned and did, in all of its seats.
         tasks: each task's key, what tells its problem from others, episodes, mean reward, share of successes and
@@ -104,6 +105,7 @@ class EvaluationReport:
     stop_reasons: Mapping[str, int] = field(default_factory=dict)
     seats: Mapping[str, str] = field(default_factory=dict)
     precision: str = ""
+    checkpoint: str = ""
     agents: Mapping[str, Part] = field(default_factory=dict)
     policies: Mapping[str, Part] = field(default_factory=dict)
     tasks: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)

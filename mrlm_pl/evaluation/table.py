@@ -24,6 +24,7 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
         *([("settings", settings)] if settings is not None else []),
         ("model", report.model),
+        *([("checkpoint", report.checkpoint)] if report.checkpoint else []),
         ("sampling", sampling_text(sampling)),
         *([("precision", report.precision)] if report.precision else []),
         ("episodes", played_episodes(report)),

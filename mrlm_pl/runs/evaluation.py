@@ -23,8 +23,7 @@ from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
-from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, read_run
-from mrlm_pl.runs.records.saved_weights import read_saved_weights
+from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
 from mrlm_pl.settings import one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
@@ -48,6 +47,7 @@ class SeatedModel:
         name: of the environment in the run, where an instance has another one.
         weights: whether a run must have policies or a checkpoint.
         precision: in which it generates; None is that of the run's training, but for bf16 on a CPU that emulates it.
+        recorded: what was read of the model before; None reads it now.
 
     Attributes:
         run: the policies, seats and settings.
@@ -67,26 +67,27 @@ class SeatedModel:
         name: str | None,
         weights: bool = True,
         precision: Precision | None = None,
+        recorded: RecordedRun | None = None,
     ) -> None:
         one_of(get_args(Precision), precision=precision)
         self.precision = precision
-        self.label, run = _named(model, weights)
+        self.label, run = _named(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
         unknown = sorted(set(self.run.seats.values()) - set(run.policies))
         if unknown:
             raise ConfigurationError(f"seats name the policies {unknown}; {self.label!r} has {sorted(run.policies)}")
         self.arguments: dict[str, Any] = {}
-        recorded = None
+        played = None
         if isinstance(environment, Environment):
             self.environment = environment
         elif isinstance(environment, type):
             self.environment = environment()
-        elif (recorded := self.run.played(environment, self.label)) is not None:
-            self.environment = environment_from(recorded.config)
-            self.arguments = dict(recorded.config.get("init_args") or {})
+        elif (played := self.run.played(environment, self.label)) is not None:
+            self.environment = environment_from(played.config)
+            self.arguments = dict(played.config.get("init_args") or {})
         else:
             self.environment = find_environment(str(environment))()
-        self.name = name or (recorded.name if recorded else None) or self.environment.name
+        self.name = name or (played.name if played else None) or self.environment.name
 
     def play_with(self, model: Model) -> None:
         """Put the policies and seats of another model in the place of the run's; its settings of all policies stay.
@@ -180,10 +181,11 @@ class SeatedModel:
         """
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
+        playing = sorted(set(self.seated().values()))
+        checkpoints = checkpoints_of(self.run.policies[name] for name in playing)
         if held is not None:
             self.run = replace(self.run, policies={**self.run.policies, **held})
-            playing = sorted(set(self.seated().values()))
-            held |= {name: loaded_policy(self.run.policies[name], device, name) for name in playing}
+            held |= loaded_policies({name: self.run.policies[name] for name in playing}, device)
             self.run = replace(self.run, policies={**self.run.policies, **held})
         with self.player(sampling, max_turns, device) as player:
             report = summarize(
@@ -196,7 +198,11 @@ class SeatedModel:
                 majority=self.environment.majority if len(self.environment.agents) == 1 else None,
                 bounds=self.environment.bounds,
             )
-        return replace(report, precision=generation_precision(self.run, self.precision, device))
+        return replace(
+            report,
+            precision=generation_precision(self.run, self.precision, device),
+            checkpoint=", ".join(checkpoint.when for checkpoint in checkpoints),
+        )
 
     @contextmanager
     def player(
@@ -224,7 +230,7 @@ class SeatedModel:
             single = None if self.precision is None else torch.float32  # else the dtype of weights in memory
             engine: Engine = InProcessEngine(torch.bfloat16 if half else single)
             stack.callback(engine.close)
-            policies = {name: loaded_policy(self.run.policies[name], device, name) for name in sorted(playing)}
+            policies = loaded_policies({name: self.run.policies[name] for name in sorted(playing)}, device)
             if warn:
                 sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
             for name, policy in policies.items():
@@ -311,9 +317,26 @@ def loaded_policy(given: Policy | Mapping[str, Any], device: str, name: str = SI
         place = usable_device(device)
         policy.load(name=name)
         if saved is not None:
-            read_saved_weights(policy, *saved)
+            checkpoint, own = saved
+            checkpoint.read(policy, own)
         policy.network.to(place).train(policy is given)  # which its owner may train
     return policy
+
+
+def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str) -> dict[str, Policy]:
+    """Return policies with their weights, by name; print the checkpoint of those of a run that has not finished.
+
+    Args:
+        given: see :func:`loaded_policy`.
+        device: likewise.
+
+    Raises:
+        ConfigurationError: as :func:`loaded_policy`.
+    """
+    found = {name: loaded_policy(policy, device, name) for name, policy in given.items()}
+    for checkpoint in checkpoints_of(given.values()):
+        checkpoint.tell()
+    return found
 
 
 def evaluate(
@@ -412,7 +435,7 @@ def arena(
     }
     sampling = sampling or sampling_from(first.run.validation_sampling, {})
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
-    policies = {name: loaded_policy(policy, device) for name, policy in given.items()}
+    policies = loaded_policies(given, device)
     own = {
         name: sampling.policies[policy]
         for (player, agent), name in named.items()

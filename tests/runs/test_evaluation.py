@@ -86,9 +86,9 @@ def test_a_run_that_has_not_finished_plays_with_its_last_checkpoint(
     found = mrlm_pl.evaluate("run", **SHORT)
     message = "mrlm: run is not finished: its policies have the weights of the checkpoint of iteration 3\n"
     assert capsys.readouterr().err.count(message) == 1, "once for both policies"
-    assert found.to_dict() == whole.to_dict()
+    assert found.to_dict() == {**whole.to_dict(), "checkpoint": "iteration 3"}
     (run / "policies").rename(run / "none")
-    assert mrlm_pl.evaluate("run", **SHORT).to_dict() == whole.to_dict()
+    assert mrlm_pl.evaluate("run", **SHORT).to_dict() == found.to_dict()
     assert mrlm("eval", "--model", "run", "-n", "2")[0] == 0
     assert mrlm("eval", "--model", "run", "builtin:tiny", "-n", "2", "--output", "table.json")[0] == 0
     assert "kept" in mrlm("eval", "--model", "run", "builtin:tiny", "-n", "2", "--output", "table.json")[1]

@@ -87,7 +87,8 @@ def report_run(arguments: Sequence[str]) -> int:
         finally:
             print(report_table(report, sampling, shown_settings(read.played)))
     for found in comparisons.values():
-        print(_comparison(found, len(written["tasks"]), options.compare))
+        of = f" (checkpoint of {other['checkpoint']})" if other and other.get("checkpoint") else ""
+        print(_comparison(found, len(written["tasks"]), f"{options.compare}{of}"))
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {shlex.quote(str(output))}`")
     return 0 if report.episodes else 1

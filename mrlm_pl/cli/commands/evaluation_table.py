@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import json
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,11 +30,11 @@ from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import check_samples
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.table import interval_text
-from mrlm_pl.policy import Policy
+from mrlm_pl.policy import BUILTIN_TINY, Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, generation_precision
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.environment_code import code_of
-from mrlm_pl.runs.records.run import SAVED, RecordedRun, read_run
+from mrlm_pl.runs.records.run import RecordedRun, checkpoints_of, read_run
 
 SCHEMA = 1
 """Version of the file of a table."""
@@ -70,12 +71,14 @@ class Cell:
         run: the run or model of that name.
         column: the environment.
         file: of the cell's report; None writes none.
+        weights: tells the weights of the model, for all of its cells at once; see :func:`_weights`.
     """
 
     model: str
     run: RecordedRun
     column: Column
     file: Path | None
+    weights: Callable[[], Mapping[str, Any]]
 
     @property
     def precision(self) -> Precision:
@@ -83,15 +86,14 @@ class Cell:
         options = self.column.options
         return generation_precision(self.run, options.precision, options.device)
 
-    def score(self, held: dict[str, Policy], weights: Mapping[str, Any]) -> Score:
+    def score(self, held: dict[str, Policy]) -> Score:
         """Return the score: of the file if it was finished with the same options, else of episodes played now.
 
         Args:
             held: policies of the model in memory, to which those of this cell are added.
-            weights: see :func:`_weights`.
         """
         try:
-            report = self._report(held, weights)
+            report = self._report(held)
         except Exception as error:  # an environment and a model may fail in any way; the other cells are kept
             if DEBUG_VARIABLE in os.environ:
                 traceback.print_exception(error)
@@ -100,7 +102,7 @@ class Cell:
         file = None if self.file is None else f"{self.file.parent.name}/{self.file.name}"
         return score_of(self.model, self.column.name, report, file)
 
-    def _report(self, held: dict[str, Policy], weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _report(self, held: dict[str, Policy]) -> Mapping[str, Any]:
         run, column, options = self.run, self.column, self.column.options
         sampling = sampling_of(options, run.validation_sampling)
         chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
@@ -111,7 +113,7 @@ class Cell:
             "sampling": asdict(sampling),
             "model": self.model,
             "policies": run.policies,
-            "weights": weights,
+            "weights": self.weights(),
         }
         if (precision := self.precision) != "32-true":
             asked["precision"] = precision
@@ -121,7 +123,9 @@ class Cell:
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
             code = code_of(environment)
-            seated = SeatedModel(self.model, environment, options.seats, column.known, precision=options.precision)
+            seated = SeatedModel(
+                self.model, environment, options.seats, column.known, precision=options.precision, recorded=run
+            )
             seated.serve(options.served_by)
             report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
         settings = column.config.get("init_args") or {}
@@ -208,8 +212,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     output = output_file(options.output)
     if output is not None and output.suffix != ".json":
         raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
+    weights = {model: functools.cache(functools.partial(_weights, run)) for model, run in runs.items()}
     cells = [
-        Cell(model, runs[model], column, _file(output, model, column.name))
+        Cell(model, runs[model], column, _file(output, model, column.name), weights[model])
         for model in models
         for column in columns
         if model in column.models
@@ -224,14 +229,12 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         with writing("output", folder):
             folder.mkdir(parents=True, exist_ok=True)
     held: dict[str, Policy] = {}
-    weights: Mapping[str, Any] = {}
     scores: list[Score] = []
     for number, cell in enumerate(cells, start=1):
         if scores and scores[-1].model != cell.model:
             held.clear()
             gc.collect()  # engines and models refer to each other, and two models may not fit side by side
-        weights = weights if held else _weights(cell.run)  # those that are in memory, or are read next
-        scores.append(cell.score(held, weights))
+        scores.append(cell.score(held))
         print(f"mrlm: {number} of {len(cells)}: {_told(scores[-1])}", flush=True)
     written = _write(output, columns, scores) if output is not None else None
     console = Console()
@@ -244,6 +247,8 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     several = len(set(precisions.values())) > 1
     shown = (f"{precision} ({model})" if several else precision for model, precision in precisions.items())
     print("generated in " + ", ".join(dict.fromkeys(shown)))
+    for model, checkpoint in dict.fromkeys((score.model, score.checkpoint) for score in scores if score.checkpoint):
+        print(f"{model}: checkpoint of {checkpoint}")
     if written is not None:
         print(written)
     failed = [score for score in scores if score.error is not None]
@@ -317,19 +322,23 @@ def _finished(file: Path, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return size and time of each file of each policy's folder or checkpoint; no files of a model of the hub."""
-    places = {
-        name: Path(settings[SAVED][0] if SAVED in settings else settings["model"]).expanduser()
-        for name, settings in run.policies.items()
-    }
-    return {
-        name: {
+    """Return size and time of each file of each policy's folder, or of its checkpoint; no files of a model of the hub.
+
+    Raises:
+        PolicyError: a checkpoint cannot be read.
+    """
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, settings in run.policies.items():
+        if checkpoints := checkpoints_of([settings]):
+            found[name] = {str(checkpoint): checkpoint.written for checkpoint in checkpoints}
+            continue
+        place = Path(settings.get("model", BUILTIN_TINY)).expanduser()
+        found[name] = {
             path.relative_to(place).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
             for path in sorted((place, *place.rglob("*")))
             if path.is_file()
         }
-        for name, place in places.items()
-    }
+    return found
 
 
 def _file(output: Path | None, model: str, environment: str) -> Path | None:

@@ -26,7 +26,7 @@ from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.records import credited, uncredited
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.learner.policy_gradient import PolicyGradient
-from mrlm_pl.runs.evaluation import loaded_policy, sampling_from
+from mrlm_pl.runs.evaluation import loaded_policies, sampling_from
 from mrlm_pl.runs.records.credit_report import Comparison, RecreditReport
 from mrlm_pl.runs.records.gradients import Gradients
 from mrlm_pl.runs.records.run import (
@@ -82,7 +82,7 @@ def recredit(
         crediting = _Crediting(folder, learner, iteration, sampling, task_settings)
         gradients = None
         if policies is not None:
-            loaded = {name: loaded_policy(own, device) for name, own in read_run(str(policies)).policies.items()}
+            loaded = loaded_policies(read_run(str(policies)).policies, device)
             gradients = Gradients(loaded, {name: crediting.sampling.of(name).temperature or 1.0 for name in loaded})
         if place is None:
             return _compared(crediting, gradients, None)

@@ -9,11 +9,11 @@ import pkgutil
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -29,6 +29,9 @@ from mrlm_pl.runs.plugins import (
     plugin_functions,
 )
 from mrlm_pl.runs.state import precision_in, state_in
+
+if TYPE_CHECKING:
+    from mrlm_pl.runs.records.saved_weights import SavedWeights
 
 SINGLE = "main"
 """Name of the policy when a model, rather than a run, is evaluated."""
@@ -105,7 +108,7 @@ class RecordedRun:
 
     Args:
         policies: each policy, or its constructor arguments, and as ``saved`` where its weights are:
-            the checkpoint and the policy's name there.
+            the checkpoint, the same one for all, and the policy's name there.
         seats: the policy of each agent.
         sampling: how the run sampled in training, as arguments of :class:`~mrlm_pl.engines.Sampling`.
         validation_sampling: how it sampled in validation, likewise.
@@ -221,23 +224,25 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     folder = Path(name)
     if (folder / "config.json").is_file() or not (folder.is_dir() or (files and folder.is_file())):
         return RecordedRun({SINGLE: {"model": name}})
-    exported = exported_policies(folder)
-    checkpoint = _unfinished(folder, exported) if weights else None
+    exported = {path.name: path for path in exported_policies(folder)}
+    settings = _settings(folder)
+    model, data = settings["model"], settings["data"]
+    configured: Mapping[str, Any] = model.get("policies") or {}
+    checkpoint = _unfinished(folder, exported, configured) if weights else None
     if not exported and checkpoint is None and (weights or latest_configuration(folder) is None):
         # Without `weights` the policy reports what such a folder lacks, if one is needed.
         return RecordedRun({SINGLE: {"model": policy_folder(name, "model") if weights else name}})
-    settings = _settings(folder)
-    model, data = settings["model"], settings["data"]
+    if checkpoint is not None:
+        exported = {}
     policies: dict[str, dict[str, Any]] = {}
-    untrained: dict[str, Any] = {} if exported and checkpoint is None else {SINGLE: {}}
-    for policy, values in (model.get("policies") or untrained).items():
+    for policy, values in (configured or ({} if exported else {SINGLE: {}})).items():
         saved = checkpoint is not None and values.get("trained", True)
-        kept = (*SETTINGS_OF_TOKENS, "lora", "random_init_seed") if saved else SETTINGS_OF_TOKENS
-        policies[policy] = {key: values[key] for key in kept if values.get(key) is not None}
+        made = () if policy in exported else ("random_init_seed", *(("lora",) if saved else ()))
+        policies[policy] = {key: values[key] for key in (*SETTINGS_OF_TOKENS, *made) if values.get(key) is not None}
         if saved:
-            policies[policy][SAVED] = str(checkpoint), policy
-    for path in exported if checkpoint is None else ():
-        policies.setdefault(path.name, {})["model"] = str(path)
+            policies[policy][SAVED] = checkpoint, policy
+    for policy, path in exported.items():
+        policies.setdefault(policy, {})["model"] = str(path)
     sampling = data.get("sampling") or {}
     return RecordedRun(
         policies=policies,
@@ -251,16 +256,31 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     )
 
 
-def _unfinished(folder: Path, exported: Sequence[Path]) -> Path | None:
-    """Return the last checkpoint of a run with a configuration, if its weights are later than the exported ones."""
+def _unfinished(folder: Path, exported: Mapping[str, Path], configured: Mapping[str, Any]) -> SavedWeights | None:
+    """Return the last checkpoint of a run that was not exported since, or not whole; None of one that has ended.
+
+    Args:
+        folder: of the run.
+        exported: folders of its policies.
+        configured: settings of its policies.
+    """
     from mrlm_pl.runs.folder import last_checkpoint  # torch
+    from mrlm_pl.runs.records.saved_weights import SavedWeights
 
     last = last_checkpoint(folder)
     if last is None or latest_configuration(folder) is None:
         return None
-    ended = exported and state_in(folder)[0] in ("finished", "unknown")
-    later = all(last.stat().st_mtime > (path / "config.json").stat().st_mtime for path in exported)
-    return last if later and not ended else None
+    if exported and state_in(folder)[0] in ("finished", "unknown"):
+        return None
+    trained = [name for name, values in configured.items() if values.get("trained", True)] or list(exported)
+    since = last.stat().st_mtime
+    current = [name for name, path in exported.items() if (path / "config.json").stat().st_mtime >= since]
+    return None if exported and set(trained) <= set(current) else SavedWeights(last)
+
+
+def checkpoints_of(policies: Iterable[Any]) -> list[SavedWeights]:
+    """Return the different checkpoints that weights of policies are in; the policies as in :class:`RecordedRun`."""
+    return list(dict.fromkeys(item[SAVED][0] for item in policies if isinstance(item, Mapping) and SAVED in item))
 
 
 def latest_configuration(folder: Path) -> Path | None:

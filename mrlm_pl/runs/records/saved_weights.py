@@ -4,56 +4,139 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.distributed import checkpoint as sharded
 
-from mrlm_pl.errors import PolicyError, tell
+from mrlm_pl.errors import MRLMError, PolicyError, first_line, tell
 from mrlm_pl.policy import Policy
 from mrlm_pl.trainer.fsdp import SHARDED_CHECKPOINT_FILES
 from mrlm_pl.trainer.sharded_checkpoint import check_sharded_checkpoint
 
 
-@torch.no_grad()
-def read_saved_weights(policy: Policy, path: str, name: str) -> None:
-    """Read the trained weights of a policy from a checkpoint, sharded or not; print the checkpoint's iteration once.
+class _Opened(NamedTuple):
+    """What a checkpoint holds; the weights of a sharded one are read later."""
+
+    written: tuple[int, int]
+    when: str
+    shapes: Mapping[str, torch.Size]
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SavedWeights:
+    """The last checkpoint of a run, opened at most once: all that is read is of one iteration, though the run trains.
 
     Args:
-        policy: with the weights from before the training.
-        path: of the checkpoint in a run folder.
-        name: of the policy in the run.
-
-    Raises:
-        PolicyError: the checkpoint lacks weights of the policy.
+        path: of the checkpoint in the run folder; sharded ones are folders.
     """
-    checkpoint = Path(path)
-    own = {f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)}
-    if checkpoint.is_dir():
-        check_sharded_checkpoint(checkpoint)
-        state = torch.load(checkpoint / SHARDED_CHECKPOINT_FILES[1], weights_only=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this process reads it alone
-            sharded.load({"state_dict": own}, checkpoint_id=checkpoint, no_dist=True)
-    else:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        if missing := own.keys() - state["state_dict"].keys():
-            raise PolicyError(
-                f"{str(checkpoint)!r} has no weights {min(missing)!r}, so it is of another configuration than "
-                f"{str(checkpoint.parent.parent)!r} has; evaluate the run that wrote it"
-            )
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def when(self) -> str:
+        """The iteration or update of the checkpoint, in words."""
+        return self._opened.when
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """Size and time of the file, or of the table of a sharded checkpoint, which tell it from later ones."""
+        return self._opened.written
+
+    @torch.no_grad()
+    def read(self, policy: Policy, name: str) -> None:
+        """Read the trained weights of a policy.
+
+        Args:
+            policy: with the weights from before the training.
+            name: of the policy in the run.
+
+        Raises:
+            PolicyError: the checkpoint cannot be read, lacks weights of the policy, or is sharded and was replaced.
+        """
+        own = {f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)}
+        opened = self._opened
         for key, weight in own.items():
-            weight.copy_(state["state_dict"][key])
+            if opened.shapes.get(key) != weight.shape:
+                raise PolicyError(
+                    f"checkpoint {str(self)!r} has no weights {key!r} of shape {list(weight.shape)}, so it is of "
+                    f"another configuration than {str(self.path.parent.parent)!r} has; evaluate the run that wrote it"
+                )
+        if self.path.is_dir():
+            with self._reading(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this process reads it alone
+                sharded.load({"state_dict": own}, checkpoint_id=self.path, no_dist=True)
+            if self._stamp() != opened.written:
+                raise PolicyError(
+                    f"checkpoint {str(self)!r} was replaced by the run while its policies were read; evaluate again"
+                )
+        for key in own.keys() & opened.weights.keys():
+            own[key].copy_(opened.weights[key])
+
+    def tell(self) -> None:
+        """Print which checkpoint the policies are from, once in a process."""
+        run = self.path.parent.parent
+        _tell_once(
+            f"{run} is not finished: its policies have the weights of the checkpoint of {self.when}", self.written
+        )
+
+    @functools.cached_property
+    def _opened(self) -> _Opened:
+        with self._reading():
+            while True:
+                written = self._stamp()
+                found = _open(self.path, written)
+                if self._stamp() == written:  # else the run has replaced it meanwhile
+                    return found
+
+    def _stamp(self) -> tuple[int, int]:
+        path = self.path / SHARDED_CHECKPOINT_FILES[1] if self.path.is_dir() else self.path
+        return path.stat().st_size, path.stat().st_mtime_ns
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """In this block an error is one that names the checkpoint."""
+        try:
+            yield
+        except MRLMError:
+            raise
+        except (Exception, sharded.CheckpointException) as error:  # damaged files raise any class of error
+            cause = next(iter(error.failures.values()))[0] if isinstance(error, sharded.CheckpointException) else error
+            raise PolicyError(
+                f"checkpoint {str(self)!r} cannot be read ({first_line(cause)}); if the run trains, evaluate again, "
+                "else put a complete checkpoint in its place or evaluate another model"
+            ) from error
+
+
+def _open(path: Path, written: tuple[int, int]) -> _Opened:
+    weights: dict[str, Tensor] = {}
+    if path.is_dir():
+        check_sharded_checkpoint(path)
+        state: Any = torch.load(path / SHARDED_CHECKPOINT_FILES[1], weights_only=True)
+        entries = sharded.FileSystemReader(path).read_metadata().state_dict_metadata.items()
+        sizes = {key.removeprefix("state_dict."): getattr(entry, "size", None) for key, entry in entries}
+        shapes = {key: size for key, size in sizes.items() if size is not None}
+    else:  # a file that is replaced stays as long as it is mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(state, Mapping) or not {"state_dict", "global_step"} <= state.keys():
+            raise ValueError("it is no checkpoint of a run")
+        weights = {key: value for key, value in state["state_dict"].items() if isinstance(value, Tensor)}
+        shapes = {key: weight.shape for key, weight in weights.items()}
     iterations = [part["iteration"] for part in state.values() if isinstance(part, Mapping) and "iteration" in part]
     when = f"iteration {iterations[0]}" if iterations else f"update {state['global_step']}"
-    _tell_once(
-        f"{checkpoint.parent.parent} is not finished: its policies have the weights of the checkpoint of {when}",
-        checkpoint.stat().st_mtime_ns,
-    )
+    return _Opened(written, when, shapes, weights)
 
 
 @functools.cache
-def _tell_once(message: str, written: int) -> None:
+def _tell_once(message: str, written: tuple[int, int]) -> None:
     """Print the message for the first policy of a checkpoint alone."""
     tell(message)
