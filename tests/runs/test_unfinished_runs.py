@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,3 +182,18 @@ def test_the_cells_of_a_run_are_of_one_checkpoint(mrlm: Callable[..., Any], monk
     assert found == ["update 300"] * 2, "the kept cell of an earlier checkpoint is played again"
     assert weights != json.loads(cells[1].read_text())["asked"]["weights"]
     assert {item["checkpoint"] for item in json.loads(Path("table.json").read_text())["scores"]} == {"update 300"}
+
+
+def test_the_cells_of_a_model_record_the_weights_that_were_read_for_all_of_them(
+    mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
+    shutil.copytree(model_folder, "model")
+
+    def rewritten(*_: Any) -> None:
+        os.utime("model/config.json", (1, 1))
+
+    monkeypatch.setattr(evaluation_table, "_finished", rewritten)
+    options = ("-n", "2", "--max-tokens", "2", "--device", "cpu", "--output", "table.json")
+    assert mrlm("eval", "--model", "model", "--environment", "math", HARD, *options)[0] == 0
+    math, hard = (json.loads(Path(f"table/model--{name}.json").read_text()) for name in ("math", "hard"))
+    assert math["asked"]["weights"] == hard["asked"]["weights"]
