@@ -47,7 +47,7 @@ class SeatedModel:
         name: of the environment in the run, where an instance has another one.
         weights: whether a run must have policies or a checkpoint.
         precision: in which it generates; None is that of the run's training, but for bf16 on a CPU that emulates it.
-        recorded: what was read of the model before; None reads it now.
+        recorded: the policies and settings of the model, if they are already read; None reads them now.
 
     Attributes:
         run: the policies, seats and settings.

@@ -21,7 +21,7 @@ from mrlm_pl.trainer.sharded_checkpoint import check_sharded_checkpoint
 
 
 class _Opened(NamedTuple):
-    """What a checkpoint holds; the weights of a sharded one are read later."""
+    """The contents of a checkpoint; the weights of a sharded one are read later."""
 
     written: tuple[int, int]
     when: str
@@ -61,7 +61,7 @@ class SavedWeights:
             name: of the policy in the run.
 
         Raises:
-            PolicyError: the checkpoint cannot be read, lacks weights of the policy, or is sharded and was replaced.
+            PolicyError: the checkpoint cannot be read, has no weights of this shape, or is sharded and was replaced.
         """
         own = {f"policies.{name}.{key}": weight for key, weight in policy.state_dict().items() if policy.is_saved(key)}
         opened = self._opened
@@ -138,5 +138,5 @@ def _open(path: Path, written: tuple[int, int]) -> _Opened:
 
 @functools.cache
 def _tell_once(message: str, written: tuple[int, int]) -> None:
-    """Print the message for the first policy of a checkpoint alone."""
+    """Print the message, once for each checkpoint."""
     tell(message)
