@@ -212,3 +212,27 @@ def test_other_pairs_are_validated_against_the_initial_weights(
     (tested,) = quiet_trainer().test(algorithm, data, ckpt_path=tmp_path / "one.ckpt")
     assert found["val/loss"] == tested["test/loss"] == pytest.approx(known, abs=1e-6) != math.log(2)
     assert algorithm.policy("main").reference is None
+
+
+def test_a_failure_under_the_reference_leaves_no_copy_and_no_evaluation_mode(
+    model_folder: Path, quiet_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(policy: Policy, **_: Any) -> None:
+        assert not policy.training, "dropout is off"
+        raise RuntimeError("out of memory")
+
+    source = pairs_file(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = pairs_file(tmp_path / "other", count=6)
+    trainer, data = quiet_trainer(limit_val_batches=1.0), PreferenceDataModule(source, validation=other, batch_size=4)
+    algorithm = fit(model_folder, PreferenceDataModule(source, batch_size=4), trainer)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    monkeypatch.setattr(Policy, "reference_logprobs", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.validate(algorithm, data, ckpt_path=tmp_path / "one.ckpt")
+    assert algorithm.policy("main").reference is None
+    monkeypatch.setattr(Policy, "forward", fails)
+    algorithm.train()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        quiet_trainer().fit(algorithm, PreferenceDataModule(source, batch_size=4))
+    assert algorithm.training, "a fit goes on in training mode"

@@ -202,6 +202,10 @@ def main(folder: Path, model_folder: str, options: dict[str, Any]) -> None:
     trainer.fit(algorithm, data, ckpt_path=options.get("resume"))
     if options.get("save"):
         trainer.save_checkpoint(options["save"])
+    if options.get("others"):
+        others = PreferenceDataModule(options["pairs"], options["others"], batch_size=options["batch_size"])
+        (found,) = trainer.validate(algorithm, others, ckpt_path=options["save"], verbose=False)
+        (folder / f"others-{trainer.global_rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

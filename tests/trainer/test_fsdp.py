@@ -349,6 +349,25 @@ def test_data_files_are_shared_out_to_the_last_row(strategy: str, algorithm: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_other_pairs_are_compared_with_the_initial_weights_also_where_a_rank_has_none(
+    lora: bool, launch: Any, tmp_path: Path
+) -> None:
+    pairs = [{"prompt": f"Say {n} ", "chosen": f"{n} it is", "rejected": f"{n + 1}"} for n in range(9)]
+    # The last batch of the others, 4 pairs of up to 8, is the first rank's alone.
+    files = {"pairs": (tmp_path / "pairs.jsonl", pairs[:8]), "others": (tmp_path / "others.jsonl", pairs[5:])}
+    for path, rows in files.values():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"algorithm": "dpo", "lora": lora, **{name: str(path) for name, (path, _) in files.items()}}
+    for name, share in (("one", {"batch_size": 8}), ("two", {"batch_size": 4, "strategy": "fsdp", "devices": 2})):
+        launch(name, save=str(tmp_path / f"{name}.ckpt"), **share, **options)
+    want, *got = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one/others-0", "two/others-0", "two/others-1")
+    )
+    assert got[0] == got[1] == pytest.approx(want, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("algorithm", ["correctness", "pairwise"])
 def test_reward_models_are_trained_and_measured_over_all_ranks(

@@ -6,7 +6,8 @@ import hashlib
 import itertools
 from abc import abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import PolicyBatch
 from mrlm_pl.learner.ranks import all_reduce_sum, data_parallel_rank
 from mrlm_pl.losses import sequence_logp
+from mrlm_pl.policy import Policy
 
 
 class ReferencedDataModule(FixedDataModule):
@@ -106,6 +108,26 @@ class ReferencedDataModule(FixedDataModule):
             digest.update(array("q", (len(row.token_ids), *row.token_ids)).tobytes() + bytes(row.action_mask))
         return digest.hexdigest()[:16]
 
+    @contextmanager
+    def _scoring(self, *, initial: bool) -> Iterator[list[Policy]]:
+        """Turn dropout off, and read the initial weights if wanted; yield the policies with a copy of these.
+
+        With adapters there is no copy. A copy is whole on each rank, also where the policy itself is sharded.
+        """
+        algorithm = self.algorithm()
+        was_training, policies = algorithm.training, algorithm.trained_policies.values()
+        copied = [policy for policy in policies if initial and policy.lora is None and policy.reference is None]
+        algorithm.eval()
+        try:
+            for policy in copied:
+                policy.load(reference=True)
+                policy.reference.to(algorithm.device)
+            yield copied
+        finally:
+            for policy in copied:
+                policy.reference = None
+            algorithm.train(was_training)
+
     @torch.no_grad()
     def _reference_sums(self, split: DataSplit, *, initial: bool = False) -> Tensor:
         """Return the log-probability of the answer in each row; each rank computes a part.
@@ -116,27 +138,18 @@ class ReferencedDataModule(FixedDataModule):
         """
         algorithm, trainer, examples = self.algorithm(), self.trainer, self.examples[split]
         assert trainer is not None
-        was_training, policies = algorithm.training, algorithm.trained_policies
-        algorithm.eval()
-        read = [policy for policy in policies.values() if initial and policy.lora is None and policy.reference is None]
-        for policy in read:
-            policy.load(reference=True)
-            policy.reference.to(algorithm.device)
         rank, ranks = data_parallel_rank(trainer)
         starts = self._starts[split]
         sums = torch.zeros(starts[-1], device=algorithm.device)
-        with trainer.precision_plugin.forward_context():
+        with self._scoring(initial=initial) as copied, trainer.precision_plugin.forward_context():
             for first in range(0, len(examples), self.batch_size * ranks):
                 start = min(first + rank * self.batch_size, len(examples))
                 tables = self.tables(examples[start : start + self.batch_size])
-                for name, policy in policies.items():
+                for name, policy in algorithm.trained_policies.items():
                     if name in tables:
                         rows, places = tables[name][0].to(algorithm.device), tables[name][1].to(sums.device)
                         logprobs = policy.reference_logprobs if initial else policy
                         sums[places + starts[start]] = sequence_logp(logprobs(**rows.inputs()), rows.action_mask)
-                    elif ranks > 1:
+                    elif ranks > 1 and policy not in copied:
                         policy.idle_loss()  # sharded ranks make every forward pass together
-        for policy in read:
-            policy.reference = None
-        algorithm.train(was_training)
         return all_reduce_sum(trainer, sums).cpu()  # the other ranks have zeros here
