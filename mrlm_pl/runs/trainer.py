@@ -15,7 +15,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -259,8 +259,7 @@ class Trainer(pl.Trainer):
             return
         if stage == "fit" and not self.fast_dev_run:  # type: ignore[attr-defined]
             if resumed and not self._loops.batches:
-                option = "data.iterations" if played and self.max_epochs == 1 else "trainer.max_epochs"
-                print(f"mrlm: nothing was trained: the run was complete; raise {option} to train further")
+                print(f"mrlm: nothing was trained: the run was complete{self._remedy(data)} to train further")
             elif stop := early_stop(self):
                 print(f"mrlm: {stop}")
             counts = data.collection.totals.state() if played else {}
@@ -277,6 +276,20 @@ class Trainer(pl.Trainer):
                 print(report_table(report, data.validation_sampling), end="\n\n")
             for name, value in {key: value for found in result for key, value in found.items()}.items():
                 print(f"{name} {value:.4f}")
+
+    def _remedy(self, data: Any) -> str:
+        """Return the bound that has ended a complete run, but for its epochs, and what to raise."""
+        if 0 <= self.max_steps <= self.global_step:
+            return f" by trainer.max_steps, {self.max_steps}; raise it"
+        timers = (item for item in self.callbacks if isinstance(item, Timer))  # type: ignore[attr-defined]
+        if any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers):
+            return " by trainer.max_time; raise it"
+        if not isinstance(data, RolloutDataModule) or self.max_epochs != 1:
+            return "; raise trainer.max_epochs"
+        if data.stream.iteration == data.stream.iterations:
+            return "; raise data.iterations"
+        now = f", {self.limit_train_batches}" if self.num_training_batches < len(data.stream) else " of the run before"
+        return f" by trainer.limit_train_batches{now}; raise trainer.max_epochs"
 
     @contextmanager
     def _in_folder(
@@ -303,7 +316,7 @@ class Trainer(pl.Trainer):
                 failed = not exits or (interruption.received is None and not isinstance(end, SIGTERMException))
                 if training is not None:
                     reason = f"{type(end).__name__}: {end}" if failed else interruption.name
-                    if training.former == "finished" and not self._loops.batches:  # a refused resume changes nothing
+                    if training.former == "finished" and not self._loops.batches:  # a rejected resume changes nothing
                         training.end("finished")
                     else:
                         training.end("failed" if failed else "interrupted", reason)

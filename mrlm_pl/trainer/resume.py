@@ -25,6 +25,12 @@ PLAIN_TRAINER = (
     "file and an orderly end at Ctrl-C"
 )
 
+RISES_AGAIN = (
+    "the learning rate had decayed to 0 at the end of the run, and is {:g} again now that the run is longer: the "
+    "result differs from that of a run which had this length from the start; train such a run anew, or one with "
+    "`model.optimization.schedule: constant`, which can be continued"
+)
+
 
 class ExactResume(Callback):
     """Saves and restores the trainer's progress exactly, and keeps the configured optimizer settings.
@@ -62,6 +68,7 @@ class ExactResume(Callback):
 
     def _keep_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
+        decayed = trainer.global_step > 0 and bool(scheduled) and not any(_rates(trainer))
         configured, _ = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
         for optimizer, new in zip(trainer.optimizers, configured, strict=True):
             schedule = scheduled.get(id(optimizer))
@@ -79,6 +86,8 @@ class ExactResume(Callback):
             factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
             for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
                 group["lr"] = base * factor
+        if decayed and trainer.is_global_zero and (rate := max(_rates(trainer))):
+            warnings.warn(RISES_AGAIN.format(rate), stacklevel=2)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         batches = trainer.num_training_batches
@@ -87,6 +96,10 @@ class ExactResume(Callback):
         checkpoint["loops"]["fit_loop"] = at_batch_end(
             checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
         )
+
+
+def _rates(trainer: Trainer) -> list[float]:
+    return [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
 
 
 class _EndingFitLoop(_FitLoop):

@@ -71,7 +71,53 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
     assert all(torch.equal(weight, longer["state_dict"][name]) for name, weight in whole["state_dict"].items())
     with pytest.raises(ConfigurationError, match="is 4, but the checkpoint has completed 5 in epochs of 5"):
         fit("run", 4, resume=True)
-    assert state_in(tmp_path / "run") == ("finished", ""), "a refused resume leaves the run as it was"
+    assert state_in(tmp_path / "run") == ("finished", ""), "a rejected resume leaves the run as it was"
     assert fit("run", 5, resume=True, max_epochs=2)["global_step"] == 20
     with pytest.raises(ConfigurationError, match=r"resume with data\.iterations 5, and raise trainer\.max_epochs"):
         fit("run", 12, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("bound", "then", "told"),
+    [
+        ({}, {}, "complete; raise data.iterations to"),
+        ({"max_epochs": 2}, {"max_epochs": 2}, "complete; raise trainer.max_epochs to"),
+        (
+            {"limit_train_batches": 0.5},
+            {"limit_train_batches": 0.5},
+            "limit_train_batches, 0.5; raise trainer.max_epochs",
+        ),
+        ({"limit_train_batches": 1}, {}, "limit_train_batches of the run before; raise trainer.max_epochs"),
+        ({"max_steps": 1}, {"max_steps": 1}, "complete by trainer.max_steps, 1; raise it to"),
+        ({"max_time": {"seconds": 0.01}}, {"max_time": {"seconds": 0.01}}, "complete by trainer.max_time; raise it to"),
+    ],
+)
+def test_a_complete_run_names_the_bound_that_has_ended_it(
+    bound: dict[str, Any], then: dict[str, Any], told: str, echo: Any, tmp_path: Path, capsys: Any
+) -> None:
+    def fit(iterations: int, **options: Any) -> str:
+        data = RolloutDataModule(
+            echo(), groups=2, group_size=2, iterations=iterations, sampling=Sampling(max_tokens=3), save_episodes=False
+        )
+        quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+        Trainer(output=str(tmp_path / "run"), **quiet, **options).fit(GRPO({"main": Policy("builtin:tiny")}), data)
+        return capsys.readouterr().out
+
+    assert "nothing was trained" not in fit(2, **bound)
+    assert told in fit(2 if told.startswith("complete; ") else 4, resume=True, **then)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_a_longer_run_says_once_that_its_learning_rate_rises_again(
+    schedule: Any, echo: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def fit(iterations: int, **options: Any) -> int:
+        data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=iterations, sampling=Sampling(max_tokens=3))
+        model = GRPO({"main": Policy("builtin:tiny", learning_rate=0.1)}, optimization={"schedule": schedule})
+        quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+        Trainer(output=str(tmp_path / "run"), **quiet, **options).fit(model, data)
+        return sum("decayed to 0 at the end of the run, and is 0.05 again" in str(item.message) for item in recwarn)
+
+    assert fit(2) == 0
+    assert fit(2, resume=True) == 0, "the run is not longer"
+    assert fit(4, resume=True) == (schedule != "constant_with_warmup")
