@@ -249,7 +249,7 @@ class Run:
                 found = msgspec.json.decode(self._content(self.path / f"evaluation_{moment}.json"))
                 if moment == "curve":
                     yield from ((point["step"], point["environments"]) for point in found["points"])
-                elif moment == "before" or self.state()[0] != "running":
+                elif moment == "before" or self.state()[0] in ("finished", "unknown"):  # else of an end it went beyond
                     yield step, found
 
     def _collected(self) -> int | None:

@@ -254,6 +254,23 @@ def test_runs_on_files_are_compared_by_updates_and_their_held_out_evaluations_ar
 
 
 @pytest.mark.parametrize(
+    ("state", "drawn"), [("finished", True), ("unknown", True), ("interrupted", False), ("failed", False)]
+)
+def test_the_evaluation_after_a_former_end_is_no_point_of_a_run_that_went_on(
+    state: str, drawn: bool, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", [], CONFIGURATION)
+    (folder / "metrics.csv").write_text("step,train/nll\n0,4\n1,3\n")
+    for moment, accuracy in (("before", 0.25), ("after", 0.75)):
+        (folder / f"evaluation_{moment}.json").write_text(json.dumps({"math": {"accuracy": accuracy}}))
+    if state != "unknown":  # a run of Lightning's own trainer has written none
+        (folder / "state.json").write_text(json.dumps({"state": state}))
+    (run,) = find_runs([str(folder)]).values()
+    assert run.state()[0] == state
+    assert run.curves()["held_out/math/accuracy"] == [0.25, 0.75 if drawn else None]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (
