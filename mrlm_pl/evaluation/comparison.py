@@ -89,6 +89,9 @@ def common_tasks(
     Raises:
         ConfigurationError: there is none.
     """
+    where = f"{other['environment']!r} ({other['split']} split, seed {other.get('seed')})"
+    if not other["tasks"]:
+        raise ConfigurationError(f"the report of {where} has no episodes; compare with another one, or play it again")
     theirs = {(item["task"], item["problem"]) for item in other["tasks"]}
     if common := [task for task in tasks if task in theirs]:
         return common
@@ -118,7 +121,9 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         ConfigurationError: the file cannot be read, or holds no such report.
     """
     if Path(path).is_dir():
-        raise ConfigurationError(f"{str(path)!r} is a folder, no report{_named(Path(path), 'evaluation_[ab]*.json')}")
+        raise ConfigurationError(
+            f"{str(path)!r} is a folder, not a report{_named(Path(path), 'evaluation_[ab]*.json')}"
+        )
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -135,7 +140,7 @@ def read_report(path: str | Path, environment: str | None = None) -> dict[str, A
         data = data[environment] if environment in data else next(iter(data.values()))
     if isinstance(data, dict) and "scores" in data:
         cells = _named(Path(path).with_suffix(""), "*.json")
-        raise ConfigurationError(f"{str(path)!r} is a table, no report of one model and environment{cells}")
+        raise ConfigurationError(f"{str(path)!r} is a table, not a report of one model and environment{cells}")
     if not _is_report(data):
         raise ConfigurationError(
             f"{str(path)!r} is no report of `mrlm eval --output` or of a run; write it again with this version"
@@ -151,7 +156,8 @@ def _named(folder: Path, pattern: str) -> str:
 
 def _is_report(data: Any) -> bool:
     keys = {"environment", "split", "tasks", "decisions_per_task"}
-    return isinstance(data, dict) and keys <= set(data) and all("reward" in item for item in data["tasks"])
+    results = {"task", "problem", "episodes", "reward", "accuracy", "majority"}
+    return isinstance(data, dict) and keys <= set(data) and all(results <= set(item) for item in data["tasks"])
 
 
 def _field(tasks: Sequence[Mapping[str, Any]]) -> str:

@@ -306,6 +306,10 @@ def test_a_comparison_without_equal_tasks_is_refused_before_anything_is_played(m
     assert mrlm(*play, "-n", "1", "--max-tokens", "2", "--output", "r.json")[0] == 0
     evaluate("--num-episodes", "1", "--output", "other.json")
     Path("table.json").write_text('{"scores": []}')
+    recorded = json.loads(Path("r.json").read_text())
+    Path("none.json").write_text(json.dumps({**recorded, "tasks": []}))
+    del recorded["tasks"][0]["problem"]
+    Path("old.json").write_text(json.dumps(recorded))
     for folder, name in (("run", "evaluation_before.json"), ("table", "a--math.json")):
         Path(folder).mkdir()
         Path(folder, name).touch()
@@ -315,8 +319,10 @@ def test_a_comparison_without_equal_tasks_is_refused_before_anything_is_played(m
             "other.json",
             "have no task in common: 1 of 'math' (test split, seed 0) and 1 of 'parrot' (test split, seed 0)",
         ),
-        ("run", "'run' is a folder, no report; name run/evaluation_before.json\n"),
-        ("table.json", "'table.json' is a table, no report of one model and environment; name table/a--math.json\n"),
+        ("none.json", "the report of 'math' (test split, seed 0) has no episodes; compare with another one"),
+        ("old.json", "'old.json' is no report of `mrlm eval --output` or of a run; write it again with this version"),
+        ("run", "'run' is a folder, not a report; name run/evaluation_before.json\n"),
+        ("table.json", "'table.json' is a table, not a report of one model and environment; name table/a--math.json\n"),
     ):
         status, _, err = mrlm(*play, "-n", "1", "--compare", path)
         assert (status, message in err) == (2, True), err
