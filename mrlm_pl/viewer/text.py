@@ -152,11 +152,10 @@ def _course(run: Run) -> str:
 def _print_whole(table: Table, console: Console) -> None:
     """Print a table with whole names, also where it is wider than the terminal; cut columns share the rest."""
     width = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
-    bounded = [(column, column.max_width) for column in table.columns if column.max_width]
     cut = [
         (column, most)
-        for column, most in bounded
-        if any(isinstance(cell, Text) and cell.cell_len > most for cell in column.cells)
+        for column in table.columns
+        if (most := column.max_width) and any(isinstance(cell, Text) and cell.cell_len > most for cell in column.cells)
     ]
     for column, most in cut:
         column.max_width = most + max(0, console.width - width) // len(cut)

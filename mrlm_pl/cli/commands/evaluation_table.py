@@ -244,9 +244,10 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     for column in columns:
         print(f"{column.name}: {shown_settings(column.config)}")
     precisions = {cell.model: cell.precision for cell in cells}
-    several = len(set(precisions.values())) > 1
-    shown = (f"{precision} ({model})" if several else precision for model, precision in precisions.items())
-    print("generated in " + ", ".join(dict.fromkeys(shown)))
+    if len(set(precisions.values())) > 1:
+        print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))
+    else:
+        print(f"generated in {cells[0].precision}")
     for model, checkpoint in dict.fromkeys((score.model, score.checkpoint) for score in scores if score.checkpoint):
         print(f"{model}: checkpoint of {checkpoint}")
     if written is not None:
