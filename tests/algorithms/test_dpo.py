@@ -147,7 +147,7 @@ def test_other_pairs_than_the_run_began_with_are_refused(
     fit(model_folder, PreferenceDataModule(pairs_file(tmp_path), batch_size=2), trainer)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     other = PreferenceDataModule(pairs_file(tmp_path, count=6), batch_size=2)
-    with pytest.raises(ConfigurationError, match=r"data\.train: .* other examples than the run began with"):
+    with pytest.raises(ConfigurationError, match=r"data\.train: .* differs from the examples the run started with"):
         fit(model_folder, other, quiet_trainer(max_epochs=2), ckpt=tmp_path / "one.ckpt")
 
 

@@ -141,7 +141,7 @@ def test_kto_continues_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_p
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigurationError, match=r"data\.train: .* holds other examples than the run began with"):
+    with pytest.raises(ConfigurationError, match=r"data\.train: .* differs from the examples the run started with"):
         fit(ckpt=tmp_path / "step=3.ckpt", rows=write(tmp_path / "other", ANSWERS[2:]))
 
 

@@ -201,7 +201,9 @@ def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: A
     again = run(quiet_trainer(max_epochs=2), tmp_path / "step=3.ckpt")
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
-    with pytest.raises(ConfigurationError, match="other examples than the run began with; resume it with its files"):
+    with pytest.raises(
+        ConfigurationError, match="differs from the examples the run started with; resume it with its files"
+    ):
         run(quiet_trainer(max_epochs=2), tmp_path / "step=3.ckpt", {"solver": "right", "critic": "left"})
 
 

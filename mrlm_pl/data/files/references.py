@@ -88,7 +88,7 @@ class ReferencedDataModule(FixedDataModule):
             )
         if split == "train":
             raise ConfigurationError(
-                f"{given} holds other examples than the run began with; resume it with its files, or train on others "
+                f"{given} differs from the examples the run started with; resume it with its files, or train on others "
                 "in a new run, whose model is RUN/policies/NAME"
             )
 
