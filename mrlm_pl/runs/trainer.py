@@ -278,12 +278,14 @@ class Trainer(pl.Trainer):
                 print(f"{name} {value:.4f}")
 
     def _remedy(self, data: Any) -> str:
-        """Return the bound that has ended a complete run, but for its epochs, and what to raise."""
+        """Return the bound that has ended a complete run, but for its epochs, and what to change."""
         if 0 <= self.max_steps <= self.global_step:
             return f" by trainer.max_steps, {self.max_steps}; raise it"
         timers = (item for item in self.callbacks if isinstance(item, Timer))  # type: ignore[attr-defined]
         if any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers):
             return " by trainer.max_time; raise it"
+        if stop := early_stop(self):
+            return f", {stop}; change that callback"
         if not isinstance(data, RolloutDataModule) or self.max_epochs != 1:
             return "; raise trainer.max_epochs"
         if data.stream.iteration == data.stream.iterations:

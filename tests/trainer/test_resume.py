@@ -28,6 +28,14 @@ class Batches(Callback):
         self.seen.append((trainer.current_epoch, trainer.global_step))
 
 
+class StopsAtOnce(Callback):
+    def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+        trainer.should_stop = True
+
+    def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+        trainer.should_stop = trainer.global_step > 0
+
+
 @pytest.mark.parametrize(("limit", "after"), [(3, 6), (1.0, 6), (1.0, 2), (2, 4)])
 def test_an_epoch_may_have_another_length_after_a_resume(
     limit: int | float, after: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
@@ -88,6 +96,11 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
             "limit_train_batches, 0.5; raise trainer.max_epochs",
         ),
         ({"limit_train_batches": 1}, {}, "limit_train_batches of the run before; raise trainer.max_epochs"),
+        (
+            {"callbacks": StopsAtOnce()},
+            {"callbacks": StopsAtOnce()},
+            "complete, stopped by a callback after 1 of 4 iterations; change that callback to",
+        ),
         ({"max_steps": 1}, {"max_steps": 1}, "complete by trainer.max_steps, 1; raise it to"),
         ({"max_time": {"seconds": 0.01}}, {"max_time": {"seconds": 0.01}}, "complete by trainer.max_time; raise it to"),
     ],
