@@ -27,8 +27,8 @@ PLAIN_TRAINER = (
 
 RISES_AGAIN = (
     "the learning rate had decayed to 0 at the end of the run, and is {:g} again now that the run is longer: the "
-    "result differs from that of a run which had this length from the start; train such a run anew, or one with "
-    "`model.optimization.schedule: constant`, which can be continued"
+    "result differs from that of a run which had this length from the start; for that result train a new run. Runs "
+    "with `model.optimization.schedule: constant` can be continued at any time"
 )
 
 

@@ -235,4 +235,4 @@ def test_a_failure_under_the_reference_leaves_no_copy_and_no_evaluation_mode(
     algorithm.train()
     with pytest.raises(RuntimeError, match="out of memory"):
         quiet_trainer().fit(algorithm, PreferenceDataModule(source, batch_size=4))
-    assert algorithm.training, "a fit goes on in training mode"
+    assert algorithm.training, "updates need the mode of training"
