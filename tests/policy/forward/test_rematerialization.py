@@ -71,7 +71,7 @@ def test_the_product_of_a_gated_mlp_is_freed_after_the_forward_pass(kept: dict[s
     assert all(map(torch.equal, plain, again))
 
 
-def test_what_a_forward_pass_keeps_is_freed_with_its_graph() -> None:
+def test_kept_activations_are_freed_with_their_graph() -> None:
     model, states = gated(), activations(TOKENS, HIDDEN)
     followed: list[StorageWeakRef] = []
     gate = model[1].get_submodule("gate_proj")
@@ -88,7 +88,7 @@ def test_what_a_forward_pass_keeps_is_freed_with_its_graph() -> None:
         if backward:
             loss.backward(retain_graph=True)
         del loss
-        # also what is before an operation that keeps its own result, as a norm does
+        # also the input of a norm, an operation of which keeps its own result
         assert [one.expired() for one in followed[-2:]] == [True, True]
 
 
