@@ -28,8 +28,8 @@ from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_gro
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.learner.policies.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
-from mrlm_pl.policy.export import write_policy
 from mrlm_pl.policy.forward.logprobs import bounded_together
+from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
 from mrlm_pl.settings import as_settings

@@ -2,6 +2,7 @@
 
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
 from mrlm_pl.policy.lora import LoRA
-from mrlm_pl.policy.policy import BUILTIN_TINY, Policy
+from mrlm_pl.policy.policy import Policy
+from mrlm_pl.policy.pretrained import BUILTIN_TINY
 
 __all__ = ["BUILTIN_TINY", "PLAIN_TEMPLATE", "ChatFormat", "Conversation", "LoRA", "Policy"]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from mrlm_pl.errors import ConfigurationError, PolicyError, first_line
-from mrlm_pl.model_folders import ADAPTER_FOLDER, policy_folder, reading_weights
+from mrlm_pl.errors import ConfigurationError, PolicyError
+from mrlm_pl.model_folders import ADAPTER_FOLDER, reading_weights
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
-from mrlm_pl.policy.export import write_model
 from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.logprobs import (
@@ -29,8 +28,8 @@ from mrlm_pl.policy.forward.logprobs import (
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
+from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
 from mrlm_pl.policy.sharding import whole
-from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.policy.value_head import ValueHead
 from mrlm_pl.seeding import derive_seed
 from mrlm_pl.settings import as_settings, at_least, between, check_served_by, one_of
@@ -38,10 +37,7 @@ from mrlm_pl.settings import as_settings, at_least, between, check_served_by, on
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-BUILTIN_TINY = "builtin:tiny"
 Int8 = Literal["weights", "reference"]
-LONGEST_NAME = 1024
-"""Characters of a model's name; file systems take no longer paths."""
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +129,7 @@ class Policy(nn.Module):
         self.served_by, self.int8 = served_by, int8
         self.max_forward_tokens, self.lora = max_forward_tokens, lora
         self.gradient_checkpointing, self.compiled = gradient_checkpointing, compile
-        self.source = _resolve(model)
+        self.source = source_of(model)
         self.config = read_config(model, self.source)
         self.tokenizer = read_tokenizer(model, self.source)
         if chat_template is not None:  # the exported folder has the template of the training
@@ -436,52 +432,6 @@ def _checkpoint_activations(model: Any) -> None:
         model.activation_checkpointing_enable(options)
     else:
         model.gradient_checkpointing_enable(options)
-
-
-def _resolve(model: str) -> str:
-    """Return the folder or hub id behind a policy's ``model``."""
-    if model == BUILTIN_TINY:
-        return str(tiny_model_path())
-    if model.startswith("builtin:"):
-        raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
-    if len(model) > LONGEST_NAME:
-        raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
-    return policy_folder(model, "policy model")
-
-
-def read_config(model: str, source: str) -> Any:
-    """Return the configuration of a model.
-
-    Args:
-        model: the user's name of it, for messages.
-        source: its folder or hub id.
-
-    Raises:
-        PolicyError: it cannot be read.
-    """
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        address = model.rpartition(":")[2].isdecimal()
-        remedy = f"a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
-        raise PolicyError(
-            f"model {model!r} is neither a folder here nor a readable model of the hub; give "
-            + ("its tokenizer's model, and the address as `served_by`" if address else remedy)
-        ) from error
-
-
-def read_tokenizer(model: str, source: str) -> Any:
-    """Return the tokenizer of a model; see :func:`read_config`."""
-    remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
-    try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
-
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
 def _with_dropout(config: Any, dropout: float, model: str) -> Any:

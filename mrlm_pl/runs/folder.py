@@ -101,8 +101,11 @@ def scratch_folder(request: FolderRequest) -> RunFolder:
 def discard_if_empty(folder: RunFolder, *, mistaken: bool = False) -> None:
     """Remove the folder of a run that did not begin, and clear the environment variable for child processes.
 
-    Nothing was written into such a folder, or only the files that a logger opens at once, and in a run that a mistake
-    in its configuration has ended this configuration.
+    Such a folder is empty, or has only the files that a logger opens at once.
+
+    Args:
+        folder: of the run.
+        mistaken: whether a mistake in its configuration ended the run; the folder may then hold that configuration too.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         os.environ.pop(RUN_VARIABLE, None)

@@ -36,11 +36,12 @@ ENVIRONMENT_PREFIX = "MRLM"
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<=", 2**32 - 1)])
 """The range of numpy's seeds."""
 
-_CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
-INDENT = " " * 24
+_INDENT = " " * 24
 """Of the texts of options in a help."""
+
+_CLASSES = re.compile(r",\s+known\s+subclasses:([^)]*)")
 _LINKED = re.compile(r"^Linked arguments:\n(?:  .*\n)+\n", re.MULTILINE)
-"""In a help, Lightning's linked arguments."""
+"""In a help, the classes that an option takes, and Lightning's linked arguments."""
 
 _NO_DEVICE = "backend found"
 """In Lightning's error for an accelerator that is not there."""
@@ -54,8 +55,11 @@ class RunParser(ShortErrors, LightningArgumentParser):
         if not self.default_env:
             return super().format_help(*args, **kwargs)
         self.default_env, self.usage = False, f"mrlm {self.prog.split()[-1]} [options]"
+        try:
+            text = _CLASSES.sub(_of_others, _LINKED.sub("", super().format_help(*args, **kwargs)))
+        finally:
+            self.default_env = True
         name = f"{self.env_prefix}_SEED_EVERYTHING".upper()
-        text = _CLASSES.sub(_of_others, _LINKED.sub("", super().format_help(*args, **kwargs)))
         return f"{text}\nEach option may be an environment variable too, as in {name}=3.\n"
 
 
@@ -65,7 +69,7 @@ def _of_others(classes: re.Match[str]) -> str:
     own = [name for name in names if not name.startswith("lightning.") and is_offered(imported(name))]
     if not own:
         return ""
-    lines = textwrap.wrap(", ".join(own), 80, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False)
+    lines = textwrap.wrap(", ".join(own), 80, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
     return "\n".join([", known subclasses:", *lines])
 
 

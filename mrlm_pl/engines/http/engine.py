@@ -40,7 +40,7 @@ from mrlm_pl.engines.http.text_dialect import dialect_of
 from mrlm_pl.engines.routing import check_servers
 from mrlm_pl.engines.transfer.manifest import checksum
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError, RemoteTimeoutError
-from mrlm_pl.policy.export import write_version
+from mrlm_pl.policy.pretrained import write_version
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from mrlm_pl.engines.base import SampleRequest
 from mrlm_pl.engines.http.dialects import Call, Dialect, Drawn, SglangDialect, VllmDialect
 from mrlm_pl.engines.http.replicas import PassingError
 from mrlm_pl.errors import ConfigurationError, EngineError
-from mrlm_pl.policy.policy import BUILTIN_TINY, read_config, read_tokenizer
+from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.settings import one_of
 

@@ -23,7 +23,7 @@ from mrlm_pl.engines.http.replicas import Terms
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.policy import LoRA, Policy
-from mrlm_pl.policy.export import write_version
+from mrlm_pl.policy.pretrained import write_version
 from mrlm_pl.serving.policies.placement import with_served
 from tests.engines.conftest import build
 from tests.engines.conftest import request as any_request

@@ -1,4 +1,4 @@
-"""Write a model as a plain Hugging Face folder, or as the next of several versions."""
+"""Pretrained models: where they are, their configuration and tokenizer, and their folders as we write them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,75 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from mrlm_pl.durable_files import draft_of, replacing
-from mrlm_pl.errors import EngineError, StorageError
+from mrlm_pl.errors import EngineError, PolicyError, StorageError, first_line
+from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.policy.lora import is_adapter, merged_state
+from mrlm_pl.policy.tiny import tiny_model_path
+
+BUILTIN_TINY = "builtin:tiny"
+LONGEST_NAME = 1024
+"""Characters of a model's name; file systems take no longer paths."""
 
 KEPT = 2
 """Versions to keep: the current one, and the one that running requests may still name."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def source_of(model: str) -> str:
+    """Return the folder or hub id behind a policy's ``model``.
+
+    Raises:
+        PolicyError: there is no such built-in model or folder, or it holds several policies.
+    """
+    if model == BUILTIN_TINY:
+        return str(tiny_model_path())
+    if model.startswith("builtin:"):
+        raise PolicyError(f"policy model {model!r} does not exist; the built-in model is {BUILTIN_TINY!r}")
+    if len(model) > LONGEST_NAME:
+        raise PolicyError(f"policy model {model[:40]!r}... has {len(model)} characters; give a folder or a hub id")
+    return policy_folder(model, "policy model")
+
+
+def read_config(model: str, source: str) -> Any:
+    """Return the configuration of a model.
+
+    Args:
+        model: the user's name of it, for messages.
+        source: its folder or hub id.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        address = model.rpartition(":")[2].isdecimal()
+        remedy = f"a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
+        raise PolicyError(
+            f"model {model!r} is neither a folder here nor a readable model of the hub; give "
+            + ("its tokenizer's model, and the address as `served_by`" if address else remedy)
+        ) from error
+
+
+def read_tokenizer(model: str, source: str) -> Any:
+    """Return the tokenizer of a model; see :func:`read_config`."""
+    remedy = "save one there with `AutoTokenizer.from_pretrained(...).save_pretrained(folder)`"
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        raise PolicyError(f"policy model folder {model!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)}); {remedy}")
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"the tokenizer of {model!r} cannot be read ({first_line(error)}); {remedy}") from error
 
 
 def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str, Tensor]) -> None:
