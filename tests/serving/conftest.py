@@ -23,7 +23,7 @@ def unshared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide what earlier tests of this process have learned about servers: a port may come again."""
     silent = addresses._silent
     monkeypatch.setattr(addresses, "_gone", {})
-    monkeypatch.setattr(addresses, "_silent", set())
+    monkeypatch.setattr(addresses, "_silent", {})
     monkeypatch.setattr(addresses, "_turns", defaultdict(itertools.count))
     monkeypatch.setattr(client, "_reached", {})
     yield

@@ -135,10 +135,12 @@ class RemoteEnvironment(Environment, proxy=True):
         self.close()
         opening = submit(self._open(task))
         try:
-            opened, place = await asyncio.shield(asyncio.wrap_future(opening))
+            await asyncio.wait([answer := asyncio.wrap_future(opening)])  # which does not cancel it
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
+            answer.add_done_callback(asyncio.Future.exception)  # marks the error as read
             raise
+        opened, place = answer.result()
         self._place, self._session, self._turn = place, opened.session, 0
         # An environment that is dropped without close() must not renew its lease.
         self._dropped = weakref.finalize(self, _close_in_background, place, opened.session, os.getpid())

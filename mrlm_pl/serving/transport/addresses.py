@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -35,8 +37,11 @@ _turns: defaultdict[tuple[Address, ...], Iterator[int]] = defaultdict(itertools.
 """Requests that each set of servers has had, so that the clients of other servers do not change the rotation."""
 
 _gone: dict[Address, asyncio.Task[None]] = {}
-_silent: set[str] = set()
-"""Servers of which a warning has told that they do not answer."""
+WARNING_SECONDS = 30.0
+"""Seconds between warnings that servers still do not answer."""
+
+_silent: dict[str, tuple[float, float]] = {}
+"""Servers that do not answer, with the times since when, and of the last warning."""
 
 
 def addresses_of(
@@ -93,7 +98,8 @@ class Servers:
     ) -> tuple[T, Address]:
         """Ask one after another until one answers; return its answer and its address.
 
-        Warns once of servers that do not answer, however many requests wait for them, and when one answers again.
+        Warns of servers that do not answer, every :data:`WARNING_SECONDS` however many requests wait for them, and when
+        one answers again.
 
         Args:
             ask: sends one request to a server; receives the seconds left.
@@ -120,15 +126,25 @@ class Servers:
                         note_gone(address)
                     continue
                 note_back(address)
-                if named in _silent:
-                    _silent.discard(named)
+                if _silent.pop(named, None):
                     logger.warning("%s answers again", named)
                 return answer, address
-            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED and named not in _silent:
-                _silent.add(named)
-                logger.warning("%s does not answer (%s); retrying for %g s", named, problem, seconds)
+            if problem.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                _warn_silent(named, problem, seconds)
             if not await backoff.pause():
                 raise RemoteTimeoutError(f"{late} ({problem})") from problem
+
+
+def _warn_silent(named: str, problem: StatusError, seconds: float) -> None:
+    now = time.monotonic()
+    since, warned = _silent.get(named, (now, -math.inf))
+    if now - warned < WARNING_SECONDS:
+        return
+    if since == now:
+        logger.warning("%s does not answer (%s); retrying for %g s", named, problem, seconds)
+    else:
+        logger.warning("%s has not answered for %.0f s (%s)", named, now - since, problem)
+    _silent[named] = since, now
 
 
 def is_gone(address: Address) -> bool:

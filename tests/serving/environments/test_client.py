@@ -22,6 +22,7 @@ from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from tests.support.environment_servers import TASK, Scripted, Served, eventually, offer, step_request
+from tests.support.ports import nowhere
 
 Server = Callable[..., Served]
 
@@ -258,6 +259,20 @@ def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> N
     time.sleep(0.2)
     assert say(playing).rewards == {"agent": 1.0}
     playing.close()
+
+
+def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def give_up() -> None:
+        asked = asyncio.ensure_future(RemoteEnvironment(nowhere(), "scripted", open_seconds=1.0).reset(TASK))
+        await asyncio.sleep(0.2)
+        asked.cancel()
+        await asyncio.wait([asked])
+        await asyncio.sleep(2.0)  # its request fails meanwhile
+        gc.collect()
+
+    asyncio.run(give_up())
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+    assert "does not answer" in caplog.text
 
 
 def test_a_reset_that_nobody_waits_for_any_more_leaves_no_session(serve: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -161,3 +162,17 @@ def test_what_is_asked_outside_of_episodes_passes_over_them_too(
     with pytest.raises(RemoteError, match=r"no server answers at .* within 1 s; start one .*[Rr]efused"):
         _ = remote(nowhere()).agents
     assert "does not answer (UNAVAILABLE" in caplog.text
+
+
+def test_servers_that_stay_silent_are_named_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = nowhere()
+    monkeypatch.setattr(client, "ASK_SECONDS", 2.5)
+    monkeypatch.setattr(addresses, "WARNING_SECONDS", 1.0)
+    with pytest.raises(RemoteError, match=f"no server answers at {dead}"):
+        _ = remote(dead).agents
+    told = [message for message in caplog.messages if dead in message]
+    assert "does not answer (UNAVAILABLE" in told[0]
+    assert re.search(r"has not answered for [12] s \(UNAVAILABLE", told[1])
+    assert 2 <= len(told) <= 3, told
