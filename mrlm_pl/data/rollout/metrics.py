@@ -16,6 +16,7 @@ from mrlm_pl.grouping import grouped, summed, summed_pairs
 from mrlm_pl.learner.contract import EQUAL_RETURNS
 from mrlm_pl.learner.credit.returns import equal_returns
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE
+from mrlm_pl.rollout.play import TURN_STOP
 from mrlm_pl.rollout.tree_player import THRESHOLD_STOP, UNEXPANDED_STOP
 from mrlm_pl.turn_tree import turn_trees
 
@@ -345,6 +346,11 @@ class SignalCheck:
             )
         if truncated:
             return f"every turn is truncated at data.sampling.max_tokens {self._limits}, before an answer; raise it"
+        if metrics.get(f"rollout/stop/{TURN_STOP}") == 1.0:
+            return (
+                "every episode is truncated at data.max_turns; raise it, or check with `mrlm check-env` that the "
+                "environment ends its episodes"
+            )
         if self.no_signal != EQUAL_RETURNS and "rollout/success" not in metrics:
             return "the environment does not say which episodes succeed; set its `success_at` where it has one"
         if self.no_signal != EQUAL_RETURNS:

@@ -63,6 +63,7 @@ def short(err: str) -> bool:
         ("serve --controller true --environments math", "controller: it hosts nothing; leave out environments"),
         ("serve --environments math --tls_key {not} --tls_certificate {not}", "tls_key: '{not}' is no PEM file"),
         ("sessions 127.0.0.1", "the address '127.0.0.1' is not HOST:PORT"),
+        ("sessions http://127.0.0.1:50051", "the address 'http://127.0.0.1:50051' is not HOST:PORT"),
         ("sessions 127.0.0.1:99999", "with a port of 1 to 65535"),
         ("sessions 127.0.0.1:1 --tls_authority {not}", "tls_authority: '{not}' is no PEM file with a certificate"),
         ("check-env RemoteEnvironment --environment.name math", "environment: RemoteEnvironment needs address"),

@@ -36,6 +36,7 @@ FLAT = {"rollout/zero_variance_groups": 1.0, "rollout/truncated_turns": 0.0}
         (Sampling(), {**FLAT, "rollout/success": 1.0}, 1.0, "harder tasks"),
         (Sampling(), {**FLAT, "rollout/success": 0.0}, 0.1, "no episode earns anything"),
         (Sampling(), FLAT, 0.0, "no episode earns anything"),
+        (Sampling(), {**FLAT, "rollout/stop/turn_limit": 1.0}, 0.0, "every episode is truncated at data.max_turns"),
         (Sampling(), FLAT, 0.5, "the rewards are 0.5: the policy solves or fails each task in every reply, or"),
         (Sampling(), {**FLAT, "rollout/entropy": 0.04}, 0.5, "nearly deterministic"),
         (Sampling(), {**FLAT, "rollout/entropy": 0.06}, 0.5, "does not depend on the reply"),
