@@ -32,7 +32,7 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} is {value!r:.80}; give a {cls.__name__} or a mapping of its settings")
+        raise ConfigurationError(f"{name} is {value!r:.80}; give {cls.__name__} or a mapping of its settings")
     known = list(inspect.signature(cls).parameters)
     for key in value:
         if key not in known:
@@ -97,7 +97,11 @@ def one_of(choices: Collection[Any], owner: str = "", **options: Any) -> None:
 
 def _check(owner: str, options: Mapping[str, Any], holds: Callable[[Any], bool], remedy: str) -> None:
     for name, value in options.items():
-        if value is not None and not holds(value):
+        try:
+            held = value is None or holds(value)
+        except TypeError as error:  # a value of another type has no order, or is no key
+            raise ConfigurationError(f"{owner}{name} is {value!r}, a {type(value).__name__}; {remedy}") from error
+        if not held:
             raise ConfigurationError(f"{owner}{name} is {value!r}; {remedy}")
 
 

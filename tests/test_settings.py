@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from mrlm_environments import MathEnvironment
 
 from mrlm_pl.algorithms import GRPO
-from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import Correction
@@ -39,8 +41,8 @@ def test_settings_may_be_mappings(model_folder: Path) -> None:
             {"main": {"lerning_rate": 1.0}},
             r"policies.main.lerning_rate: .* did you mean 'learning_rate'\?",
         ),
-        ({"main": 3}, "policies.main is 3; give a Policy or a mapping of its settings"),
-        ({"main": {"lora": 4}}, "lora is 4; give a LoRA or a mapping of its settings"),
+        ({"main": 3}, "policies.main is 3; give Policy or a mapping of its settings"),
+        ({"main": {"lora": 4}}, "lora is 4; give LoRA or a mapping of its settings"),
     ],
 )
 def test_a_policy_of_another_kind_is_named(policies: Any, fault: str) -> None:
@@ -65,3 +67,18 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
     sampling: Any = {"temprature": 1.0}
     with pytest.raises(ConfigurationError, match=r"data.sampling.temprature: .*did you mean 'temperature'\?"):
         RolloutDataModule(MathEnvironment(), sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda: GRPO([Policy()]), "policies is a list; give policies by name, as in {'main': policy}"),  # type: ignore[arg-type]
+        (lambda: GRPO(Policy()), "policies is a Policy; give policies by name, as in {'main': policy}"),  # type: ignore[arg-type]
+        (lambda: GRPO(seats=["main"]), "seats is ['main']; name the policy of each agent, as in {'agent': 'main'}"),  # type: ignore[arg-type]
+        (lambda: Sampling(max_tokens="8"), "max_tokens is '8', a str; it must be 1 or above"),  # type: ignore[arg-type]
+        (lambda: TrajectoryDataModule([{"prompt": "x"}]), "data.train is a list; give the path of a file"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_another_type_are_named(make: Callable[[], Any], fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(fault)):
+        make()

@@ -87,8 +87,10 @@ class Algorithm(LightningModule, ABC):
         optimization: Optimization = Optimization(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__()
-        if isinstance(policies, Policy):
-            raise ConfigurationError("policies is one Policy; give policies by name: {'main': policy}")
+        if not isinstance(policies, Mapping | None):
+            raise ConfigurationError(
+                f"policies is a {type(policies).__name__}; give policies by name, as in {{'main': policy}}"
+            )
         policies = {
             name: Policy(policy) if isinstance(policy, str) else as_settings(Policy, policy, f"policies.{name}")
             for name, policy in (policies or {"main": Policy()}).items()

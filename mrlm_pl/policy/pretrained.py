@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from mrlm_pl.durable_files import draft_of, replacing
-from mrlm_pl.errors import EngineError, PolicyError, StorageError, first_line
+from mrlm_pl.errors import EngineError, PolicyError, StorageError, first_line, nearest_path
 from mrlm_pl.model_folders import policy_folder
 from mrlm_pl.policy.lora import is_adapter, merged_state
 from mrlm_pl.policy.tiny import tiny_model_path
@@ -59,9 +59,11 @@ def read_config(model: str, source: str) -> Any:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         address = model.rpartition(":")[2].isdecimal()
+        near = nearest_path(Path(model), folders=True)
+        meant = f"did you mean {str(near)!r}? Otherwise give " if near else "give "
         remedy = f"a folder, a hub id or {BUILTIN_TINY!r} ({first_line(error)})"
         raise PolicyError(
-            f"model {model!r} is neither a folder here nor a readable model of the hub; give "
+            f"model {model!r} is neither a folder here nor a readable model of the hub; {meant}"
             + ("its tokenizer's model, and the address as `served_by`" if address else remedy)
         ) from error
 

@@ -50,8 +50,10 @@ def check_seats(seats: Mapping[str, str], policies: Collection[str]) -> None:
     """Validate that each seat names a policy.
 
     Raises:
-        ConfigurationError: one does not.
+        ConfigurationError: one does not, or they are no mapping.
     """
+    if not isinstance(seats, Mapping):
+        raise ConfigurationError(f"seats is {seats!r}; name the policy of each agent, as in {{'agent': 'main'}}")
     for agent, policy in seats.items():
         if policy not in policies:
             hint = meant(policy, policies, f"the policies are {sorted(policies)}")
