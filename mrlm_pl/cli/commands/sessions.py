@@ -1,4 +1,4 @@
-"""``mrlm sessions HOST:PORT``: list the live sessions of a server."""
+"""``mrlm sessions HOST:PORT``: list the live sessions of a server, and the workers of a controller."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
+from mrlm_pl.serving.transport import environment_pb2_grpc
 from mrlm_pl.serving.transport.connection import Address, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 
@@ -19,13 +20,13 @@ ANSWER_SECONDS = 10.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the sessions and return exit status 0.
+    """Print the sessions, and first the workers of a controller; return exit status 0.
 
     Raises:
         RemoteError: the server does not answer.
         ConfigurationError: a key cannot be read.
     """
-    parser = PlainParser("sessions", "List the live sessions of a server.")
+    parser = PlainParser("sessions", "List the live sessions of a server, and the workers of a controller.")
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--environment", default="", help="list sessions of one environment")
     parser.add_argument("--limit", type=int, default=50, help="number of listed sessions; 0 lists all")
@@ -38,7 +39,8 @@ def run(arguments: Sequence[str]) -> int:
     identity = Identity(options.tls_certificate, options.tls_key, options.tls_authority)
     request = pb.ListSessionsRequest(environment=options.environment, limit=options.limit)
     try:
-        reply = submit(_list(Address(options.address, options.token_file, identity), request)).result()
+        address = Address(options.address, options.token_file, identity)
+        reply, joined = submit(_list(address, request)).result()
     except StatusError as error:
         if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise RemoteError(
@@ -47,9 +49,20 @@ def run(arguments: Sequence[str]) -> int:
             ) from error
         raise RemoteError(str(error)) from error
     if options.json:
-        shown = MessageToDict(reply, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+        shown = {}
+        for message in filter(None, (joined, reply)):
+            shown |= MessageToDict(message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
         print(json.dumps(shown, indent=2))
         return 0
+    if joined is not None:
+        print(f"{len(joined.workers)} worker{'' if len(joined.workers) == 1 else 's'}")
+        for item in joined.workers:
+            worker = item.report
+            hosted = ", ".join(part.name for part in worker.environments)
+            print(
+                f"{worker.worker}  {_printable(worker.address)}  {worker.sessions} of {worker.capacity} sessions  "
+                f"heard {item.silent_seconds:.1f} s ago  {hosted}{'  draining' if worker.draining else ''}"
+            )
     print(f"{reply.total} session{'' if reply.total == 1 else 's'}")
     for session in reply.sessions:
         state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"
@@ -69,6 +82,14 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
 
 
-async def _list(address: Address, request: pb.ListSessionsRequest) -> Any:
+async def _list(address: Address, request: pb.ListSessionsRequest) -> tuple[Any, Any]:
+    """Return the sessions, and the workers of a controller; None of another server."""
     server = await connection(address)
-    return await server.call("ListSessions", request, ANSWER_SECONDS)
+    reply = await server.call("ListSessions", request, ANSWER_SECONDS)
+    try:
+        service = environment_pb2_grpc.ControllerServiceStub
+        return reply, await server.call("ListWorkers", pb.ListWorkersRequest(), ANSWER_SECONDS, service)
+    except StatusError as error:
+        if error.code is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        return reply, None

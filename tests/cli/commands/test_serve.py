@@ -24,6 +24,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
+from tests.support.environment_servers import eventually
 from tests.support.ports import free_port
 from tests.support.verifier_models import tiny
 
@@ -66,6 +67,25 @@ def running() -> Iterator[Callable[..., Running]]:
 def begun(environment: Any) -> Any:
     asyncio.run(environment.reset(environment.tasks("train")[0]))
     return environment
+
+
+def test_sessions_lists_the_workers_of_a_controller(running, mrlm):
+    controller = running("--controller", "true")
+    worker = running("--environments", "math,coordination", "--join", controller.target, "--max_sessions", "7")
+    playing = begun(RemoteEnvironment(controller.target, "math"))  # waits until it has joined
+    eventually(lambda: "1 of 7 sessions" in mrlm("sessions", controller.target)[1])  # after its next report
+    status, out, _ = mrlm("sessions", controller.target)
+    assert status == 0
+    workers, sessions = out.split("1 session\n")
+    heard = r"heard \d\.\d s ago"
+    assert re.fullmatch(rf"1 worker\n\w+  {worker.target}  1 of 7 sessions  {heard}  coordination, math\n", workers), (
+        workers
+    )
+    assert re.match(r"\S+  math +turn 0", sessions)
+    (found,) = json.loads(mrlm("sessions", controller.target, "--json")[1])["workers"]
+    assert found["report"]["address"] == worker.target
+    assert [item["name"] for item in found["report"]["environments"]] == ["coordination", "math"]
+    playing.close()
 
 
 def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
