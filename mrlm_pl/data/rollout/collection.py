@@ -299,6 +299,8 @@ def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Enviro
     cls = next(
         item for item in type(environments[failed.task.environment]).__mro__ if not item.__name__.startswith("_")
     )
+    if cls.__module__ == "__main__":  # a command would run the script to import its class
+        return f"{failed.error}; try `mrlm_pl.check_environment(environment)`"
     package = sys.modules[cls.__module__.partition(".")[0]]
     exported = getattr(package, cls.__name__, None) is cls
     needs_arguments = any(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrlm_pl.data.rollout.collection import Collection
+from mrlm_pl.data.rollout.collection import Collection, first_failure
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncOptions
 from mrlm_pl.data.rollout.collectors.groups import Collected, SyncCollector
 from mrlm_pl.engines import Sampling
@@ -45,3 +45,11 @@ def test_one_of_the_tensor_parallel_ranks_writes_their_episodes(rank: int, names
 def test_a_collector_can_be_shown_before_it_has_players() -> None:
     parts: Any = SimpleNamespace()
     assert "SyncCollector" in repr(SyncCollector(parts, parts, Sampling()))
+
+
+def test_a_failing_environment_of_a_script_is_checked_in_python() -> None:
+    failed = Episode("0-0-0", Task("echo", "train", 0, 0, {}), "0-0", 0, 0, {}, "error", error="away")
+    own = type("Own", (EchoEnvironment,), {"__module__": "__main__"})
+    assert first_failure([failed], {"echo": own()}) == "away; try `mrlm_pl.check_environment(environment)`"
+    given = "away; try `mrlm check-env tests.conftest.EchoEnvironment`"
+    assert first_failure([failed], {"echo": EchoEnvironment()}) == given
