@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
             ) from error
         raise RemoteError(str(error)) from error
     if options.json:
-        shown = {}
+        shown: dict[str, Any] = {}
         for message in filter(None, (joined, reply)):
             shown |= MessageToDict(message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
         print(json.dumps(shown, indent=2))
