@@ -18,7 +18,7 @@ from mrlm_pl.errors import ConfigurationError, ProgramError
 from mrlm_pl.grouping import summed
 from mrlm_pl.serving.gateway.programs import run_command, run_function
 from mrlm_pl.serving.gateway.session import COUNTS, Limits, Session
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import at_least, is_loopback, positive
 
 
 class HarnessEnvironment(QuestionEnvironment):
@@ -95,7 +95,7 @@ class HarnessEnvironment(QuestionEnvironment):
         positive("harness: ", lease_seconds=lease_seconds)
         # Not at the head: gRPC and aiohttp take a quarter of a second, also where other environments are used.
         from mrlm_pl.serving.gateway.server import Gateway
-        from mrlm_pl.serving.transport.security import is_loopback, read_token
+        from mrlm_pl.serving.transport.security import read_token
 
         elsewhere = command is None and function is None
         if elsewhere and not is_loopback(host) and read_token(None) is None:
