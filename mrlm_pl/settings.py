@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -148,6 +149,20 @@ def check_address(target: str, owner: str = "") -> None:
         raise ConfigurationError(
             f"{owner}the address {target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is one of this machine that no other machine reaches.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("::1")
+    (True, True, False, True)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def check_served_by(place: str, owner: str) -> None:

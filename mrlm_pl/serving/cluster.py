@@ -272,8 +272,7 @@ class Membership:
 
     async def start(self) -> None:
         """Begin to join."""
-        reply = await self.server.service.describe(pb.DescribeRequest())
-        self._described = list(reply.environments)
+        self._described = list((await self.server.service.describe(pb.DescribeRequest())).environments)
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:

@@ -19,10 +19,11 @@ from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import EnvironmentService, Limits
 from mrlm_pl.serving.transport import environment_pb2, environment_pb2_grpc
 from mrlm_pl.serving.transport.malformed import WellFormed
-from mrlm_pl.serving.transport.security import PLAIN, Identity, TokenCheck, is_loopback
+from mrlm_pl.serving.transport.security import PLAIN, Identity, TokenCheck
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 from mrlm_pl.serving.verifiers.service import SERVICE as VERIFIER_SERVICE
 from mrlm_pl.serving.verifiers.service import VerifierService
+from mrlm_pl.settings import is_loopback
 
 logger = logging.getLogger(__name__)
 

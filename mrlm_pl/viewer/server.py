@@ -13,7 +13,7 @@ from aiohttp import web
 
 from mrlm_pl.errors import MRLMError
 from mrlm_pl.evaluation.intervals import t_quantile
-from mrlm_pl.serving.transport.security import is_loopback
+from mrlm_pl.settings import is_loopback
 from mrlm_pl.viewer.comparison import compare_runs
 from mrlm_pl.viewer.health import health
 from mrlm_pl.viewer.runs import Run

@@ -100,8 +100,7 @@ class ClassCompletionEnvironment(Environment):
         texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
         replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
         readable = [reply for reply in replies if reply is not None]
-        all_read = len(readable) == len(replies)
-        merged = merge(data["skeleton"], data["class"], data["methods"], readable) if all_read else None
+        merged = None if None in replies else merge(data["skeleton"], data["class"], data["methods"], readable)
         # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
         total = len(data["methods"])

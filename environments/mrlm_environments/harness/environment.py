@@ -15,9 +15,10 @@ from mrlm_pl.environment import Message, Observations, Step, Task
 from mrlm_pl.environment.prompts import Prompt
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, ProgramError
+from mrlm_pl.grouping import summed
 from mrlm_pl.serving.gateway.programs import run_command, run_function
 from mrlm_pl.serving.gateway.session import COUNTS, Limits, Session
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import at_least, is_loopback, positive
 
 
 class HarnessEnvironment(QuestionEnvironment):
@@ -94,7 +95,7 @@ class HarnessEnvironment(QuestionEnvironment):
         positive("harness: ", lease_seconds=lease_seconds)
         # Not at the head: gRPC and aiohttp take a quarter of a second, also where other environments are used.
         from mrlm_pl.serving.gateway.server import Gateway
-        from mrlm_pl.serving.transport.security import is_loopback, read_token
+        from mrlm_pl.serving.transport.security import read_token
 
         elsewhere = command is None and function is None
         if elsewhere and not is_loopback(host) and read_token(None) is None:
@@ -187,10 +188,8 @@ class HarnessEnvironment(QuestionEnvironment):
             )
         acted = [agent for agent in self.agents if agent in session.acted]
         mean = math.fsum([*found.rewards.values(), *session.posted.values()]) / len(self.agents)
-        components = {agent: dict(found.components.get(agent, {})) for agent in acted}
-        for agent, parts in posted.items():
-            for name, value in parts.items():
-                components[agent][name] = components[agent].get(name, 0.0) + value
+        parts = {agent: [own.get(agent, {}) for own in (found.components, posted)] for agent in acted}
+        components = {agent: summed(item for part in own for item in part.items()) for agent, own in parts.items()}
         return Step(
             components=components,
             done=True,

@@ -186,8 +186,7 @@ class KnowledgeGraphEnvironment(Environment):
         metrics = {"failed_calls": float(self._faults)}
         if not answers and (not told or self._own == self._limit):
             self._own, following = 0, self.agents[self.agents.index(agent) + 1]
-            posed = "\n".join((self._posed, *self._log))
-            return Step({following: opening(posed, self.instruction)}, metrics=metrics)
+            return Step({following: opening("\n".join((self._posed, *self._log)), self.instruction)}, metrics=metrics)
         return Step({agent: told or [Message("user", NO_CALL)]}, metrics=metrics)
 
     @property

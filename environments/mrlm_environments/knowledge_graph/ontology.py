@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mrlm_pl.errors import DataError
+from mrlm_pl.grouping import grouped
 
 ROLES, INVERSES = "fb_roles", "reverse_properties"
 ORDERED = ("type.int", "type.float", "type.datetime")
@@ -30,13 +30,8 @@ class Ontology:
         self.types: Mapping[str, str] = {relation: target for _, relation, target in roles}
         self.owners: Mapping[str, str] = {relation: owner for owner, relation, _ in roles}
         self.inverses: Mapping[str, str] = {**{second: first for first, second in pairs}, **dict(pairs)}
-        self.relations: dict[str, list[str]] = defaultdict(list)
-        self.attributes: dict[str, list[str]] = defaultdict(list)
-        for owner, relation, target in roles:
-            if target in ORDERED:
-                self.attributes[owner].append(relation)
-            elif not target.startswith("type."):
-                self.relations[owner].append(relation)
+        self.relations = grouped((owner, name) for owner, name, target in roles if not target.startswith("type."))
+        self.attributes = grouped((owner, name) for owner, name, target in roles if target in ORDERED)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ontology:
         return self  # copies of an environment share it

@@ -206,23 +206,22 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
             elif isinstance(check, str):
                 if not COMPARISONS[check](*values[:2]):
                     return False
+            elif self._cell is None:
+                return False
             else:
-                done = self._checked(check, values)
-                if done is None or done.status != 0:
+                done = self._checked(self._cell, check, values)
+                if done.status != 0:
                     return False
                 values.append(done.output)
         return True
 
-    def _checked(self, check: Mapping[str, str], values: Sequence[str]) -> Execution | None:
-        """Run a check program in the agent's system; None if the system is gone."""
-        if self._cell is None:
-            return None
+    def _checked(self, cell: Cell, check: Mapping[str, str], values: Sequence[str]) -> Execution:
+        """Run a check program in the agent's system."""
         name = ["--"] if check["language"] == "bash" else []
         words = [shlex.quote(word) for word in (check["code"], *name, *values)]
         program, options = _CHECKERS[check["language"]]
         found = f'"$(PATH={MACHINE_PATH} type -P {program})"'  # nothing, which fails, where the machine has none
-        command = f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}"
-        return self._script(self._cell, command)
+        return self._script(cell, f"PATH={MACHINE_PATH}:$PATH {found} {options} {' '.join(words)} {_NO_ERRORS}")
 
     def _expected_of(self, data: Mapping[str, Any], original: Cell | None = None) -> str:
         """Return the reference's output, without errors, on a system of its own, or on a copy of another one."""

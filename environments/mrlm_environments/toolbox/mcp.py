@@ -10,11 +10,10 @@ import re
 import tempfile
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as LateError
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from mrlm_environments.libraries import library
@@ -31,7 +30,7 @@ T = TypeVar("T")
 MAX_TOOLS = 128
 MAX_REASON = 500
 MAX_DESCRIPTION = 20_000
-_LATE = (TimeoutError, LateError)  # one class from Python 3.11 on
+_LATE = (TimeoutError, asyncio.TimeoutError, LateError)  # one class from Python 3.11 on
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 CLOSE_SECONDS = 15.0
 """A server that ignores the end of its input is killed after about half of this by the protocol's package."""
@@ -202,7 +201,7 @@ class _Connection:
 
     def list_tools(self, seconds: float) -> list[ToolSchema]:
         try:
-            return self._wait(self._listed, seconds)
+            return self._wait(self._listed(), seconds)
         except Exception as error:
             raise McpError(f"{self.label} does not list its tools: {_text(error)}{self._last_words()}") from error
 
@@ -212,7 +211,7 @@ class _Connection:
         if self.lost:
             raise ToolError("the tool's server has ended")
         try:
-            result = self._wait(partial(self._client.call_tool, name, dict(arguments)), seconds)
+            result = self._wait(self._client.call_tool(name, dict(arguments)), seconds)
         except _LATE:
             raise ToolError(f"no answer within {seconds:g} s") from None
         except Exception as error:  # the protocol, the transport or the server's answer may fail in any way
@@ -257,14 +256,8 @@ class _Connection:
                 return found[:MAX_TOOLS]
             page = await self._client.list_tools(cursor=page.next_cursor)
 
-    def _wait(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
-        async def bounded() -> T:
-            with anyio.fail_after(seconds):
-                return await call()
-
-        import anyio
-
-        return self._loop.submit(bounded()).result(seconds + CLOSE_SECONDS)
+    def _wait(self, answer: Awaitable[T], seconds: float) -> T:
+        return self._loop.submit(asyncio.wait_for(answer, seconds)).result(seconds + CLOSE_SECONDS)
 
     def _last_words(self) -> str:
         """Return the end of the server's standard error; the position in the file is not moved."""

@@ -97,8 +97,7 @@ class ToolEnvironment(SingleAgentEnvironment):
         at_least(1, "tools: ", max_turns=max_turns, max_output=max_output)
         between(0, TOOLS, "tools: ", shaping=shaping)
         self.toolbox = tuple(_built(item) for item in (tools if tools is not None else DEFAULT_TOOLS))
-        own = [item.schema.name for item in self.toolbox if isinstance(item, Tool)]
-        _check_names(own)
+        _check_names([item.schema.name for item in self.toolbox if isinstance(item, Tool)])
         self.kinds = _solvable_kinds(self.toolbox, kinds, data is not None)
         self.max_turns, self.shaping, self.max_output = max_turns, shaping, max_output
         self.system_prompt = system_prompt
@@ -219,9 +218,7 @@ class ToolEnvironment(SingleAgentEnvironment):
                 stack.callback(item.finish if isinstance(item, ToolSet) else item.close)
 
     def _named_tools(self) -> dict[str, Tool]:
-        found: list[Tool] = []
-        for item in self.toolbox:
-            found += item.tools() if isinstance(item, ToolSet) else [item]
+        found = [tool for item in self.toolbox for tool in (item.tools() if isinstance(item, ToolSet) else [item])]
         _check_names([tool.schema.name for tool in found])
         return {tool.schema.name: tool for tool in found}
 

@@ -7,6 +7,8 @@ from functools import cache
 from random import Random
 from typing import Any, Literal
 
+import msgspec
+
 from mrlm_environments.toolbox.search import EMBEDDED_CORPUS
 from mrlm_pl.environment.rows import read_rows
 from mrlm_pl.environment.tools import written_call
@@ -20,6 +22,13 @@ REQUIRED_TOOLS: dict[Kind, tuple[str, ...]] = {
 }
 KINDS: tuple[Kind, ...] = tuple(REQUIRED_TOOLS)
 _NAMES = ("prices", "points", "weights", "visits", "lengths", "orders", "ages", "scores")
+
+
+class _Row(msgspec.Struct):
+    question: str
+    answer: str | int | float
+    required_tools: list[str] | None = None
+    files: dict[str, str | None] | None = None  # parquet gives each row the paths of all
 
 
 def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
@@ -51,34 +60,23 @@ def data_problem(row: Mapping[str, Any], tools: Collection[str]) -> dict[str, An
         tools: names of the tools that the agent has.
 
     Raises:
-        DataError: a field has another type than it must have, or a required tool is not among the tools.
+        ValidationError: a field has another type than it must have.
+        DataError: the question or the answer is empty, or a required tool is not among the tools.
     """
-
-    def fault(field: str, wanted: str) -> DataError:
-        return DataError(f"{field} is {row[field]!r:.80}; {wanted}")
-
-    question, answer = row["question"], row["answer"]
-    required, files = row.get("required_tools"), row.get("files")
-    if not isinstance(question, str) or not question.strip():
-        raise fault("question", "it must be a text")
-    if not isinstance(answer, (str, int, float)) or isinstance(answer, bool) or not str(answer).strip():
-        raise fault("answer", "it must be a text or a number")
-    if required is not None and (not isinstance(required, list) or not all(isinstance(name, str) for name in required)):
-        raise fault("required_tools", "it must be a list of names")
-    for name in required or ():
-        if name not in tools:
-            raise fault("required_tools", f"the tools are {', '.join(sorted(tools))}; add {name!r} to `tools`")
-    if files is not None and not isinstance(files, Mapping):
-        raise fault("files", "it must map paths to texts")
-    present = {path: content for path, content in (files or {}).items() if content is not None}  # parquet fills in None
-    if not all(isinstance(content, str) for content in present.values()):
-        raise fault("files", "it must map paths to texts")
-    if present and "file_system" not in tools:
-        raise fault("files", "add 'file_system' to `tools`")
-    text = str(answer).strip()
-    gold = None if required else [f"<answer>{text}</answer>"]
-    wanted = sorted(set(required or ()))
-    return {"question": question, "answer": text, "required_tools": wanted, "files": present, "gold": gold}
+    given = msgspec.convert(row, _Row)
+    answer = str(given.answer).strip()
+    if not given.question.strip() or not answer:
+        raise DataError(f"question is {given.question!r:.80} and answer {given.answer!r:.80}; neither may be empty")
+    required = sorted(set(given.required_tools or ()))
+    files = {path: content for path, content in (given.files or {}).items() if content is not None}
+    needed = {*required, *(("file_system",) if files else ())}
+    if absent := sorted(needed - set(tools)):
+        raise DataError(
+            f"required_tools and files need {', '.join(absent)}, and the tools are {', '.join(sorted(tools))}; add it "
+            "to `tools`"
+        )
+    gold = None if required else [f"<answer>{answer}</answer>"]
+    return {"question": given.question, "answer": answer, "required_tools": required, "files": files, "gold": gold}
 
 
 def _arithmetic(rng: Random) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError, RemoteError, writing
-from mrlm_pl.serving.transport.security import is_loopback, read_token
+from mrlm_pl.serving.transport.security import read_token
+from mrlm_pl.settings import is_loopback
 from mrlm_pl.viewer.export import EPISODES, exported
 from mrlm_pl.viewer.runs import Run, demonstration, find_runs
 from mrlm_pl.viewer.server import application

@@ -11,14 +11,13 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import at_least, is_loopback, positive
 
 logger = logging.getLogger(__name__)
 
@@ -332,11 +331,7 @@ def is_of_own_machine(url: str) -> bool:
     >>> [is_of_own_machine(f"http://{host}:1") for host in ("localhost", "127.0.1.1", "[::1]", "10.0.0.1", "a")]
     [True, True, True, False, False]
     """
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def claim_of(url: str) -> str:

@@ -28,6 +28,7 @@ from mrlm_pl.engines.local.static_decode import CudaGraphs, StaticDecode
 from mrlm_pl.engines.local.team import TeamDecoder
 from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
+from mrlm_pl.grouping import grouped, in_parts
 from mrlm_pl.policy.compilation import compilation_seconds
 from mrlm_pl.settings import at_least
 
@@ -301,19 +302,11 @@ class InProcessEngine(Engine):
         The requests of policies of one kind are in order, in batches within the token bound or of a single longer
         request.
         """
-        batches: list[dict[int, int]] = []
-        open_: dict[Hashable, tuple[dict[int, int], int]] = {}
-        for r, request in enumerate(requests):
-            limit = self._limit(request)
-            tokens = len(request.token_ids) + limit
-            kind = self._loaded[request.policy].kind
-            batch, size = open_.get(kind, ({}, self._max_batch_tokens))
-            if size + tokens > self._max_batch_tokens:
-                batch, size = {}, 0
-                batches.append(batch)
-            batch[r] = limit
-            open_[kind] = batch, size + tokens
-        return batches
+        limits = list(map(self._limit, requests))
+        sizes = [len(request.token_ids) + limit for request, limit in zip(requests, limits, strict=True)]
+        kinds = grouped((self._loaded[request.policy].kind, r) for r, request in enumerate(requests))
+        parts = (in_parts(own, sizes.__getitem__, len(own), self._max_batch_tokens) for own in kinds.values())
+        return [{r: limits[r] for r in batch} for batches in parts for batch in batches]
 
     def release(self, session_prefix: str) -> None:
         """Drop the caches of all sessions whose key begins with ``session_prefix``; unknown keys are fine."""

@@ -144,13 +144,10 @@ class _Result(unittest.TestResult):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed, self.without, self.fault = 0, 0, ""
+        self.passed, self.fault = 0, ""
 
     def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
         self.passed += 1
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
-        self.without += 1
 
     def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
         self.passed += 1
@@ -196,4 +193,4 @@ def grade_unit_tests(channel: Channel, request: dict[str, Any]) -> dict[str, Any
         suite.run(result)
     except (CandidateGone, CandidateError) as error:
         result.fault = result.fault or in_words(error)
-    return {"passed": result.passed, "run": max(total - result.without, 0), "fault": result.fault}
+    return {"passed": result.passed, "run": max(total - len(result.skipped), 0), "fault": result.fault}

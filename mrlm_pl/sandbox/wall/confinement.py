@@ -279,8 +279,7 @@ def _show_own_processes() -> bool:
     """
     syscalls.unshare(syscalls.CLONE_NEWNS)
     try:
-        options = "subset=pid,hidepid=invisible"
-        syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOEXEC | _SAFE, options)
+        syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOEXEC | _SAFE, "subset=pid,hidepid=invisible")
     except OSError:
         return False
     return True

@@ -193,8 +193,7 @@ class Gateway:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, backlog=1024)
-        await site.start()
+        await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
         self._address = f"http://{self.host}:{self._runner.addresses[0][1]}"
 
     @web.middleware

@@ -88,8 +88,7 @@ class RemoteEngine(Engine):
             logger.warning(
                 "no policies are served at %s yet; waiting for at most %g s", self.address.target, self.seconds
             )
-        reply = asked.result()
-        return {item.name: item for item in reply.policies}
+        return {item.name: item for item in asked.result().policies}
 
     def release(self, session_prefix: str) -> None:
         """Forget caches, in the background; see :meth:`Engine.release`."""

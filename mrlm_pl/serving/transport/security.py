@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -86,20 +85,6 @@ def read_token(path: str | None) -> str | None:
     if not (token.isascii() and token.isprintable()):  # gRPC sends no others as metadata
         raise ConfigurationError(f"{place}: the token may have printable ASCII characters only; use another")
     return token or None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on can be reached from this machine only.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("::1")
-    (True, True, False, True)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def with_token(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.server import Endpoint
-from mrlm_pl.serving.transport.security import Identity, is_loopback, read_token
+from mrlm_pl.serving.transport.security import Identity, read_token
+from mrlm_pl.settings import is_loopback
 from tests.support.certificates import Authority
 from tests.support.environment_servers import Served, played
 
