@@ -260,7 +260,7 @@ MISTAKES = {
     ),
     "callback key without a callback": (
         ("--trainer.callbacks.episodes", "4"),
-        ("trainer.callbacks.episodes: no Callback is named that has 'episodes'; name its class first",),
+        ("no Callback is named that has 'episodes'; name its class first, as in `--trainer.callbacks CLASS`",),
     ),
     "arguments beside a class": (
         ("--data.environment", "{class_path: parrot, difficulty: [1]}"),
