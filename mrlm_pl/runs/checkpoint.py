@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import StorageError
+from mrlm_pl.errors import MRLMError, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
@@ -62,8 +62,8 @@ class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
     By default it is saved at the end of each epoch and after 15 seconds, then at intervals that double up to ten
-    minutes and are at least 20 times as long as a save takes. SIGTERM saves it too. To keep the best checkpoints too,
-    add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    minutes and are at least 20 times as long as a save takes. SIGTERM and, in one process, a failed rollout save it
+    too. To keep the best checkpoints add a ``ModelCheckpoint`` to ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` iterations.
@@ -101,14 +101,19 @@ class LastCheckpoint(ModelCheckpoint):
             self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Save a checkpoint when SIGTERM ends the run.
+        """Save a checkpoint when SIGTERM or a failed rollout ends the run.
 
         Checkpoints hold no gradients, so none is saved between the micro-batches of an update.
         """
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        ended = isinstance(exception, SIGTERMException) and fitting and ends_where_others_do(trainer)
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        if isinstance(exception, SIGTERMException):
+            saves = ends_where_others_do(trainer)
+        else:  # of several processes one may fail alone; a full disk has no space for a checkpoint
+            collecting = batches.ready == batches.completed and trainer.world_size == 1
+            saves = collecting and isinstance(exception, MRLMError) and not isinstance(exception, StorageError)
         unsaved = self._last_global_step_saved != trainer.global_step and not inside_update(trainer)
-        if ended and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if fitting and saves and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))
 
     def state_dict(self) -> dict[str, Any]:

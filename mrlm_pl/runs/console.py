@@ -202,7 +202,11 @@ class RunProgress(ProgressBar):
         every = 1 if data else max(1, -(-total // _LINES)) if total else 10
         if done % (self.every or every) == 0 or done == total:
             seconds = time.monotonic() - self._began
-            print(_line(_unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
+            try:
+                print(_line(_unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
+            except BrokenPipeError:  # a run of days must not end with its `tee`
+                logger.warning("the reader of the output has ended; the run continues without output")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _stop(self, *_: Any, **__: Any) -> None:
         """End the display; its last state stays on the screen."""

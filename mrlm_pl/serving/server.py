@@ -128,7 +128,9 @@ class EnvironmentServer:
             else:
                 self.port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            hint = "is it taken? Use another" if credentials is None else "is it taken, or is a file of tls_ not PEM?"
+            hint = "is it taken? Use another"
+            if credentials is not None:
+                hint = "is it taken, or is tls_key not the key of tls_certificate?"
             raise ConfigurationError(f"port: cannot listen on {address} ({error}); {hint}") from error
         await server.start()
         await self._tell_health(health_pb2.HealthCheckResponse.SERVING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -164,3 +165,16 @@ def test_lines_of_every_so_many_iterations(
     assert counted(capsys.readouterr().out) == ["3/7", "6/7", "7/7"]
     with pytest.raises(ConfigurationError, match="RunProgress: every is 0"):
         RunProgress(every=0)
+
+
+def test_a_run_outlives_the_reader_of_its_output(
+    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        trainer = quiet_trainer(callbacks=[RunProgress(live=False)], enable_progress_bar=True)
+        trainer.fit(*make(model_folder, echo(), groups=1, group_size=2, iterations=3))
+    assert trainer.global_step == 3
+    assert caplog.text.count("the run continues without output") == 1

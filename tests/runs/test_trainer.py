@@ -20,7 +20,7 @@ from mrlm_environments import MathEnvironment
 from transformers import AutoModelForCausalLM
 
 import mrlm_pl
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.runs import console
 
 README = Path(__file__).parents[2] / "README.md"
@@ -189,6 +189,38 @@ def test_a_signal_ends_a_script_in_order(
     trainer = quiet(output="runs/grpo", resume=True, logger=False, max_epochs=2)
     trainer.fit(*parts())
     assert trainer.global_step == 2
+
+
+def test_a_failed_rollout_costs_no_update(capsys: pytest.CaptureFixture[str]) -> None:
+    class Away(MathEnvironment):
+        away = False
+
+        def reset(self, task: Any) -> Any:
+            if self.away and task.index >= 2:
+                raise RuntimeError("the back end is away")
+            return super().reset(task)
+
+    def train(name: str, **options: Any) -> bytes:
+        algorithm = mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny", learning_rate=5e-4)})
+        data = mrlm_pl.RolloutDataModule(
+            Away(difficulty=(1, 1)),
+            groups=1,
+            group_size=4,
+            iterations=4,
+            retries=0,
+            sampling=mrlm_pl.Sampling(max_tokens=8),
+        )
+        trainer = quiet(output=f"runs/{name}", logger=False, **options)
+        trainer.fit(algorithm, data)
+        return Path(f"runs/{name}/policies/main/model.safetensors").read_bytes()
+
+    Away.away = True
+    with pytest.raises(RolloutError, match="all 4 episodes of iteration 2 failed"):
+        train("failed")
+    assert "failed; continue with `Trainer(output='runs/failed', resume=True)`" in capsys.readouterr().err
+    assert torch.load("runs/failed/checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+    Away.away = False
+    assert train("failed", resume=True) == train("whole")
 
 
 def test_a_development_run_leaves_nothing() -> None:

@@ -275,16 +275,20 @@ async def _serve(server: EnvironmentServer, options: Any, identity: Identity) ->
         serve_metrics(server, options.metrics_port)
     await server.start()
     openenv = membership = None
-    if options.openenv_port is not None:
-        from mrlm_pl.serving.openenv import OpenEnvServer
+    try:
+        if options.openenv_port is not None:
+            from mrlm_pl.serving.openenv import OpenEnvServer
 
-        openenv = OpenEnvServer(server, int(options.openenv_port))
-        await openenv.start()
-    if options.join:
-        server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
-        controller = Address(options.join, options.token_file, identity, options.message_mb)
-        membership = Membership(server, controller, options.advertise or f"{server.endpoint.host}:{server.port}")
-        await membership.start()
+            openenv = OpenEnvServer(server, int(options.openenv_port))
+            await openenv.start()
+        if options.join:
+            server.service.sessions.prefix = f"{secrets.token_hex(6)}{SEPARATOR}"
+            controller = Address(options.join, options.token_file, identity, options.message_mb)
+            membership = Membership(server, controller, options.advertise or f"{server.endpoint.host}:{server.port}")
+            await membership.start()
+    except ConfigurationError:
+        await server.stop()  # which would complain of a closed loop
+        raise
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

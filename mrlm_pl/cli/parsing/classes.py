@@ -83,7 +83,8 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         if bases:
             name = next(iter(value.get(ARGUMENTS) or value))
             raise MistakeError(
-                f"{key}.{name}", f"no {bases[0].__name__} is named that has {name!r}; name its class first"
+                f"{key}.{name}",
+                f"no {bases[0].__name__} is named that has {name!r}; name its class first, as in `--{key} CLASS`",
             )
         return value if settings is None else checked(value, settings, key)
     if settings is not None and not bases and value is not None and not _is_plain(value, members):

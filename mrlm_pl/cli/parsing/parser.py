@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from docstring_parser import parse
-from jsonargparse import ActionConfigFile, ArgumentParser, get_loader
+from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 from yaml import YAMLError
 
 from mrlm_pl.cli.parsing.classes import LOSS, accepted, checked, helped, resolved, unfit
@@ -30,6 +30,19 @@ _CLASS_HELP = re.compile(r"^Help for --(\S+)\.help=(\S+)", re.MULTILINE)
 _SEE_CLASS = re.compile(r"see\s+:class:`~?([\w.]+\.\w+)`")
 _INNER_HELP = re.compile(r"^  --\S+\.help\n(?: {20,}.*\n)+", re.MULTILINE)  # those of groups; classes take a value
 
+
+_load_yaml = get_loader("yaml")
+
+
+def _load(text: str) -> Any:
+    """Return the value of a text in YAML, or in JSON, whose escapes of an emoji libyaml refuses."""
+    if text.lstrip().startswith(("{", "[")):
+        with suppress(ValueError):
+            return json.loads(text)
+    return _load_yaml(text)
+
+
+set_loader("yaml", _load, exceptions=(YAMLError,))
 
 _PARSED: ContextVar[tuple[Sequence[str], Mapping[str, Any], Mapping[str, type], str]] = ContextVar("parsed")
 """The words, the configuration and the bases of the groups that are parsed, and the command."""

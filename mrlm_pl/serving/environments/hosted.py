@@ -80,7 +80,7 @@ class Offer:
 
     def _variant(self, name: str, settings: Mapping[str, Any]) -> _Variant:
         if name not in self.factories:
-            there = ", ".join(sorted(self.factories))
+            there = ", ".join(sorted(self.factories)) or "none"
             raise RefusalError(
                 grpc.StatusCode.NOT_FOUND, f"there is no environment {name[:100]!r} here; there are {there}"
             )

@@ -24,6 +24,7 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.plugins import environments_by_name, import_environment
 from mrlm_pl.serving import RemoteEnvironment
+from tests.support.certificates import Authority
 from tests.support.environment_servers import eventually
 from tests.support.ports import free_port
 from tests.support.verifier_models import tiny
@@ -247,6 +248,22 @@ def test_a_port_that_is_taken(mrlm):
         status, _, err = mrlm("serve", "--environments", "math", "--port", str(taken.getsockname()[1]))
     assert status == 2
     assert "port: cannot listen on 127.0.0.1" in err
+
+
+def test_a_key_of_another_certificate(mrlm, tmp_path):
+    authority = Authority(tmp_path, "authority")
+    (certificate, _), (_, key) = authority.identity("server"), authority.identity("other")
+    tls = ("--tls_certificate", certificate, "--tls_key", key)
+    status, _, err = mrlm("serve", "--environments", "math", "--port", "0", *tls)
+    assert status == 2
+    assert "or is tls_key not the key of tls_certificate?" in err
+
+
+def test_a_wrong_port_for_openenv_is_all_that_is_told():
+    command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0"]
+    done = subprocess.run([*command, "--openenv_port", "99999"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("mrlm: error: openenv_port: cannot listen on port 99999")
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_read(mrlm, tmp_path):

@@ -45,6 +45,13 @@ def test_text_with_brackets_that_is_no_yaml_stays_text(text):
     assert config == {"data": {"environment": {"prompt": text}}}
 
 
+def test_text_may_hold_any_character_in_yaml_and_in_json(parsed):
+    text = "an emoji \U0001f642, a line separator\u2028, \x85 and \u00fc"
+    for name, write in (("more.yaml", yaml.safe_dump), ("more.json", json.dumps)):
+        Path(name).write_text(write({"data": {"init_args": {"file": text}}}))
+        assert parsed("--config", name)["data"]["init_args"]["file"] == text
+
+
 def test_short_names_become_class_paths(parsed):
     result = parsed()
     assert result["model"]["class_path"] == "mrlm_toy.ToyAlgorithm"
@@ -253,7 +260,7 @@ MISTAKES = {
     ),
     "callback key without a callback": (
         ("--trainer.callbacks.episodes", "4"),
-        ("trainer.callbacks.episodes: no Callback is named that has 'episodes'; name its class first",),
+        ("no Callback is named that has 'episodes'; name its class first, as in `--trainer.callbacks CLASS`",),
     ),
     "arguments beside a class": (
         ("--data.environment", "{class_path: parrot, difficulty: [1]}"),

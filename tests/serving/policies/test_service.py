@@ -14,8 +14,9 @@ import pytest
 from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.engines.base import Sample, SampleRequest
-from mrlm_pl.errors import EngineError, RemoteError
+from mrlm_pl.errors import ConfigurationError, EngineError, RemoteError
 from mrlm_pl.policy import Policy
+from mrlm_pl.serving import RemoteEnvironment
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.policies import engine as policy_engine
 from mrlm_pl.serving.policies.engine import RemoteEngine
@@ -134,6 +135,8 @@ def test_what_cannot_be_served_is_told(remote: RemoteEngine) -> None:
         asyncio.run(remote.sample([SampleRequest((), "judge", 0, Sampling())]))
     with pytest.raises(EngineError, match="its weights cannot be set from here"):
         remote.load("judge", None, 1)
+    with pytest.raises(ConfigurationError, match="no environment 'math' here; there are none"):
+        _ = RemoteEnvironment(remote.address.target, "math").agents
     absent = RemoteEngine(nowhere(), seconds=0.5)
     with pytest.raises(RemoteError):
         asyncio.run(absent.sample(requests(1)))
