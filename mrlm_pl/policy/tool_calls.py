@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from os.path import commonprefix
 from typing import Any
 
 from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
@@ -152,7 +153,7 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
         _, _, closing = render([question, Message("assistant", "probe")], False).rpartition("probe")
     except Exception:  # templates raise errors of their own classes
         return None
-    header = _common_beginning(prompted[len(asked) :], answered[len(asked) :])
+    header = commonprefix([prompted[len(asked) :], answered[len(asked) :]])
     if header != prompted[len(asked) :]:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
     written = answered[len(asked) + len(header) :].removesuffix(closing)
@@ -183,7 +184,7 @@ def _tagged_form(written: str) -> CallForm | None:
             return None
         texts.append(text)
     opening, to_first, after_key, to_second, again = texts
-    before_key = _common_beginning(to_first[::-1], to_second[::-1])[::-1].rpartition("\n")[2]
+    before_key = commonprefix([to_first[::-1], to_second[::-1]])[::-1].rpartition("\n")[2]
     after_name, after_value = to_first.removesuffix(before_key).strip(), to_second.removesuffix(before_key).strip()
     after_name = after_name or "\n" * to_first.startswith("\n")  # GLM ends a name with the line
     form = TaggedForm(_last_word(opening), after_name, before_key, after_key.strip(), after_value)
@@ -206,11 +207,6 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
 
 def _last_word(text: str) -> str:
     return (text.split() or [""])[-1]
-
-
-def _common_beginning(first: str, second: str) -> str:
-    length = next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-    return first[: min(len(first), len(second)) if length is None else length]
 
 
 def _decoded(text: str, begin: int) -> object:
