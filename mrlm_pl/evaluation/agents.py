@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.grouping import grouped, summed
+from mrlm_pl.grouping import grouped, summed, summed_pairs
 
 Means = dict[str, tuple[float, float]]
 """(weighted sum, weight) by name; a mean is their quotient, and parts of several ranks add up."""
@@ -63,12 +63,9 @@ class Components:
     @classmethod
     def of(cls, episodes: Iterable[tuple[Mapping[str, float], float]]) -> Components:
         """Return the sums over episodes, given by their components and weights."""
-        found = cls()
-        for components, weight in episodes:
-            found.weight += weight
-            for name, value in components.items():
-                found.sums[name] = found.sums.get(name, 0.0) + value * weight
-        return found
+        weighed = list(episodes)
+        parts = ((name, value * weight) for components, weight in weighed for name, value in components.items())
+        return cls(sum((weight for _, weight in weighed), 0.0), summed(parts))
 
     def plus(self, other: Components) -> Components:
         """Return the sums of both."""
@@ -112,25 +109,19 @@ def means_by_agent(
         weights: of each episode in a mean over episodes.
         turns: each distinct turn, with its trajectory; each counts once.
     """
-    found: Means = {}
-
-    def add(name: str, value: float, weight: float = 1.0) -> None:
-        total, count = found.get(name, (0.0, 0.0))
-        found[name] = total + value * weight, count + weight
-
+    found: list[tuple[str, tuple[float, float]]] = []
     for episode, weight in zip(episodes, weights, strict=True):
         for own in _played(episode):
-            add(f"agent/{own.agent}/reward", own.reward, weight)
-            add(f"agent/{own.agent}/turns", float(len(own.turns)), weight)
+            measures = {f"agent/{own.agent}/reward": own.reward, f"agent/{own.agent}/turns": float(len(own.turns))}
             if own.turns:
-                add(f"agent/{own.agent}/first_turn", float(own.first_turn), weight)
-            for policy in own.policies:
-                add(f"policy/{policy}/reward", own.reward, weight)
+                measures[f"agent/{own.agent}/first_turn"] = float(own.first_turn)
+            measures |= {f"policy/{policy}/reward": own.reward for policy in own.policies}
+            found += [(name, (value * weight, weight)) for name, value in measures.items()]
     for turn, row in turns:
         for owner in (f"agent/{turn.agent}", f"policy/{row.policy}"):
-            add(f"{owner}/response_tokens", float(turn.stop - turn.start))
-            add(f"{owner}/truncated_turns", float(turn.finish_reason == "length"))
-    return found
+            found.append((f"{owner}/response_tokens", (float(turn.stop - turn.start), 1.0)))
+            found.append((f"{owner}/truncated_turns", (float(turn.finish_reason == "length"), 1.0)))
+    return summed_pairs(found)
 
 
 def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[str, float]:
