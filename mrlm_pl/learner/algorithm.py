@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -485,17 +485,3 @@ class Algorithm(LightningModule, ABC):
         for name in self.trained_policies:
             if name not in batch.policies and self.trainer.world_size > 1:
                 self.idle_loss(name)
-
-
-def algorithm_of(data: LightningDataModule) -> Algorithm:
-    """Return the algorithm that is trained on a data module.
-
-    Raises:
-        ConfigurationError: there is no trainer, or its module is no algorithm.
-    """
-    if data.trainer is None:
-        raise ConfigurationError(f"{type(data).__name__} has no trainer; pass it to `trainer.fit`")
-    module = data.trainer.lightning_module
-    if not isinstance(module, Algorithm):
-        raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(data).__name__} needs one")
-    return module

@@ -18,7 +18,7 @@ from mrlm_pl.data.files.chat_rows import read_examples
 from mrlm_pl.environment.rows import warn_of_training_rows
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.losses import BatchTotals
@@ -190,7 +190,17 @@ class FixedDataModule(LightningDataModule, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epoch, self.position = state_dict["epoch"], state_dict["position"]
 
-    algorithm = algorithm_of
+    def algorithm(self) -> Algorithm:
+        """Return the algorithm that is trained.
+
+        Raises:
+            ConfigurationError: it is none of this package's.
+        """
+        trainer: Any = self.trainer
+        module = trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; {type(self).__name__} needs one")
+        return module
 
     def learner(self) -> tuple[str, Policy]:
         """Return name and policy that are trained on the examples."""

@@ -24,7 +24,7 @@ from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.report import EvaluationReport
-from mrlm_pl.learner.algorithm import Algorithm, algorithm_of
+from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
@@ -162,7 +162,18 @@ class RolloutDataModule(LightningDataModule):
         self.collection = Collection(self.tasks, self.players, plan, self.sampling, rounds, lag, async_options, saved)
         self.stream = TrainingStream(self.collection, passes, minibatches, iterations)
 
-    algorithm = algorithm_of
+    def algorithm(self) -> Algorithm:
+        """Return the algorithm that is trained.
+
+        Raises:
+            ConfigurationError: there is no trainer, or its module is no algorithm.
+        """
+        if self.trainer is None:
+            raise ConfigurationError("the rollout data module has no trainer; pass it to `trainer.fit`")
+        module = self.trainer.lightning_module
+        if not isinstance(module, Algorithm):
+            raise ConfigurationError(f"{type(module).__name__} is not an Algorithm; a rollout needs its policies")
+        return module
 
     def setup(self, stage: str) -> None:
         learner = self.players.learner = self.algorithm()
