@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, Trajectory, Turn
 from mrlm_pl.evaluation.intervals import mean_interval
-from mrlm_pl.grouping import grouped, summed, summed_pairs
+from mrlm_pl.grouping import grouped, summed
 
 Means = dict[str, tuple[float, float]]
 """(weighted sum, weight) by name; a mean is their quotient, and parts of several ranks add up."""
@@ -109,19 +109,25 @@ def means_by_agent(
         weights: of each episode in a mean over episodes.
         turns: each distinct turn, with its trajectory; each counts once.
     """
-    found: list[tuple[str, tuple[float, float]]] = []
+    found: Means = {}
+
+    def add(name: str, value: float, weight: float = 1.0) -> None:
+        total, count = found.get(name, (0.0, 0.0))
+        found[name] = total + value * weight, count + weight
+
     for episode, weight in zip(episodes, weights, strict=True):
         for own in _played(episode):
-            measures = {f"agent/{own.agent}/reward": own.reward, f"agent/{own.agent}/turns": float(len(own.turns))}
+            add(f"agent/{own.agent}/reward", own.reward, weight)
+            add(f"agent/{own.agent}/turns", float(len(own.turns)), weight)
             if own.turns:
-                measures[f"agent/{own.agent}/first_turn"] = float(own.first_turn)
-            measures |= {f"policy/{policy}/reward": own.reward for policy in own.policies}
-            found += [(name, (value * weight, weight)) for name, value in measures.items()]
+                add(f"agent/{own.agent}/first_turn", float(own.first_turn), weight)
+            for policy in own.policies:
+                add(f"policy/{policy}/reward", own.reward, weight)
     for turn, row in turns:
         for owner in (f"agent/{turn.agent}", f"policy/{row.policy}"):
-            found.append((f"{owner}/response_tokens", (float(turn.stop - turn.start), 1.0)))
-            found.append((f"{owner}/truncated_turns", (float(turn.finish_reason == "length"), 1.0)))
-    return summed_pairs(found)
+            add(f"{owner}/response_tokens", float(turn.stop - turn.start))
+            add(f"{owner}/truncated_turns", float(turn.finish_reason == "length"))
+    return found
 
 
 def without_sole_owners(metrics: Mapping[str, float], prefix: str = "") -> dict[str, float]:
