@@ -11,6 +11,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from mrlm_pl.grouping import mapped
+
 
 @contextmanager
 def replacing(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
@@ -117,13 +119,7 @@ def force_to_disk(path: Path) -> None:
 
 def finite(value: Any) -> Any:
     """Return JSON-like data with infinities and NaN replaced by None: JSON has no such numbers."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
+    return mapped(value, lambda item: None if isinstance(item, float) and not math.isfinite(item) else item)
 
 
 def progress_note(path: Path) -> Path:

@@ -1,9 +1,9 @@
-"""Values by key, in parts of limited size, short names, and the common beginning of two sequences."""
+"""Values by key, in parts of limited size, and inside of each other; short names; the common beginning of sequences."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -82,6 +82,19 @@ def in_parts(values: Iterable[V], size: Callable[[V], int], most: int, largest: 
         total += own
     if part:
         yield part
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return JSON-like data with each value changed that is neither a mapping nor a list; tuples become lists.
+
+    >>> mapped({"a": [1, 2], "b": 3}, lambda number: -number)
+    {'a': [-1, -2], 'b': -3}
+    """
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mapped(item, change) for item in value]
+    return change(value)
 
 
 def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:

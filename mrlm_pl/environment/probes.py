@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
-from collections.abc import Mapping
 from typing import Any
 
 from mrlm_pl.environment.contract import ToolSchema
@@ -76,14 +75,12 @@ def normalized(text: str) -> str:
 
 
 def marked(value: Any) -> Any:
-    """Return a value of the same form that occurs nowhere else."""
+    """Return a text or number of the same form that occurs nowhere else; another value as it is."""
     if isinstance(value, str):
         return str(NUMBER) if re.fullmatch(r"\s*-?[0-9][0-9.,]*\s*", value) else f"{value}  # {MARK}"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return type(value)(NUMBER)
-    if isinstance(value, Mapping):
-        return {key: marked(item) for key, item in value.items()}
-    return [marked(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return value
 
 
 def looking_call(tool: ToolSchema) -> str:

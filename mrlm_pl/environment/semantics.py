@@ -35,7 +35,7 @@ from mrlm_pl.environment.tasks import SPLITS, TaskSource
 from mrlm_pl.environment.trial import SPAM, Play, Replies, close, play, play_copy, posed
 from mrlm_pl.episode import Task
 from mrlm_pl.errors import EnvironmentContractError
-from mrlm_pl.grouping import grouped
+from mrlm_pl.grouping import grouped, mapped
 
 TeamReplies: TypeAlias = Mapping[str, Sequence[str]]
 TOLERANCE = 1e-6
@@ -171,7 +171,7 @@ class SemanticChecks:
             for name in self.environment.secrets:
                 if name not in task.data or task.data[name] in (None, "", [], {}):
                     continue
-                other = replace(task, data={**task.data, name: marked(task.data[name])})
+                other = replace(task, data={**task.data, name: mapped(task.data[name], marked)})
                 if other == task:  # a truth value has no form that occurs nowhere else
                     unread.add(name)
                     continue

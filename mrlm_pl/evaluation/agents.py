@@ -63,12 +63,9 @@ class Components:
     @classmethod
     def of(cls, episodes: Iterable[tuple[Mapping[str, float], float]]) -> Components:
         """Return the sums over episodes, given by their components and weights."""
-        found = cls()
-        for components, weight in episodes:
-            found.weight += weight
-            for name, value in components.items():
-                found.sums[name] = found.sums.get(name, 0.0) + value * weight
-        return found
+        weighed = list(episodes)
+        parts = ((name, value * weight) for components, weight in weighed for name, value in components.items())
+        return cls(sum((weight for _, weight in weighed), 0.0), summed(parts))
 
     def plus(self, other: Components) -> Components:
         """Return the sums of both."""

@@ -97,21 +97,29 @@ def _cell(score: Score, measure: str) -> str:
     return f"{value:.4f}{interval}" + (f"\n{score.failed} failed" if score.failed else "")
 
 
+def new_figure(path: Path, width: float, height: float) -> Any:
+    """Return a figure of matplotlib, of this size in inches, for a picture.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        remedy = "install it with `pip install 'mrlm[plot]'`"
+        raise ConfigurationError(f"{str(path)!r} needs matplotlib; {remedy}") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def plot(scores: Sequence[Score], path: Path) -> None:
     """Write the scores as a picture: a group for each environment, in it a point with its interval for each model.
 
     Raises:
         ConfigurationError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{str(path)!r} needs matplotlib; install it with `pip install 'mrlm[plot]'` and repeat the command"
-        ) from error
     columns = measures(scores)
     models = list(dict.fromkeys(score.model for score in scores))
-    figure = Figure(figsize=(max(5.0, 1.6 * len(columns) + 2), 4.5), layout="constrained")
+    figure = new_figure(path, max(5.0, 1.6 * len(columns) + 2), 4.5)
     axes = figure.subplots()
     for row, model in enumerate(models):
         places, values, errors = list[float](), list[float](), list[tuple[float, float]]()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -280,11 +280,9 @@ class Algorithm(LightningModule, ABC):
         """All modules with weights, of trained and frozen policies alike."""
         return [network for module in self.modules() if isinstance(module, Policy) for network in module.networks()]
 
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Within the context all weights are whole on every rank; all ranks must enter together."""
-        with gathered(self.networks()):
-            yield
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context in which all weights are whole on every rank; all ranks must enter together."""
+        return gathered(self.networks())
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups: one for each trained policy, and those of the critic.

@@ -157,13 +157,12 @@ class Batch:
         policies: Mapping[str, PolicyBatch],
         totals: Mapping[str, BatchTotals],
         micro_batches: int = 1,
-        metrics: Mapping[str, float] | None = None,
         without_gradient: Mapping[str, PolicyBatch | None] | None = None,
-        on_policy: bool = True,
     ) -> None:
         self.policies, self.totals, self.micro_batches = dict(policies), dict(totals), micro_batches
-        self.metrics, self.without_gradient = dict(metrics or {}), dict(without_gradient or {})
-        self.on_policy = on_policy
+        self.without_gradient = dict(without_gradient or {})
+        self.metrics: Mapping[str, float] = {}
+        self.on_policy = True
 
     def to(self, device: torch.device | str) -> Batch:
         """Return a copy on another device."""
@@ -229,14 +228,10 @@ def collate_rows(
     >>> batch.token_ids.tolist(), batch.advantages[1].tolist(), batch.episode_tokens.tolist()
     ([[5, 6, 7], [5, 6, 7]], [0.0, 2.0, 2.0], [2, 2])
     """
-    width = max((len(row.token_ids) for row in rows), default=0)
 
     def padded(name: str, dtype: torch.dtype) -> Tensor:
-        table = torch.zeros(len(rows), width, dtype=dtype)
-        for index, row in enumerate(rows):
-            values = getattr(row, name)
-            table[index, : len(values)] = torch.tensor(values, dtype=dtype)
-        return table
+        values = [torch.tensor(getattr(row, name), dtype=dtype) for row in rows]
+        return pad_sequence(values, batch_first=True) if values else torch.zeros(0, 0, dtype=dtype)
 
     action_mask, episodes = padded("action_mask", torch.bool), torch.tensor(list(episode_ids), dtype=torch.int64)
     return PolicyBatch(

@@ -11,6 +11,7 @@ from typing import Any
 
 from mrlm_pl.environment.tools import MAX_CALL_CHARACTERS, MAX_CALLS, call_of, tool_schema
 from mrlm_pl.episode import Message, ToolCall
+from mrlm_pl.grouping import common_prefix
 
 _NAME = "probe_tool"
 _ARGUMENTS = {"first_key": "first value", "second_key": 271}
@@ -152,10 +153,11 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
         _, _, closing = render([question, Message("assistant", "probe")], False).rpartition("probe")
     except Exception:  # templates raise errors of their own classes
         return None
-    header = _common_beginning(prompted[len(asked) :], answered[len(asked) :])
-    if header != prompted[len(asked) :]:  # a call continues differently; both may begin with the same letters
+    begun, called = prompted[len(asked) :], answered[len(asked) :]
+    header = begun[: common_prefix(begun, called)]
+    if header != begun:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
-    written = answered[len(asked) + len(header) :].removesuffix(closing)
+    written = called[len(header) :].removesuffix(closing)
     form = _json_form(written) or _tagged_form(written)
     return form if form is not None and form.read(written, [PROBE_TOOL]) == (PROBE_CALL,) else None
 
@@ -183,7 +185,8 @@ def _tagged_form(written: str) -> CallForm | None:
             return None
         texts.append(text)
     opening, to_first, after_key, to_second, again = texts
-    before_key = _common_beginning(to_first[::-1], to_second[::-1])[::-1].rpartition("\n")[2]
+    shared = common_prefix(to_first[::-1], to_second[::-1])
+    before_key = to_first[len(to_first) - shared :].rpartition("\n")[2]
     after_name, after_value = to_first.removesuffix(before_key).strip(), to_second.removesuffix(before_key).strip()
     after_name = after_name or "\n" * to_first.startswith("\n")  # GLM ends a name with the line
     form = TaggedForm(_last_word(opening), after_name, before_key, after_key.strip(), after_value)
@@ -206,11 +209,6 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
 
 def _last_word(text: str) -> str:
     return (text.split() or [""])[-1]
-
-
-def _common_beginning(first: str, second: str) -> str:
-    length = next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-    return first[: min(len(first), len(second)) if length is None else length]
 
 
 def _decoded(text: str, begin: int) -> object:

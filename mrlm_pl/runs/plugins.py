@@ -26,6 +26,7 @@ from typing import Any, get_origin
 
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, MRLMError, meant, nearest, place_of_error
+from mrlm_pl.grouping import mapped
 
 GROUP = "mrlm_pl.plugins"
 ENVIRONMENTS = "environments"
@@ -240,7 +241,7 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
     """
     from jsonargparse import ArgumentParser
 
-    config = _importable(config)
+    config = mapped(config, _importable)
     import_environment(str(config["class_path"]))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Environment, "environment", required=True)
@@ -253,15 +254,11 @@ def environment_from(config: Mapping[str, Any]) -> Environment:
 
 
 def _importable(value: Any) -> Any:
-    """Return a configuration with the import path of each class and function in a file that exists, ``FILE.py:NAME``.
+    """Return the import path of a class or function in a file that exists, ``FILE.py:NAME``; any other value as it is.
 
-    >>> _importable({"command": "uvicorn app.py:main"})
-    {'command': 'uvicorn app.py:main'}
+    >>> _importable("uvicorn app.py:main")
+    'uvicorn app.py:main'
     """
-    if isinstance(value, Mapping):
-        return {key: _importable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_importable(item) for item in value]
     found = _IN_FILE.match(value) if isinstance(value, str) else None
     return dotted_path(value) if found and Path(found[1]).expanduser().is_file() else value
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.evaluation.intervals import difference_interval, mean_interval
+from mrlm_pl.evaluation.score_table import new_figure
 from mrlm_pl.grouping import distinct_tails
 from mrlm_pl.viewer.runs import Run
 
@@ -143,13 +144,7 @@ class SeedComparison:
         Raises:
             ConfigurationError: matplotlib is missing.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ConfigurationError(
-                f"{str(path)!r} needs matplotlib; install it with `pip install 'mrlm[plot]'`, or write .md and .csv"
-            ) from error
-        figure = Figure(figsize=(8, 5), layout="constrained")
+        figure = new_figure(path, 8, 5)
         axes = figure.subplots()
         for family in self.families:
             found = [family.estimate(slice(at, at + 1)) for at in range(len(self.points))]
@@ -286,18 +281,10 @@ def _labels(families: Sequence[str], names: Sequence[str]) -> list[str]:
     ]
     if not 0 < len(differing) <= LABELED or not all(settings):
         return list(names)
-    short = _short(differing)
-    labels = [", ".join(f"{short[key]}={_value(key, str(found.get(key)))}" for key in differing) for found in settings]
+    short = distinct_tails([key.removesuffix(".class_path") for key in differing], ".")
+    named = list(zip(short, differing, strict=True))
+    labels = [", ".join(f"{name}={_value(key, str(found.get(key)))}" for name, key in named) for found in settings]
     return labels if len(set(labels)) == len(labels) else list(names)
-
-
-def _short(keys: Sequence[str]) -> dict[str, str]:
-    """Return for each key the fewest of its last parts that tell it from the others.
-
-    >>> list(_short(["model.class_path", "policies.a.rate", "policies.b.rate"]).values())
-    ['model', 'a.rate', 'b.rate']
-    """
-    return dict(zip(keys, distinct_tails([key.removesuffix(".class_path") for key in keys], "."), strict=True))
 
 
 def _value(key: str, value: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mrlm_pl.cli.parsing.config_files import option_values, with_first_as
 from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run
 from mrlm_pl.cli.parsing.output import output_file
-from mrlm_pl.durable_files import replacing
+from mrlm_pl.durable_files import write_json
 from mrlm_pl.environment import Environment
 from mrlm_pl.environment.check import FEW_PROBLEMS, MOST_DRAWN, Level, check_data, check_environment
 from mrlm_pl.environment.rows import all_rows
@@ -61,8 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     _ = environment.agents  # a remote one is reached here; without an answer no check says more
     report = check_environment(environment, options.level)
     if output is not None:
-        with replacing(output) as draft:
-            draft.write_text(json.dumps({"level": options.level, **report.as_json()}, indent=1) + "\n")
+        write_json(output, {"level": options.level, **report.as_json()})
     for result in report.checks:
         mark = "FAIL" if not result.passed else "ok  " if result.applies else "--  "
         print(f"{mark} {result.name}: {result.message}")

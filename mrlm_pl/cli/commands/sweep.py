@@ -296,7 +296,8 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
     record = output / "sweep.json"
     try:
         before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {**own, "settings": {}}
-        clash = any(_clash(before[key], own[key]) for key in ("files", "settings"))
+        both = [(before[key], own[key]) for key in ("files", "settings")]
+        clash = any(name in old and old[name] != value for old, new in both for name, value in new.items())
         differs = before["options"] != own["options"] or clash
         if differs and any(_begun(output / name) for name in before["settings"]):
             raise ConfigurationError(
@@ -312,10 +313,6 @@ def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> No
         raise ConfigurationError(
             f"output: {str(record)!r} is not the record of a sweep; remove it, or name another --output"
         ) from error
-
-
-def _clash(before: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    return any(key in before and before[key] != value for key, value in own.items())
 
 
 def _begun(cell: Path) -> bool:

@@ -263,7 +263,9 @@ def explain(message: str, parser: Any) -> str:
     if choice:
         option, value, choices = choice.groups()
         names = [name.strip("'") for name in choices.split(", ")]
-        return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value}{_hint(value, names)}"
+        near = nearest(value, names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        return f"{option}: expected one of {', '.join(map(repr, names))}, but the value is {value}{hint}"
     required = re.match(r"the following arguments are required: (.+)", message)
     if required:
         keys = [re.sub(r"^(fit|validate|test|predict)\.", "", key) for key in required.group(1).split(", ")]
@@ -287,11 +289,6 @@ def _unfit_option(message: str, parser: Any, words: Sequence[str]) -> MistakeErr
                 value = given[-1]
             return unfit(value, action._typehint, action.dest)
     return None
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    return f"; did you mean {near!r}?" if near else ""
 
 
 def _unrecognized(message: str, parser: Any) -> str | None:

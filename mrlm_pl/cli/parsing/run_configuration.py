@@ -17,6 +17,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from mrlm_pl.cli.parsing.configuration import leaves, same_settings
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.errors import ConfigurationError, tell
+from mrlm_pl.grouping import mapped
 from mrlm_pl.runs.folder import RunFolder, is_first_process, run_of
 from mrlm_pl.runs.model_card import without_secrets
 from mrlm_pl.runs.records.run import is_installed, latest_configuration
@@ -91,15 +92,11 @@ def with_files(config: Mapping[str, Any]) -> dict[str, Any]:
     arguments = data.get("init_args") or {}
     if not arguments.get("environment"):
         return dict(config)
-    found = {**arguments, "environment": _with_files(arguments["environment"])}
+    found = {**arguments, "environment": mapped(arguments["environment"], _with_file)}
     return {**config, "data": {**data, "init_args": found}}
 
 
-def _with_files(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _with_files(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_with_files(item) for item in value]
+def _with_file(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     module, _, name = value.rpartition(".")

@@ -201,20 +201,17 @@ class ReferencePolicy:
         self, used: bool = False, remote: Reference | None = None, sync: ReferenceSync = ReferenceSync()
     ) -> None:
         self.sync, self.moves = sync, sync.every is not None
-        if self.moves and not used:
-            raise ConfigurationError(
-                f"reference_sync.every is {sync.every}, but without a kl.coefficient there is no reference policy; set "
-                "one above 0, or leave reference_sync out"
-            )
+        given = {"model.reference": remote and type(remote).__name__, "reference_sync.every": sync.every}
+        for option, value in given.items():
+            if value is not None and not used:
+                raise ConfigurationError(
+                    f"{option} is {value}, but without a kl.coefficient there is no reference policy; set one above 0, "
+                    f"or leave {option} out"
+                )
         if self.moves and remote is not None:
             raise ConfigurationError(
                 f"reference_sync.every is {sync.every}, but {type(remote).__name__} holds the initial weights; leave "
                 "model.reference out, so that the learner holds the reference"
-            )
-        if remote is not None and not used:
-            raise ConfigurationError(
-                f"model.reference is {type(remote).__name__}, but without a kl.coefficient there is no reference "
-                "policy; set one above 0, or leave model.reference out"
             )
         self.used, self.remote = used, remote
         self.here = used and remote is None

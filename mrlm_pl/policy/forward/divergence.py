@@ -25,7 +25,7 @@ def weighted_divergence(
     token_weights: Tensor,
     *,
     beta: float = 0.5,
-    temperature: float | Tensor = 1.0,
+    temperature: Tensor | None = None,
     top_k: int | None = None,
     targets: Tensor | None = None,
     bias: Tensor | None = None,
@@ -48,7 +48,7 @@ def weighted_divergence(
         teacher_hidden, teacher_weight: the teacher's; its hidden size may differ, its vocabulary may not.
         token_weights: [n] weight of each token in the sum; a constant.
         beta: in [0, 1].
-        temperature: divisor of both models' logits, one or [n].
+        temperature: [n] divisors of both models' logits; None divides by nothing.
         top_k: compare the teacher's k most probable tokens, and all others as one; None compares every token.
         targets: [n] token ids.
         bias, teacher_bias: [V] biases of the heads.
@@ -87,7 +87,7 @@ class _WeightedDivergence(torch.autograd.Function):
         teacher_bias: Tensor | None,
         token_weights: Tensor,
         compare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-        temperature: float | Tensor,
+        temperature: Tensor | None,
         targets: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         compute = compute_dtype_of(hidden, weight)
@@ -95,19 +95,20 @@ class _WeightedDivergence(torch.autograd.Function):
         head, teacher_head = weight.to(compute), teacher_weight.to(compute)
         divergences = hidden.new_empty(hidden.shape[0], dtype=wide)
         logp = hidden.new_empty(2, 0 if targets is None else hidden.shape[0], dtype=wide)
+        slopes = token_weights if temperature is None else token_weights / temperature
         gradients = HeadGradients(ctx.needs_input_grad[:3], hidden, weight, bias, wide)
         chunk_size = max(1, default_chunk_size(weight.shape[0], hidden.device) // 2)
         for start in range(0, hidden.shape[0], chunk_size):
             rows = slice(start, start + chunk_size)
             states = hidden[rows].to(compute)
-            divisor = temperature[rows, None] if isinstance(temperature, Tensor) and temperature.dim() else temperature
+            divisor = None if temperature is None else temperature[rows, None]
             log_q = _log_probs(states, head, bias, divisor, wide)
             log_p = _log_probs(teacher_hidden[rows].to(compute), teacher_head, teacher_bias, divisor, wide)
             for place, table in () if targets is None else enumerate((log_q, log_p)):
                 logp[place, rows] = table.gather(-1, targets[rows, None]).squeeze(-1)  # type: ignore[index]
             divergences[rows], slope = compare(log_p, log_q)
             if any(ctx.needs_input_grad[:3]):
-                gradients.add(rows, slope.mul_(token_weights[rows, None] / divisor), states, head)
+                gradients.add(rows, slope.mul_(slopes[rows, None]), states, head)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(divergences, logp)
         return (divergences * token_weights).sum(), divergences, logp
@@ -119,10 +120,10 @@ class _WeightedDivergence(torch.autograd.Function):
 
 
 def _log_probs(
-    states: Tensor, head: Tensor, bias: Tensor | None, temperature: float | Tensor, wide: torch.dtype
+    states: Tensor, head: Tensor, bias: Tensor | None, temperature: Tensor | None, wide: torch.dtype
 ) -> Tensor:
     logits = torch.mm(states, head.t()) if bias is None else torch.addmm(bias.to(states.dtype), states, head.t())
-    scaled = logits if isinstance(temperature, float) and temperature == 1.0 else logits.to(wide) / temperature
+    scaled = logits if temperature is None else logits.to(wide) / temperature
     return torch.log_softmax(scaled, -1, dtype=wide)
 
 

@@ -51,7 +51,7 @@ def chunked_log_probs(
         weight: [V, hidden size] weight of the output head.
         targets: [n] token ids.
         bias: [V] bias of the output head.
-        temperature: [n] or 0-dimensional positive divisors of the logits; None divides by nothing.
+        temperature: [n] positive divisors of the logits; None divides by nothing.
         with_entropy: also return the entropies (in nats).
 
     >>> hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0], [0.0], [0.0]])
@@ -80,7 +80,7 @@ def log_probs_from_logits(
     """
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature is not None:
-        scaled = scaled / (temperature.unsqueeze(-1) if temperature.dim() else temperature)
+        scaled = scaled / temperature.unsqueeze(-1)
     all_log_probs = F.log_softmax(scaled, dim=-1)
     log_probs = all_log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     entropy = -(all_log_probs.exp() * all_log_probs).sum(-1) if with_entropy else None
@@ -218,5 +218,5 @@ class _Head:
         if logits.dtype != product.dtype:
             logits.copy_(product)
         if self.temperature is not None:
-            logits.div_(self.temperature[rows].unsqueeze(-1) if self.temperature.dim() else self.temperature)
+            logits.div_(self.temperature[rows].unsqueeze(-1))
         return logits

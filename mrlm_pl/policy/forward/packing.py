@@ -39,7 +39,7 @@ class ForwardPass:
     predicted by the hidden state ``predictors[i]`` of the flattened [b * t], and stands at ``destinations[i]`` of the
     flattened [B * T] batch. ``segments`` describes a packed row, whose tokens behind them are padding;
     ``attention_mask`` [b, t] padded rows.
-    ``temperature`` is that of each action token [n], of all [], or None for 1.
+    ``temperature`` is that of each action token [n], or None for 1.
     """
 
     input_ids: Tensor

@@ -71,13 +71,13 @@ def forward_passes(
             are those of `token_logprobs`.
     """
     check_arguments(token_ids, lengths, action_mask, prefix_groups, max_tokens)
-    temperatures = flat_temperature(temperature, token_ids.shape[0], token_ids.shape[1])
+    temperatures = flat_temperature(temperature, *token_ids.shape)
     if not action_mask.any():
         return []
     chunks = row_chunks(model, RowPlan(token_ids, action_mask, prefix_groups), max_tokens)
-    if temperatures is not None and temperatures.dim():
-        return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
-    return [replace(one, temperature=temperatures) for one in chunks]
+    if temperatures is None:
+        return chunks
+    return [replace(one, temperature=temperatures[one.destinations]) for one in chunks]
 
 
 def pass_logprobs(model: nn.Module, planned: ForwardPass) -> Tensor:
@@ -166,7 +166,7 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
         if kernels_by_shape(states.device, head.weight.dtype):
             padding = bucket(count, TOKENS) - count
             states, targets = F.pad(states, (0, 0, 0, padding)), F.pad(targets, (0, padding))
-            if temperature is not None and temperature.dim():
+            if temperature is not None:
                 temperature = F.pad(temperature, (0, padding), value=1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (teaching and teaching.alone)):
             log_probs, entropy = chunked_log_probs(
@@ -254,19 +254,17 @@ def _model_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed: i
 
 
 def flat_temperature(temperature: float | Tensor, B: int, T: int) -> Tensor | None:
-    """Return temperatures [B * T], or a 0-dimensional one for all tokens, on the host; None for 1."""
-    if not isinstance(temperature, Tensor):
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}, but must be positive")
-        return None if temperature == 1 else torch.tensor(float(temperature))
-    temperature = temperature.to("cpu", torch.float32)
-    if not (temperature > 0).all():
-        raise ValueError(f"temperature has the value {temperature.min().item()}, but must be positive")
-    if temperature.dim() == 0:
-        return temperature
-    if temperature.shape not in ((B,), (B, T)):
-        raise ValueError(f"temperature has shape {tuple(temperature.shape)}; give a number, [{B}] or [{B}, {T}]")
-    return temperature.view(B, -1).expand(B, T).reshape(-1)
+    """Return temperatures [B * T] on the host; None for 1."""
+    if not isinstance(temperature, Tensor) and temperature == 1:
+        return None
+    given = torch.as_tensor(temperature, dtype=torch.float32, device="cpu")
+    if not (given > 0).all():
+        raise ValueError(f"temperature is {given.min().item()}, but must be positive")
+    if given.shape not in ((), (B,), (B, T)):
+        raise ValueError(f"temperature has shape {tuple(given.shape)}; give a number, [{B}] or [{B}, {T}]")
+    if given.dim() < 2:
+        given = given.expand(B)[:, None]
+    return given.expand(B, T).reshape(-1)
 
 
 def check_arguments(

@@ -64,7 +64,7 @@ class Teaching(NamedTuple):
                 lesson.head.weight,
                 weights,
                 beta=self.beta,
-                temperature=1.0 if temperature is None else temperature[chosen] if temperature.dim() else temperature,
+                temperature=None if temperature is None else temperature[chosen],
                 top_k=self.top_k,
                 targets=inputs.targets[chosen],
                 bias=head.bias,

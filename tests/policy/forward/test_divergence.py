@@ -45,7 +45,7 @@ def test_value_and_gradient_are_those_of_the_whole_logits(
     given, names = inputs(), ["hidden", "weight", "bias"]
     want, divergences = plain(given, beta, temperature)
     expected = torch.autograd.grad(want * 1.5, [given[name] for name in names])
-    loss, found, _ = weighted_divergence(**given, beta=beta, temperature=temperature)
+    loss, found, _ = weighted_divergence(**given, beta=beta, temperature=torch.full((7,), temperature))
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(found, divergences)
     for one, other in zip(torch.autograd.grad(loss * 1.5, [given[name] for name in names]), expected, strict=True):
@@ -97,7 +97,7 @@ def test_the_k_most_probable_tokens_and_a_bucket(beta: float, top_k: int, monkey
 def test_each_token_may_have_a_temperature_and_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     in_chunks_of(3, monkeypatch)
     given, targets = inputs(), torch.arange(7)
-    scaled = [weighted_divergence(**given, beta=0.3, temperature=t)[1] for t in (0.5, 2.0)]
+    scaled = [weighted_divergence(**given, beta=0.3, temperature=torch.full((7,), t))[1] for t in (0.5, 2.0)]
     temperature = torch.tensor([0.5, 2.0] * 3 + [0.5])
     _, found, logp = weighted_divergence(**given, beta=0.3, temperature=temperature)
     torch.testing.assert_close(found, torch.where(temperature == 0.5, *scaled))

@@ -568,7 +568,7 @@ def test_a_call_without_layout_during_the_packed_forward_pass_fails_loudly() -> 
         ({"first": True}, r"action_mask\[:, 0\] is True in rows \[2\]"),
         ({"padding": True}, r"at or after lengths in rows \[0\]"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"temperature": torch.zeros(7)}, "temperature has the value 0.0"),
+        ({"temperature": torch.zeros(7)}, "temperature is 0.0"),
         ({"temperature": torch.ones(3)}, r"temperature has shape \(3,\)"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"prefix_groups": torch.zeros(2)}, r"prefix_groups has shape \(2,\)"),
