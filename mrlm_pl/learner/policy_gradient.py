@@ -497,7 +497,7 @@ class PolicyGradient(Algorithm):
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
         found = self.token_losses(logp, rows.old_logp, rows)
-        losses, metrics = checked_token_losses(found, logp.shape, self.token_losses)
+        losses, metrics = checked_token_losses(found, logp, self.token_losses)
         if self.old_policy.corrects:
             losses, of_correction = self.old_policy.corrected(losses, logp, rows)
             metrics |= of_correction
