@@ -46,7 +46,8 @@ class MAPPO(PolicyGradient):
         gamma: discount factor per step of the environment.
         lam: GAE's lambda per step; 0 trusts the critic, 1 the returns.
         targets: targets of the critic: ``lambda``, ``td`` or ``monte_carlo``.
-        whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
+        whiten_advantages: subtract the mean of the advantages of each policy's tokens and divide by their standard
+            deviation.
         value_clip: how far a value may move before its gradient stops; None has no bound.
         policies, seats, settings: see :class:`~mrlm_pl.learner.policy_gradient.PolicyGradient`.
 

@@ -87,6 +87,8 @@ class Environment(ABC):
     def __init_subclass__(cls, *, proxy: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._proxy = cls._proxy or proxy
+        if isinstance(named := vars(cls).get("agents"), str):
+            raise EnvironmentContractError(f"{cls.__name__}.agents is {named!r}; give a tuple, as in `({named!r},)`")
         if cls._proxy:
             return
         of_tasks = partial(checked, note=_check_tasks)  # sources check the split

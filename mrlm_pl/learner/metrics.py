@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -270,20 +270,23 @@ _LOGGED = {"loss", "approx_kl", "ratio_deviation", "kl", "entropy", "value_loss"
 """Metrics that every algorithm of policy gradients may log, beside ``mismatch_*``."""
 
 
-def checked_token_losses(
-    found: Any, shape: Sequence[int], rule: Callable[..., Any]
-) -> tuple[Tensor, dict[str, Tensor]]:
+def checked_token_losses(found: Any, logp: Tensor, rule: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the token losses and metrics that a rule returned, the metrics as tensors.
 
     Raises:
-        ConfigurationError: they are not a loss for each token, of this shape, and a mapping of single numbers, or a
-            number has the name of another metric of the update, with which it would be averaged.
+        ConfigurationError: they are not a loss for each token of ``logp``, with a gradient in it, and a mapping of
+            single numbers, or a number has the name of another metric of the update, with which it would be averaged.
     """
     losses, metrics = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    if not isinstance(losses, Tensor) or losses.shape != torch.Size(shape) or not isinstance(metrics, dict):
+    if not isinstance(losses, Tensor) or losses.shape != logp.shape or not isinstance(metrics, dict):
         raise ConfigurationError(
-            f"{rule.__qualname__} must return a loss for each token, a tensor of shape {list(shape)}, and a dict of "
-            f"metrics, which may be empty ({place(rule)})"
+            f"{rule.__qualname__} must return a loss for each token, a tensor of shape {list(logp.shape)}, and a dict "
+            f"of metrics, which may be empty ({place(rule)})"
+        )
+    if logp.requires_grad and not losses.requires_grad and losses.any():
+        raise ConfigurationError(
+            f"{rule.__qualname__} returned losses without a gradient in logp, which train nothing; detach the ratio or "
+            f"the advantages alone, and compute the losses of logp itself ({place(rule)})"
         )
     faults = {name: _metric_fault(name, value) for name, value in metrics.items()}
     for name in filter(faults.get, faults):

@@ -13,7 +13,7 @@ from mrlm_pl.advantages.task_normalization import TaskNormalization
 from mrlm_pl.engines import Reference
 from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Turn
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutFacts
@@ -312,9 +312,16 @@ class PolicyGradient(Algorithm):
         """Return :meth:`compared`, and the advantages [N].
 
         Raises:
-            ConfigurationError: they are not one finite number for each return.
+            ConfigurationError: they are not one finite number for each return, or an own :meth:`compared` returned
+                something else.
         """
-        returns = self.compared(returns)
+        found = self.compared(returns)
+        if not isinstance(found, type(returns)):
+            raise ConfigurationError(
+                f"{self.compared.__qualname__} returned a {type(found).__name__}; it must return "
+                f"`dataclasses.replace(returns, baseline=...)` ({place(self.compared)})"
+            )
+        returns = found
         return returns, checked_advantages(self.advantages(returns), len(returns.reward), self._rule[0])
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -497,7 +504,7 @@ class PolicyGradient(Algorithm):
     def _corrected_losses(self, logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the token losses [B, T] with the correction for the sampler, and their metrics."""
         found = self.token_losses(logp, rows.old_logp, rows)
-        losses, metrics = checked_token_losses(found, logp.shape, self.token_losses)
+        losses, metrics = checked_token_losses(found, logp, self.token_losses)
         if self.old_policy.corrects:
             losses, of_correction = self.old_policy.corrected(losses, logp, rows)
             metrics |= of_correction

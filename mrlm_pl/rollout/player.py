@@ -105,7 +105,7 @@ class EpisodePlayer:
         self._loop, self._own_loop = loop, loop is None
         self.playing: dict[str, Play] = {}
         self.moves = 0
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def play_blocking(self, specs: Sequence[EpisodeSpec]) -> list[Episode]:
         """Run :meth:`play` on the player's event loop, while the calling thread computes for the engine."""
@@ -240,7 +240,7 @@ class EpisodePlayer:
         """
         for play in plays:
             reason = "" if play.over else play.limit(self.max_turns, self.seats)
-            if reason == CONTEXT_STOP and not play.turns and not play.calling:
+            if reason == CONTEXT_STOP and not play.calling:
                 self._warn_of_prompt(play)
             if reason and play.calling:
                 play.error = (
@@ -252,18 +252,21 @@ class EpisodePlayer:
         return [play for play in plays if not play.over]
 
     def _warn_of_prompt(self, play: Play) -> None:
-        """Warn of a first prompt beyond the context window, once for each environment."""
+        """Warn of an agent's first prompt beyond the context window, once for each environment and agent."""
         task = play.spec.task
-        if task.environment not in self._warned:
-            self._warned.add(task.environment)
-            agent = next(agent for agent in play.due if play.length(agent) >= self.seats[agent].context_window)
+        for agent in play.due:
+            length, window = play.length(agent), self.seats[agent].context_window
+            if length < window or agent in play.turns or (task.environment, agent) in self._warned:
+                continue
+            self._warned.add((task.environment, agent))
             logger.warning(
                 "the first prompt of agent %r on %s has %d tokens, the context window of its policy %d: such episodes "
-                "end without a reply and earn 0; shorten the prompt, or choose a model with a longer context",
+                "end before it decides; shorten the prompt and the tools' descriptions, or choose a model with a "
+                "longer context",
                 agent,
                 task.key,
-                play.length(agent),
-                self.seats[agent].context_window,
+                length,
+                window,
             )
 
     async def _decide(self, plays: Sequence[Play]) -> list[Play]:

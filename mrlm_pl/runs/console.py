@@ -57,6 +57,7 @@ _NOISE = (
     r"will override existing callbacks passed to Trainer: ExactResume",
     r"`Trainer.fit` stopped: `max_epochs=1` reached",  # a run is an epoch, also one that a callback stops
     r"^(Restoring states|Restored all states) from the checkpoint",  # the run says from which, and where it continues
+    r"recommend passing in an `attention_mask`",  # rows without a mask are not padded: the model sampled its pad token
     r"Received SIGTERM",  # the end of the run says so in its own words
 )
 _PACKAGE = Path(__file__).parents[1]
@@ -79,6 +80,7 @@ def silence_noise() -> None:
         "lightning.fabric.utilities.rank_zero",
         "lightning.fabric.utilities.seed",
         "lightning.pytorch.trainer.connectors.signal_connector",
+        "transformers.modeling_utils",
     ):
         logging.getLogger(name).addFilter(_is_no_noise)
 

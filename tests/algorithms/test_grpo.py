@@ -231,7 +231,7 @@ def test_dropout_is_refused(model_folder: Path) -> None:
 
 
 def test_nothing_to_train_is_refused(model_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"give policies by name: \{'main': policy\}"):
+    with pytest.raises(ConfigurationError, match=r"give policies by name, as in \{'main': policy\}"):
         GRPO(Policy("builtin:tiny"))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="none of the policies"):
         GRPO({"main": Policy(str(model_folder), trained=False)})

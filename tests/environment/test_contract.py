@@ -32,6 +32,11 @@ def test_who_gets_an_observation_acts_next() -> None:
     assert turns.due == ("a", "b")
 
 
+def test_one_name_without_a_comma_is_no_tuple_of_agents() -> None:
+    with pytest.raises(EnvironmentContractError, match=r"Alone.agents is 'solo'; give a tuple, as in `\('solo',\)`"):
+        type("Alone", (Environment,), {"name": "alone", "agents": ("solo")})
+
+
 @pytest.mark.parametrize(
     ("step", "message"),
     [

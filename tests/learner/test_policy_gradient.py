@@ -44,6 +44,15 @@ class Baseline(PolicyGradient):
         return replace(returns, baseline=returns.reward / 2)
 
 
+class NoReturns(PolicyGradient):
+    def compared(self, returns: Any) -> Any:
+        return returns.reward / 2
+
+
+class Bound(PolicyGradient):
+    advantage = group_centered_advantages
+
+
 class OtherArguments(PolicyGradient):
     def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:  # type: ignore[override]
         raise NotImplementedError
@@ -61,6 +70,13 @@ def test_advantages_of_other_arguments_are_refused_unless_the_class_calls_them_i
     with pytest.raises(ConfigurationError, match=r"OtherArguments.advantages\(rewards: .* is called with \(returns\)"):
         OtherArguments({"main": str(model_folder)})
     OwnCredit({"main": str(model_folder)})
+
+
+def test_a_function_that_became_a_method_is_told_to_be_static(model_folder: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"as a method it receives `self` first: .*`staticmethod\(group_center"
+    ):
+        Bound({"main": str(model_folder)})
 
 
 @pytest.mark.parametrize("cls", [Bare, PolicyGradient])
@@ -81,11 +97,19 @@ def test_a_class_whose_constructor_does_not_set_them_either_is_refused_before_th
 def test_each_way_to_have_advantages_gives_them(cls: Any, expected: list[float], model_folder: Path) -> None:
     algorithm = cls({"main": str(model_folder)})
     algorithm.meet_rollouts(ROLLOUTS)
+    assert algorithm._with_advantages(two_returns())[1].tolist() == expected
+
+
+def two_returns() -> Returns:
     reward, number = torch.tensor([1.0, 3.0]).double(), torch.tensor([0, 0])
     names = {"environment": ("echo",) * 2, "agent": ("agent",) * 2, "episode": ()}
     group = {"comparison": number, "group": number, "turns": number + 1}
-    returns = Returns(reward=reward, bonus=0 * reward, greedy=reward * torch.nan, **names, **group)
-    assert algorithm.advantages(algorithm.compared(returns)).tolist() == expected
+    return Returns(reward=reward, bonus=0 * reward, greedy=reward * torch.nan, **names, **group)
+
+
+def test_baselines_in_place_of_the_returns_with_them_are_refused(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"NoReturns\.compared returned a Tensor; .*dataclasses\.replace"):
+        NoReturns({"main": str(model_folder)})._with_advantages(two_returns())
 
 
 @pytest.mark.parametrize("cls", [PPO, MAPPO, REINFORCEPlusPlus])

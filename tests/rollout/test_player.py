@@ -156,6 +156,16 @@ def test_a_first_prompt_beyond_the_context_window_is_named_once(echo: Any, caplo
     assert re.search("agent 'agent' on echo/.* tokens, the context window of its policy 4: ", record.getMessage())
 
 
+def test_a_first_prompt_that_does_not_fit_is_named_after_turns_of_others_too(caplog: pytest.LogCaptureFixture) -> None:
+    short = {**seats("a"), "b": Seat("other", CHAT, Sampling(), 4)}
+    episodes, _ = play(Relay(), specs=2, seat=short)
+    assert [(episode.stop_reason, [*episode.trajectories]) for episode in episodes] == [("context_window", ["a"])] * 2
+    (record,) = [record for record in caplog.records if record.name.startswith("mrlm_pl.rollout")]
+    assert re.search(
+        "agent 'b' on relay/.* the context window of its policy 4: .* before it decides", record.getMessage()
+    )
+
+
 def test_an_environment_that_hangs_is_given_up() -> None:
     class Stuck(Relay):
         async def step(self, actions: Mapping[str, Message]) -> Step:  # type: ignore[override]

@@ -311,6 +311,8 @@ def named_class(name: str, bases: Sequence[type], key: str) -> Any:
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
             lacking = ", ".join(missing)
             raise MistakeError(key, f"{path} does not define {lacking}; define it{place_of(found)}")
+        if not isinstance(found, type):
+            raise MistakeError(key, f"{path} is a {type(found).__name__}, not a class")
         return found
     import_exports(name)
     usable = _usable_of(name, bases)
@@ -401,7 +403,7 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
 def _fits(value: Any, argument: str, cls: type, key: str) -> bool:
     """Return whether a class takes a value for an argument."""
     known = parameters(cls)
-    if argument not in known:
+    if argument not in accepted(cls):
         return False
     if known[argument] is inspect.Parameter.empty:
         return True  # the check of its settings asks for the type hint

@@ -212,8 +212,11 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
     except TypeError as error:
         name = getattr(rule, "__qualname__", type(rule).__qualname__)
         where = f" ({place(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
+        remedy = "let it take these arguments"
+        if inspect.ismethod(rule) and len(inspect.signature(rule.__func__).parameters) == len(arguments):
+            remedy = f"as a method it receives `self` first: add that, or write `staticmethod({name})` in the class"
         raise ConfigurationError(
-            f"{name}{signature} is called with ({', '.join(arguments)}): {error}; let it take these arguments{where}"
+            f"{name}{signature} is called with ({', '.join(arguments)}): {error}; {remedy}{where}"
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_a_warning_of_the_project_has_no_line_of_code(monkeypatch: pytest.Monkey
     silence_noise()
     text = warnings.formatwarning("a group of one", RuntimeWarning, filename=other, lineno=3)
     assert "RuntimeWarning: a group of one" in text
+
+
+def test_a_sampled_pad_token_is_no_reason_to_ask_for_a_mask() -> None:
+    silence_noise()
+    warned, other = (logging.LogRecord("", 30, "", 0, text, None, None) for text in (ASKS_FOR_MASK, "weights differ"))
+    found = logging.getLogger("transformers.modeling_utils")
+    assert (bool(found.filter(warned)), bool(found.filter(other))) == (False, True)
+
+
+ASKS_FOR_MASK = "We strongly recommend passing in an `attention_mask` since your input_ids may be padded."
 
 
 def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:

@@ -242,3 +242,25 @@ def test_help_and_errors_list_the_options_of_the_loss_where_it_is_used(mrlm, cal
     assert [option in out for option in options] == [calls] * 3
     _, _, err = mrlm("fit", "--model", f"./{name}.py:OwnLoss", "--model.absent_one", "1")
     assert ("loss, loss_settings, clip, " in err, "reduction, " in err) == (calls, True), err
+
+
+def test_another_class_does_not_get_a_loss_that_it_does_not_use(mrlm) -> None:
+    Path("own_losses.py").write_text(
+        "from mrlm_pl import GRPO\n\n\nclass OwnLoss(GRPO):\n"
+        "    def token_losses(self, logp, old_logp, rows):\n        return -rows.advantages * logp, {}\n"
+    )
+    Path("old.yaml").write_text("model: {class_path: GRPO, init_args: {loss: sapo, gamma: 0.5}}\n")
+    command = ("fit", "--config", "old.yaml", "--data", "ToyData", "--print_config", "--model")
+    status, _, err = mrlm(*command, "./own_losses.py:OwnLoss")
+    assert (status, "OwnLoss does not accept 'sapo', which was set for GRPO; remove it" in err) == (2, True), err
+    status, out, err = mrlm(*command, "{class_path: own_losses.OwnLoss, init_args: {}}")
+    assert (status, "sapo" in out, "gamma: 0.5" in out) == (0, False, True), err
+
+
+@pytest.mark.parametrize("option", ["--model", "--data.environment"])
+def test_a_function_in_place_of_a_class_is_refused_by_name(mrlm, option: str) -> None:
+    module = f"own_rules_of_{option.rpartition('.')[2].strip('-')}"
+    Path(f"{module}.py").write_text("def rule(rewards, groups):\n    return rewards\n")
+    Path("run.yaml").write_text("model: {class_path: GRPO, init_args: {gamma: 0.5}}\ndata: {class_path: ToyData}\n")
+    status, _, err = mrlm("fit", "--config", "run.yaml", option, f"./{module}.py:rule")
+    assert (status, f"{module}.rule is a function, not a class" in err, len(err.splitlines())) == (2, True, 1), err
