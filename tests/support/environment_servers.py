@@ -152,7 +152,8 @@ def step_request(session: str, turn: int, text: str = "go", **by_agent: str) -> 
 
 def offer(**options: Any) -> Offer:
     made = {"scripted": lambda settings: Scripted(**settings), "duo": lambda settings: Duo()}
-    return Offer({**made, **options.pop("more", {})}, options.pop("processes", 0), options.pop("step_seconds", 20.0))
+    hosts = (options.pop("processes", 0), options.pop("step_seconds", 20.0))
+    return Offer({**made, **options.pop("more", {})}, *hosts, options.pop("settings", {}))
 
 
 def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import hashlib
 import json
 import logging
 import re
@@ -13,12 +14,14 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
+from mrlm_pl.cli.parsing.classes import defaults
 from mrlm_pl.cli.parsing.environment_option import environment_config, environment_parser, read
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
@@ -26,7 +29,7 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import check_hub_model, policy_folder
 from mrlm_pl.runs.plugins import class_path, find_environment
 from mrlm_pl.serving.cluster import SEPARATOR, ControllerServer, Membership
-from mrlm_pl.serving.environments.hosted import Factory, Offer
+from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.metrics import serve_metrics
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
@@ -121,7 +124,8 @@ def _environment_server(options: Any, endpoint: Endpoint, limits: Limits) -> Env
         made = factory({})  # a mistake in its settings ends the command
         made.close()
         logger.info("environment %s: agents %s", name, ", ".join(made.agents))
-    offer = Offer(factories, options.processes, options.step_seconds)
+    hashes = {name: factory.hash for name, factory in factories.items()}
+    offer = Offer(factories, options.processes, options.step_seconds, hashes)
     policies = _policy_service(options) if options.policies else None
     verifier = _verifier_service(options) if options.verifier else None
     return EnvironmentServer(offer, endpoint, limits, options.threads, options.queue, policies, verifier)
@@ -223,7 +227,7 @@ def read_settings(path: str | None) -> dict[str, dict[str, Any]]:
 
 def hosted_environments(
     names: Sequence[str], settings: Mapping[str, Mapping[str, Any]], *, allow_settings: bool
-) -> dict[str, Factory]:
+) -> dict[str, HostedClass]:
     """Return the factory of each environment, by the environment's own name.
 
     Args:
@@ -234,7 +238,7 @@ def hosted_environments(
     Raises:
         ConfigurationError: an environment does not exist or cannot be hosted, or two have one name.
     """
-    hosted: dict[str, Factory] = {}
+    hosted: dict[str, HostedClass] = {}
     for name in dict.fromkeys([*names, *settings]):
         cls = find_environment(name)
         if cls.whole_prompts:
@@ -244,20 +248,45 @@ def hosted_environments(
             )
         if cls.name in hosted:
             raise ConfigurationError(f"environments: {name!r} is hosted already as {cls.name!r}; name it once")
-        hosted[cls.name] = _factory(cls, settings.get(name, {}), allow_settings)
+        hosted[cls.name] = HostedClass(cls, settings.get(name, {}), allow_settings)
     return hosted
 
 
-def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings: bool) -> Factory:
-    """Return a function that makes an environment; its arguments are checked like those of a configuration file."""
+@dataclass(frozen=True)
+class HostedClass:
+    """Makes an environment of a class; its arguments are checked like those of a configuration file.
 
-    def make(overrides: Mapping[str, Any]) -> Environment:
-        allowed = cls.client_settings if allow_settings else ()
+    Args:
+        cls: the class.
+        settings: its arguments.
+        allow_settings: whether clients may set arguments.
+    """
+
+    cls: type[Environment]
+    settings: Mapping[str, Any]
+    allow_settings: bool
+
+    @property
+    def hash(self) -> str:
+        """Hash of the class and its arguments; files count by their paths."""
+        arguments = {**defaults(self.cls), **self.settings}
+        text = json.dumps([class_path(self.cls), arguments], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __call__(self, overrides: Mapping[str, Any]) -> Environment:
+        """Return an environment with a client's settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong, or clients may not set it.
+        """
+        cls = self.cls
+        allowed = cls.client_settings if self.allow_settings else ()
         if refused := sorted(set(overrides) - set(allowed)):
             taken = f"clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}"
-            fault = taken if allow_settings else "this server takes none from clients without --allow_settings true"
+            alone = "this server takes none from clients without --allow_settings true"
+            fault = taken if self.allow_settings else alone
             raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
-        arguments = json.dumps({"class_path": class_path(cls), "init_args": {**settings, **overrides}})
+        arguments = json.dumps({"class_path": class_path(cls), "init_args": {**self.settings, **overrides}})
         parser = environment_parser("serve", "")
         try:
             config = parser.read(["--environment", arguments], {"environment": Environment})
@@ -265,9 +294,8 @@ def _factory(cls: type[Environment], settings: Mapping[str, Any], allow_settings
             fault = re.sub(r"^environment(\.|: )|; give it as `--environment\..*", "", str(error))
             place = "" if overrides else ", in the file of --settings"
             raise ConfigurationError(f"settings of {cls.name!r}{place}: {fault}") from error
-        return parser.instantiate(config).environment
-
-    return make
+        environment: Environment = parser.instantiate(config).environment
+        return environment
 
 
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:

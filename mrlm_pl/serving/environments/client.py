@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import secrets
@@ -32,6 +33,8 @@ from mrlm_pl.serving.transport.connection import (
 )
 from mrlm_pl.serving.transport.security import Identity
 from mrlm_pl.settings import positive
+
+logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 30.0
 TASKS_AT_ONCE = 64
@@ -185,6 +188,7 @@ class RemoteEnvironment(Environment, proxy=True):
         reply, address = await self._servers.first_answer(
             lambda server, left: server.call("Open", request, self.step_seconds), self.open_seconds, _ELSEWHERE, late
         )
+        _compare_settings((self.addresses, self.name, request.settings), reply.direct or address.target, reply.settings)
         server = await connection(address)
         if reply.direct:
             server.patience = CONTROLLER_SECONDS
@@ -269,6 +273,26 @@ class RemoteTasks(TaskSource):
         if not reply.HasField("size") and len(self._parts) > KEPT_PARTS:
             del self._parts[next(iter(self._parts))]
         return reply
+
+
+_hashes: dict[tuple[tuple[Address, ...], str, bytes], dict[str, str]] = {}
+"""The first server of each hash of settings, by the addresses, the name and the client's settings of environments."""
+
+
+def _compare_settings(environment: tuple[tuple[Address, ...], str, bytes], server: str, settings: str) -> None:
+    """Warn if a server hosts an environment with other settings than another one; servers before 0.2 send no hash."""
+    known = _hashes.setdefault(environment, {})
+    if not settings or settings in known:
+        return
+    if known:
+        logger.warning(
+            "%s hosts environment %r with other settings than %s, so that episodes of one run differ in their rules; "
+            "start both with the same --settings",
+            server,
+            environment[1],
+            next(iter(known.values())),
+        )
+    known[settings] = server
 
 
 _reached: dict[Address, tuple[bool, float]] = {}

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -38,13 +39,20 @@ class Offer:
         factories: of the environments.
         processes: host processes for their instances; 0 keeps them in the server's.
         step_seconds: deadline of a call in a host process.
+        settings: hash of each environment's class and settings, by which clients tell servers that differ.
     """
 
     MAX_VARIANTS = 64
     """Number of kept environments; the oldest is dropped for a new one."""
 
-    def __init__(self, factories: Mapping[str, Factory], processes: int, step_seconds: float) -> None:
-        self.factories = dict(factories)
+    def __init__(
+        self,
+        factories: Mapping[str, Factory],
+        processes: int,
+        step_seconds: float,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.factories, self.settings = dict(factories), settings
         self._hosts = EnvironmentHosts(processes, step_seconds) if processes else None
         self._lock = threading.Lock()
         self._variants: dict[tuple[str, str], Future[_Variant]] = {}

@@ -181,6 +181,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
             observations: Observations = await self.run(client, partial(environment.reset, task))
             tools = await self.run(client, lambda: {agent: environment.tools(agent) for agent in environment.agents})
             reply = pb.OpenReply(lease_seconds=lease_seconds, observations=to_json(observations), tools=to_json(tools))
+            reply.settings = self.offer.settings.get(name, "")
         except BaseException:
             self._close_soon(client, name, environment)
             raise

@@ -70,6 +70,17 @@ def begun(environment: Any) -> Any:
     return environment
 
 
+def test_the_hash_of_settings_is_that_of_the_environment_that_is_made() -> None:
+    def hashed(name: str, settings: dict[str, Any]) -> str:
+        (factory,) = hosted_environments([], {name: settings}, allow_settings=False).values()
+        return factory.hash
+
+    plain = hashed("math", {})
+    assert hashed("MathEnvironment", {"kinds": None, "difficulty": [1, 3]}) == plain, "the defaults"
+    assert hashed("math", {"difficulty": [1, 2]}) != plain
+    assert hashed("coordination", {}) != plain
+
+
 def test_sessions_lists_the_workers_of_a_controller(running, mrlm):
     controller = running("--controller", "true")
     worker = running("--environments", "math,coordination", "--join", controller.target, "--max_sessions", "7")

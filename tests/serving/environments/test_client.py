@@ -261,6 +261,20 @@ def test_a_forked_process_does_not_end_its_parents_sessions(served: Served) -> N
     playing.close()
 
 
+def test_servers_with_other_settings_are_named_once(serve: Server, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, other = (serve(offer=offer(settings={"scripted": text})) for text in ("a", "a", "b"))
+    for _ in range(2):
+        begun(remote(first, second)).close()
+    assert "other settings" not in caplog.text
+    playing = remote(second, other)
+    for _ in range(4):
+        begun(playing).close()
+    (told,) = [message for message in caplog.messages if "other settings" in message]
+    places = {second.target, other.target}
+    assert {word for word in told.replace(",", "").split() if word in places} == places
+    assert "hosts environment 'scripted' with other settings than" in told
+
+
 def test_a_cancelled_reset_at_a_server_that_is_gone_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def give_up() -> None:
         asked = asyncio.ensure_future(RemoteEnvironment(nowhere(), "scripted", open_seconds=1.0).reset(TASK))
