@@ -214,7 +214,7 @@ def environment_names() -> tuple[dict[str, str], list[str]]:
                 match item:
                     case ast.Assign([ast.Name("name")], ast.Constant(str(name))):
                         short[name] = cls.name
-    return short, [*short, *_exported(folder), "RemoteEnvironment"]
+    return short, [*short, *short.values(), "RemoteEnvironment"]
 
 
 def settings_options() -> list[str]:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
-from mrlm_pl.cli.parsing.early_check import FOLDERS, PACKAGE, SETTINGS, check, check_environment_names, parameters
+from mrlm_pl.cli.parsing.early_check import (
+    FOLDERS,
+    PACKAGE,
+    SETTINGS,
+    check,
+    check_environment_names,
+    environment_names,
+    parameters,
+)
 from mrlm_pl.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -222,3 +230,9 @@ def test_a_file_s_key_has_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"model.policies.a.lorra: .*'lora'.*run.yaml, line 5\)"):
         check(["--config", str(file)])
     assert (PACKAGE / "algorithms").is_dir()
+
+
+def test_the_names_of_environments_are_no_judges_or_tools() -> None:
+    _, names = environment_names()
+    assert {"debate", "DebateEnvironment", "RemoteEnvironment"} <= {*names}
+    assert not {"RuleJudge", "Calculator"} & {*names}, "`ledger` was answered by RuleJudge"
