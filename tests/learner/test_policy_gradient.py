@@ -88,6 +88,11 @@ def test_each_way_to_have_advantages_gives_them(cls: Any, expected: list[float],
     assert algorithm.advantages(algorithm.compared(returns)).tolist() == expected
 
 
+def test_an_unknown_reduction_is_refused_before_a_rollout(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="reduction is 'mean'; choose from token_mean, sequence_mean"):
+        PPO({"main": str(model_folder)}, reduction="mean")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("cls", [PPO, MAPPO, REINFORCEPlusPlus])
 def test_equal_returns_are_not_excluded_where_no_episodes_are_compared(cls: Any, model_folder: Path) -> None:
     algorithm = cls({"main": str(model_folder)}, zero_variance="exclude")
