@@ -88,7 +88,7 @@ class LoopResults(Callback):
         """Write the episodes of a batch."""
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
         name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.zst"
-        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, outputs)
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, getattr(outputs, "episodes", outputs))
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
