@@ -233,6 +233,10 @@ class Trainer(pl.Trainer):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             completed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
+        for item in callbacks:
+            if not isinstance(item, Callback):
+                remedy = f"call it: {item.__name__}()" if isinstance(item, type) else "give an instance of its class"
+                raise ConfigurationError(f"trainer.callbacks: {item!r:.80} is no callback; {remedy}")
         # Checkpoint callbacks come after all others, wherever they are.
         callbacks += [self._loops, EndTogether()]
         if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):

@@ -211,6 +211,11 @@ def test_rows_in_place_of_a_data_module_are_refused(data: Any, model_folder: Pat
         trainer.fit(mrlm_pl.GRPO({"main": str(model_folder)}), data)
 
 
+def test_a_class_in_place_of_a_callback_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"is no callback; call it: LastCheckpoint\(\)"):
+        mrlm_pl.Trainer(callbacks=[mrlm_pl.LastCheckpoint])
+
+
 def test_a_development_run_leaves_nothing() -> None:
     quiet(fast_dev_run=True).fit(*parts())
     assert list(Path().iterdir()) == []
