@@ -1,13 +1,15 @@
-"""A team's environment whose rewards are a reward model's scores."""
+"""An environment whose rewards are a reward model's scores."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
+from mrlm_pl.episode import Role
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.reward_models.scorer import VERIFIER_SCORE, TextScorer, team_message
 
@@ -18,8 +20,9 @@ class ScoredEnvironment(Environment, proxy=True):
     At the end of an episode every agent earns the same: the probability of the model's score for the conversation of
     the team, in which a step's observations are one user's message and its joint action is one reply, with a line
     ``[agent] role: text`` for each message. ``PairwiseRewardModel`` with a ``JointPreferenceDataModule`` trains such a
-    model. The environment's own mean return is the metric ``task_reward``, the score ``verifier_score``. An episode
-    that ends at the limit of ``data.max_turns`` has no score.
+    model. A single agent's conversation is scored as it is, like the answers of ``PreferenceDataModule`` and
+    ``AnswerDataModule``. The environment's own mean return is the metric ``task_reward``, the score ``verifier_score``.
+    An episode that ends at the limit of ``data.max_turns`` has no score.
 
     Args:
         environment: poses the tasks; its methods are not ``async``.
@@ -62,7 +65,7 @@ class ScoredEnvironment(Environment, proxy=True):
     def reset(self, task: Task) -> Observations:
         """Begin an episode; see :meth:`Environment.reset`."""
         shown = self.environment.reset(task)
-        self._messages: tuple[Message, ...] = (team_message("user", shown),)
+        self._messages = self._said("user", shown)
         self._earned = 0.0
         return shown
 
@@ -73,10 +76,10 @@ class ScoredEnvironment(Environment, proxy=True):
             NonFiniteError: the score is NaN or infinite.
         """
         found = self.environment.step(actions)
-        self._messages += (team_message("assistant", {agent: [action] for agent, action in actions.items()}),)
+        self._messages += self._said("assistant", {agent: [action] for agent, action in actions.items()})
         self._earned += sum(found.rewards.values()) / len(self.agents)
         if not found.done:
-            self._messages += (team_message("user", found.observations),)
+            self._messages += self._said("user", found.observations)
             return dataclasses.replace(found, rewards={}, components={})
         (score,) = self.scorer.probabilities([self._messages])
         return dataclasses.replace(
@@ -85,6 +88,12 @@ class ScoredEnvironment(Environment, proxy=True):
             components={agent: {"reward_model": score} for agent in self.agents},
             metrics={**found.metrics, VERIFIER_SCORE: score, "task_reward": self._earned},
         )
+
+    def _said(self, role: Role, messages: Mapping[str, Sequence[Message]]) -> tuple[Message, ...]:
+        """Return a step's messages as the reward model reads them."""
+        if len(self.agents) == 1:
+            return tuple(itertools.chain.from_iterable(messages.values()))
+        return (team_message(role, messages),)
 
     def close(self) -> None:
         """Close the environment and the scorer; see :meth:`Environment.close`."""

@@ -299,6 +299,11 @@ class Algorithm(LightningModule, ABC):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if not isinstance(batch, Batch):
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot train on a {type(batch).__name__}; give a data module: "
+                f"{self.data_module}"
+            )
         self._absent = {name for name in self.learners if name not in batch.totals}
         losses: dict[str, Tensor] = {}
         parts = []
@@ -394,7 +399,7 @@ class Algorithm(LightningModule, ABC):
         return self.metrics.take_evaluation(prefix, self.trainer)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return batch.episodes
+        return batch  # which Lightning moves to the CPU; it refuses a list of episodes
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that make a resumed run exact and write the metrics."""

@@ -179,6 +179,7 @@ class PolicyGradient(Algorithm):
         between(0, 1, top_entropy=top_entropy)
         one_of(("keep", "exclude"), zero_variance=zero_variance)
         one_of(get_args(TaskNormalization), task_normalization=task_normalization)
+        one_of(get_args(Reduction), reduction=reduction)
         clip = as_settings(Clip, clip, "clip")
         changed = {"loss": loss is not None, "loss_settings": bool(loss_settings), "clip": clip != Clip()}
         if any(changed.values()) and not self.uses_loss:

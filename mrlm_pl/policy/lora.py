@@ -34,7 +34,7 @@ class LoRA:
             its weights with the embedding cannot have one.
 
     Raises:
-        ConfigurationError: a value is out of range.
+        ConfigurationError: a value is out of range, or the names are one text.
     """
 
     rank: int = 16
@@ -44,6 +44,10 @@ class LoRA:
     def __post_init__(self) -> None:
         at_least(1, "lora.", rank=self.rank)
         positive("lora.", alpha=self.alpha)
+        if isinstance(self.target_modules, str):
+            raise ConfigurationError(
+                f"lora.target_modules is {self.target_modules!r}; give a list of names, or None for all linear layers"
+            )
 
 
 def with_shared_weights(model: nn.Module) -> Any:

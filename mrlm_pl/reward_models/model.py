@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import DataError, NonFiniteError, PolicyError
-from mrlm_pl.model_folders import reading_weights
+from mrlm_pl.model_folders import policy_folder, reading_weights
 from mrlm_pl.reward_models.scorer import Conversation, TextScore, TextScorer
 from mrlm_pl.settings import at_least, one_of
 
@@ -34,7 +34,7 @@ class RewardModel(TextScorer):
     question and the reply as a pair.
 
     Args:
-        model: hub id or folder.
+        model: a hub id, a model folder, or the folder of a run that has exported one policy.
         device: of the model, as torch names it; ``auto`` prefers an accelerator, and ``cuda`` is this rank's GPU.
         max_tokens: maximal tokens of a conversation, of which the end is kept; None is the model's window.
         batch_tokens: maximal tokens of a forward pass with padding; a longer conversation is a pass of its own.
@@ -93,7 +93,7 @@ class RewardModel(TextScorer):
     def load(self) -> _ValueModel | _Classifier:
         """Return the model, loaded on the first call; see :meth:`score_batch` for errors."""
         with _LOADING:
-            return _loaded(self.model, self.device, self.precision)
+            return _loaded(policy_folder(self.model, "reward model"), self.device, self.precision)
 
 
 @functools.lru_cache(maxsize=4)

@@ -22,7 +22,7 @@ from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.evaluation import Model, Precision, SeatedModel, generation_precision, sampling_from
-from mrlm_pl.settings import at_least
+from mrlm_pl.settings import as_settings, at_least
 
 CHUNK = 64
 """Episodes of one temperature that are played together, and with those of the others written at once."""
@@ -83,7 +83,7 @@ def collect(
     if output.is_dir() or not {".jsonl", ".zst", ".gz"} & set(output.suffixes):
         raise ConfigurationError(f"output: {str(output)!r} must be a file that ends in .jsonl, .jsonl.zst or .jsonl.gz")
     seated = SeatedModel(model, environment, seats, name, precision=precision)
-    sampling = sampling or sampling_from(seated.run.sampling, {})
+    sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     distinct = _distinct(temperatures, num_episodes, samples_per_task)
     each = samples_per_task * len(distinct)
     specs = seated.specs(num_episodes, split, seed, each)
@@ -153,7 +153,7 @@ def serve_gateway(
     at_least(1, at_once=at_once)
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     specs = seated.specs(num_episodes, split, seed, samples_per_task)
-    sampling = sampling or sampling_from(seated.run.sampling, {})
+    sampling = as_settings(Sampling, sampling or sampling_from(seated.run.sampling, {}), "sampling")
     numbers = (num_episodes, samples_per_task, split, seed, max_turns, device, *_half(seated, device))
     made_by = (seated.label, seated.run.seats, seated.name, dict(settings or {}))
     file = CollectionFile(Path(output), [*made_by, asdict(sampling), *numbers])

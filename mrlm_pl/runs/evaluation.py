@@ -24,7 +24,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
-from mrlm_pl.settings import one_of
+from mrlm_pl.settings import as_settings, one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -267,6 +267,11 @@ def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     if isinstance(model, (str, Path)):
         return str(model), read_run(str(model), weights=weights)
     run = RecordedRun(model if isinstance(model, Mapping) else {SINGLE: model})
+    for policy in run.policies.values():
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(
+                f"model holds {policy!r:.80}; give a run folder, a model folder, a hub id, a Policy, or several by name"
+            )
     return ", ".join(str(policy.name_or_path) for policy in run.policies.values()), run
 
 
@@ -382,7 +387,7 @@ def evaluate(
     """
     seated = SeatedModel(model, environment, seats, name, precision=precision)
     seated.serve(served_by or {})
-    sampling = sampling or sampling_from(seated.run.validation_sampling, {})
+    sampling = as_settings(Sampling, sampling or sampling_from(seated.run.validation_sampling, {}), "sampling")
     return seated.evaluated(num_episodes, split, seed, samples_per_task, sampling, max_turns, device)
 
 
@@ -433,7 +438,7 @@ def arena(
     given = {
         named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents
     }
-    sampling = sampling or sampling_from(first.run.validation_sampling, {})
+    sampling = as_settings(Sampling, sampling or sampling_from(first.run.validation_sampling, {}), "sampling")
     sampling.check_policies({name for run in runs.values() for name in run.policies}, "sampling")
     policies = loaded_policies(given, device)
     own = {

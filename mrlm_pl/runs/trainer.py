@@ -88,7 +88,7 @@ class LoopResults(Callback):
         """Write the episodes of a batch."""
         rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
         name = f"predict-{loader[0] if loader else 0}-{batch_idx:06d}{rank}.jsonl.zst"
-        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, outputs)
+        write_episodes(Path(trainer.default_root_dir) / "episodes" / name, getattr(outputs, "episodes", outputs))
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
@@ -233,6 +233,10 @@ class Trainer(pl.Trainer):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             completed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
+        for item in callbacks:
+            if not isinstance(item, Callback):
+                remedy = f"call it: {item.__name__}()" if isinstance(item, type) else "give an instance of its class"
+                raise ConfigurationError(f"trainer.callbacks: {item!r:.80} is no callback; {remedy}")
         # Checkpoint callbacks come after all others, wherever they are.
         callbacks += [self._loops, EndTogether()]
         if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):

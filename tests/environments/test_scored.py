@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments import CoordinationGame, ScoredEnvironment
+from mrlm_environments import CoordinationGame, QuestionEnvironment, ScoredEnvironment
 
 from mrlm_pl.algorithms import GRPO, MADPO, PairwiseRewardModel
 from mrlm_pl.data import JointPreferenceDataModule, RolloutDataModule
@@ -81,6 +81,14 @@ def test_the_team_earns_the_score_of_its_conversation_at_the_end() -> None:
     ]
     fork = other.step({"second": Message("assistant", "y"), "first": Message("assistant", "z")})
     assert fork.rewards["first"] == 0.5, "a fork has its own conversation"
+
+
+def test_a_single_agents_conversation_is_scored_as_its_pairs_are_trained() -> None:
+    scorer = Letters()
+    environment = ScoredEnvironment(QuestionEnvironment({"train": [{"prompt": "B?"}]}, [lambda reply, row: 0]), scorer)
+    environment.reset(environment.tasks("train")[0])
+    environment.step({"agent": Message("assistant", "bb")})
+    assert scorer.seen == [[Message("user", "B?"), Message("assistant", "bb")]]
 
 
 def test_async_environments_are_refused() -> None:

@@ -112,6 +112,11 @@ def test_baselines_in_place_of_the_returns_with_them_are_refused(model_folder: P
         NoReturns({"main": str(model_folder)})._with_advantages(two_returns())
 
 
+def test_an_unknown_reduction_is_refused_before_a_rollout(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="reduction is 'mean'; choose from token_mean, sequence_mean"):
+        PPO({"main": str(model_folder)}, reduction="mean")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("cls", [PPO, MAPPO, REINFORCEPlusPlus])
 def test_equal_returns_are_not_excluded_where_no_episodes_are_compared(cls: Any, model_folder: Path) -> None:
     algorithm = cls({"main": str(model_folder)}, zero_variance="exclude")

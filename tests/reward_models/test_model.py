@@ -43,6 +43,13 @@ def test_a_causal_model_with_a_value_head(tmp_path: Path) -> None:
     assert not scorer.probability
 
 
+def test_a_run_stands_for_its_only_policy(tmp_path: Path) -> None:
+    folder = tmp_path / "policies" / "main"
+    folder.mkdir(parents=True)
+    tiny(folder, "value")
+    assert RewardModel(str(tmp_path)).score(PAIR) == RewardModel(str(folder)).score(PAIR)
+
+
 @pytest.mark.parametrize("kind", ["classifier", "value"])
 def test_int8_rounds_the_linear_layers_and_no_head(kind: str, tmp_path: Path) -> None:
     tiny(tmp_path, kind)
@@ -125,7 +132,7 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_model_and_wrong_settings(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="cannot be read"):
+    with pytest.raises(PolicyError, match=r"there is no folder .*nothing.*; check the path"):
         RewardModel(str(tmp_path / "nothing")).score(PAIR)
     with pytest.raises(ConfigurationError, match="max_tokens is 1"):
         RewardModel("x", max_tokens=1)

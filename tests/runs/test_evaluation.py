@@ -193,6 +193,10 @@ def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
         mrlm_pl.evaluate(two, CoordinationGame())
     with pytest.raises(ConfigurationError, match=r"seats name the policies \['third'\]"):
         mrlm_pl.evaluate(two, CoordinationGame(), seats={"row": "third"})
+    with pytest.raises(ConfigurationError, match=r"model holds <class .*Policy'>; give a run folder"):
+        mrlm_pl.evaluate(mrlm_pl.Policy, "math")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"sampling is 0\.5; give Sampling or a mapping"):
+        mrlm_pl.evaluate(model_folder, "math", sampling=0.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="must be a multiple of samples_per_task"):
         mrlm_pl.evaluate(model_folder, "math", num_episodes=3, samples_per_task=2)
 

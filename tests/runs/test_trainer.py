@@ -223,6 +223,31 @@ def test_a_failed_rollout_costs_no_update(capsys: pytest.CaptureFixture[str]) ->
     assert train("failed", resume=True) == train("whole")
 
 
+def test_a_prediction_returns_the_episodes_that_it_writes(model_folder: Path) -> None:
+    data = mrlm_pl.RolloutDataModule(
+        MathEnvironment(), groups=1, validation_episodes=3, sampling=mrlm_pl.Sampling(max_tokens=2)
+    )
+    trainer = mrlm_pl.Trainer(output="run", enable_progress_bar=False, accelerator="cpu")
+    batches: Any = trainer.predict(mrlm_pl.GRPO({"main": str(model_folder)}), data)
+    (file,) = Path("run").rglob("episodes/*")
+    assert [episode.id for batch in batches for episode in batch.episodes] == [
+        episode.id for episode in mrlm_pl.read_episodes(file)
+    ]
+    assert sum(len(batch.episodes) for batch in batches) == 3
+
+
+@pytest.mark.parametrize("data", [[{"prompt": "1+1="}], torch.utils.data.DataLoader([1, 2])])
+def test_rows_in_place_of_a_data_module_are_refused(data: Any, model_folder: Path) -> None:
+    trainer = mrlm_pl.Trainer(output="run", enable_progress_bar=False, accelerator="cpu")
+    with pytest.raises(ConfigurationError, match=r"GRPO cannot train on a .*; give a data module: RolloutDataModule"):
+        trainer.fit(mrlm_pl.GRPO({"main": str(model_folder)}), data)
+
+
+def test_a_class_in_place_of_a_callback_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"is no callback; call it: LastCheckpoint\(\)"):
+        mrlm_pl.Trainer(callbacks=[mrlm_pl.LastCheckpoint])
+
+
 def test_a_development_run_leaves_nothing() -> None:
     quiet(fast_dev_run=True).fit(*parts())
     assert list(Path().iterdir()) == []
