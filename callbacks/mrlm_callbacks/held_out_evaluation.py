@@ -18,6 +18,7 @@ from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.intervals import with_interval
 from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
+from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import recorded_settings
 from mrlm_pl.settings import at_least, one_of
@@ -28,7 +29,8 @@ class HeldOutEvaluation(Callback):
 
     Prints mean reward and accuracy with their 95 % intervals, and writes both reports, transcripts included, to
     ``RUN/evaluation_before.json`` and ``RUN/evaluation_after.json``. A resumed run keeps the report it began with.
-    All evaluations play the same tasks with the same seeds, and do not change the training.
+    All evaluations play the same tasks with the same seeds, and do not change the training. TensorBoard and other
+    loggers get ``held_out/ENVIRONMENT/reward`` and ``accuracy``, which the readers of a run take from its reports.
 
     Args:
         episodes: episodes of each environment.
@@ -120,9 +122,20 @@ class HeldOutEvaluation(Callback):
                 for name in data.environments
             }
             self._evaluated = trainer.global_step
+            if trainer.is_global_zero:
+                self._log(trainer, self._reports)
             if self.every and trainer.is_global_zero:
                 self._write_point(trainer, self._reports)
         return self._reports
+
+    def _log(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
+        """Log means at the step of the update before them, whose other metrics a resumed run keeps."""
+        found = {name: (report.mean_reward, report.accuracy) for name, report in reports.items() if report.episodes}
+        means = {f"held_out/{name}/reward": reward for name, (reward, _) in found.items()}
+        means |= {f"held_out/{name}/accuracy": share for name, (_, share) in found.items() if share is not None}
+        for logger in trainer.loggers:
+            if not isinstance(logger, MetricsFile):  # which has one row for each update
+                logger.log_metrics(means, max(trainer.global_step - 1, 0))
 
     def _write_point(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:
         file, step = self._file(trainer, "curve"), trainer.global_step

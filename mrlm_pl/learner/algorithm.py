@@ -406,6 +406,13 @@ class Algorithm(LightningModule, ABC):
         return [ExactResume(), UpdateRows(self.metrics)]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        own = type(self.trainer.datamodule).__qualname__  # type: ignore[attr-defined]
+        other = next((key for key in checkpoint if key.endswith("DataModule")), None)
+        if self.trainer.state.fn == "fit" and other and own.endswith("DataModule") and own not in checkpoint:
+            raise ConfigurationError(
+                f"ckpt_path: the checkpoint is of a run with {other}, and this one has {own}; to begin with its "
+                "weights, leave ckpt_path out and give the run's folder as `model` of the policy"
+            )
         if "state_dict" in checkpoint:
             self._check_weights(checkpoint["state_dict"])
         self.load_progress(checkpoint.get("progress", {}))

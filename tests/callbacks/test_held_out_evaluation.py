@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 from mrlm_callbacks import HeldOutEvaluation
 
 from mrlm_pl.algorithms import GRPO, SFT
@@ -13,6 +15,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import DatasetTasks
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
+from mrlm_pl.runs.metrics_file import MetricsFile
 from tests.support.short_fits import fingerprint
 
 
@@ -83,6 +86,22 @@ def test_a_policy_that_learns_from_files_plays_every_few_steps_and_trains_the_sa
     after = json.loads((folder / "evaluation_after.json").read_text())["echo"]
     assert after["mean_reward"] == rewards[1]
     assert [point["step"] for point in points(folder)] == [0, 2], "a new run in the folder begins a new curve"
+
+
+def test_loggers_get_the_means_and_the_metrics_file_keeps_a_row_for_each_update(
+    model_folder: Path, echo: Any, quiet_trainer: Any, demonstrations: str, tmp_path: Path
+) -> None:
+    callback = HeldOutEvaluation(episodes=8, sampling=Sampling(max_tokens=4), every=2, environment=echo())
+    loggers = [CSVLogger(tmp_path, name="", version="csv"), MetricsFile(tmp_path)]
+    trainer = quiet_trainer(callbacks=[callback], logger=loggers, default_root_dir=tmp_path, log_every_n_steps=1)
+    fit(trainer, model_folder, demonstrations)
+    with (tmp_path / "csv" / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["held_out/echo/reward"]]
+    assert [int(row["step"]) for row in rows] == [0, 1, 3, 4], "before, after 2 and 4 updates, and after the last"
+    found = [point["environments"]["echo"] for point in points(tmp_path)]
+    assert [float(row["held_out/echo/reward"]) for row in rows] == pytest.approx([one["mean_reward"] for one in found])
+    assert [float(row["held_out/echo/accuracy"]) for row in rows] == pytest.approx([one["accuracy"] for one in found])
+    assert "held_out" not in (tmp_path / "metrics.csv").read_text()
 
 
 def test_a_resumed_run_continues_the_curve(

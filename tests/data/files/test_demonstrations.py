@@ -9,10 +9,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from mrlm_pl.algorithms import SFT
-from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, TrajectoryDataModule
+from mrlm_pl.algorithms import GRPO, SFT
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.files.base import EpochStream
 from mrlm_pl.data.files.demonstrations import demonstration_rows
+from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
 from mrlm_pl.policy.tiny import build_tokenizer
@@ -271,3 +272,17 @@ def test_messages_that_call_tools_are_refused(tmp_path: Path) -> None:
         TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
     row["messages"][1] |= {"tool_calls": None, "content": "4"}  # as parquet writes it
     assert TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))._examples["train"]
+
+
+def test_a_checkpoint_is_refused_by_a_run_on_rollouts(
+    model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    rows, checkpoint = tmp_path / "rows.jsonl", tmp_path / "sft.ckpt"
+    rows.write_text('{"prompt": "1+1=", "completion": "2"}\n' * 4)
+    trainer = quiet_trainer(max_steps=1)
+    trainer.fit(SFT({"main": Policy(str(model_folder))}), TrajectoryDataModule(str(rows), batch_size=2))
+    trainer.save_checkpoint(checkpoint)
+    data = RolloutDataModule(echo(), groups=1, group_size=2, iterations=1, sampling=Sampling(max_tokens=2))
+    fault = "the checkpoint is of a run with TrajectoryDataModule, and this one has RolloutDataModule; .*as `model`"
+    with pytest.raises(ConfigurationError, match=fault):
+        quiet_trainer().fit(GRPO({"main": Policy(str(model_folder))}), data, ckpt_path=checkpoint, weights_only=False)
