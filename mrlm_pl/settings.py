@@ -42,6 +42,27 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 
+def check_instance(cls: type, value: Any, name: str, kind: str) -> None:
+    """Validate that a value is an instance of a class.
+
+    Args:
+        cls: the class.
+        value: the value.
+        name: of the setting, for messages.
+        kind: of the instances, in words.
+
+    Raises:
+        ConfigurationError: it is another value, or the class in place of an instance.
+
+    >>> check_instance(float, float, "rate", "number")
+    Traceback (most recent call last):
+    mrlm_pl.errors.ConfigurationError: rate: <class 'float'> is no number; call it: float()
+    """
+    if not isinstance(value, cls):
+        remedy = f"call it: {value.__name__}()" if isinstance(value, type) else "give an instance of its class"
+        raise ConfigurationError(f"{name}: {value!r:.80} is no {kind}; {remedy}")
+
+
 def at_least(least: float, owner: str = "", **options: float | None) -> None:
     """Validate that options are finite and at least ``least``; None is an option that is left out.
 
@@ -128,7 +149,7 @@ def whole_range(low: int, high: int, owner: str, **option: Sequence[int]) -> tup
     (1, 3)
     """
     ((name, given),) = option.items()
-    pair = tuple(given)
+    pair = tuple(given) if isinstance(given, Sequence) else ()
     if len(pair) != 2 or not low <= pair[0] <= pair[1] <= high:
         raise ConfigurationError(f"{owner}{name} is {given!r}; give [lowest, highest] from {low} to {high}")
     return pair[0], pair[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ from mrlm_environments import MathEnvironment
 from mrlm_pl.algorithms import GRPO
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.environment.check import check_environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
+from mrlm_pl.runs import Trainer
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -70,15 +71,27 @@ def test_a_misspelt_setting_is_named_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "fault"),
+    ("make", "arguments", "fault"),
     [
-        (lambda: GRPO([Policy()]), "policies is a list; give policies by name, as in {'main': policy}"),  # type: ignore[arg-type]
-        (lambda: GRPO(Policy()), "policies is a Policy; give policies by name, as in {'main': policy}"),  # type: ignore[arg-type]
-        (lambda: GRPO(seats=["main"]), "seats is ['main']; name the policy of each agent, as in {'agent': 'main'}"),  # type: ignore[arg-type]
-        (lambda: Sampling(max_tokens="8"), "max_tokens is '8', a str; it must be 1 or above"),  # type: ignore[arg-type]
-        (lambda: TrajectoryDataModule([{"prompt": "x"}]), "data.train is a list; give the path of a file"),  # type: ignore[arg-type]
+        (GRPO, {"policies": [1]}, "policies is a list; give policies by name, as in {'main': policy}"),
+        (GRPO, {"seats": ["main"]}, "seats is ['main']; name the policy of each agent, as in {'agent': 'main'}"),
+        (Sampling, {"max_tokens": "8"}, "max_tokens is '8', a str; it must be 1 or above"),
+        (TrajectoryDataModule, {"train": [{"prompt": "x"}]}, "data.train is a list; give the path of a file"),
+        (Trainer, {"logger": "wandb"}, "trainer.logger: 'wandb' is no logger; give an instance of its class"),
+        (RolloutDataModule, {"engine": "vllm"}, "data.engine: 'vllm' is no engine; give an instance of its class"),
+        (RolloutDataModule, {"curriculum": 0.5}, "data.curriculum is 0.5; give SuccessRateCurriculum or a mapping"),
+        (RolloutDataModule, {"environment": MathEnvironment}, "is no environment; call it: MathEnvironment()"),
+        (check_environment, {"environment": "math"}, "check_environment: 'math' is no environment; give an instance"),
+        (MathEnvironment, {"difficulty": 1}, "math: difficulty is 1; give [lowest, highest] from 1 to 5"),
     ],
 )
-def test_values_of_another_type_are_named(make: Callable[[], Any], fault: str) -> None:
+def test_values_of_another_type_are_named(make: Any, arguments: dict[str, Any], fault: str) -> None:
+    given = {"environment": MathEnvironment(), **arguments} if make is RolloutDataModule else arguments
     with pytest.raises(ConfigurationError, match=re.escape(fault)):
-        make()
+        make(**given)
+
+
+def test_a_policy_without_a_name_is_refused() -> None:
+    policy: Any = Policy()
+    with pytest.raises(ConfigurationError, match="policies is a Policy; give policies by name"):
+        GRPO(policy)

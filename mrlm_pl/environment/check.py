@@ -19,7 +19,7 @@ from mrlm_pl.environment.tasks import SPLITS, DatasetTasks
 from mrlm_pl.environment.trial import SPAM, Play, Replies, as_plain, close, finished, play, play_copy, posed
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, MRLMError, place_of_error
-from mrlm_pl.settings import one_of
+from mrlm_pl.settings import check_instance, one_of
 
 HOSTILE_REPLIES = (
     "",
@@ -268,6 +268,7 @@ def check_environment(
         ConfigurationError: the level is unknown.
         DataError: the environment's data cannot be read, so that there is nothing to check.
     """
+    check_instance(Environment, environment, "check_environment", "environment")
     one_of(get_args(Level), "check_environment: ", level=level)
     checker = _Checker(environment, tasks_per_split, max_turns)
     checks: dict[str, Callable[[], str | Finding]] = {

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary, ProgressBar, Timer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -56,6 +57,7 @@ from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
+from mrlm_pl.settings import check_instance
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.precision import faster, product_seconds, set_precision
 from mrlm_pl.trainer.termination import EndTogether
@@ -234,9 +236,10 @@ class Trainer(pl.Trainer):
             completed["plugins"] = [*plugins, DurableCheckpointIO()]
         callbacks: list[Callback] = [*_listed(options.get("callbacks"))]
         for item in callbacks:
-            if not isinstance(item, Callback):
-                remedy = f"call it: {item.__name__}()" if isinstance(item, type) else "give an instance of its class"
-                raise ConfigurationError(f"trainer.callbacks: {item!r:.80} is no callback; {remedy}")
+            check_instance(Callback, item, "trainer.callbacks", "callback")
+        for item in _listed(options.get("logger")):
+            if not isinstance(item, bool):
+                check_instance(Logger, item, "trainer.logger", "logger")
         # Checkpoint callbacks come after all others, wherever they are.
         callbacks += [self._loops, EndTogether()]
         if not bare and options.get("enable_progress_bar") is not False and not _has(callbacks, ProgressBar):

@@ -30,7 +30,7 @@ from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.settings import as_settings, at_least, one_of
+from mrlm_pl.settings import as_settings, at_least, check_instance, one_of
 
 
 class RolloutDataModule(LightningDataModule):
@@ -132,6 +132,8 @@ class RolloutDataModule(LightningDataModule):
         at_least(0, "data.", max_lag=max_lag)
         one_of(("sync", "async"), "data.", mode=mode)
         environments = environment if isinstance(environment, list) else [environment]
+        if curriculum is not None:
+            curriculum = as_settings(SuccessRateCurriculum, curriculum, "data.curriculum")
         self.tasks = RunTasks(environments, names, task_settings, weights, curriculum, seed)
         self.environments = self.tasks.environments
         self.sampling = as_settings(Sampling, sampling, "data.sampling")
@@ -153,6 +155,8 @@ class RolloutDataModule(LightningDataModule):
                 "data.rounds is of data.mode sync, and the mode is async, where no environment delays other episodes; "
                 "leave data.rounds out"
             )
+        if engine is not None:
+            check_instance(Engine, engine, "data.engine", "engine")
         stale = StaleSnapshots(cross_policy) if cross_policy is not None and cross_policy.share else None
         self.players = Players(self.environments, engine, lag > 0, player_options, stale)
         sizes = self.tasks.group_sizes(group_size)

@@ -12,7 +12,7 @@ from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import as_settings, at_least, between, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_instance, positive
 
 logger = logging.getLogger(__name__)
 
@@ -418,9 +418,7 @@ def named_environments(environments: Sequence[Environment], names: Sequence[str]
             metric's name.
     """
     for item in environments:
-        if not isinstance(item, Environment):
-            remedy = f"call it: {item.__name__}()" if isinstance(item, type) else "give an instance of its class"
-            raise ConfigurationError(f"data.environment: {item!r:.80} is no environment; {remedy}")
+        check_instance(Environment, item, "data.environment", "environment")
     own = [item.name for item in environments]
     chosen = own if names is None else list(names)
     if len(chosen) != len(own):
