@@ -50,6 +50,9 @@ _TOO_LARGE = "larger than max"
 REFUSAL_BYTES = 2000
 """Longest text of a refusal; gRPC triples it by its encoding, and drops trailers above 8 KiB."""
 
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""Word of gRPC for a certificate of the server that the client's authority has not signed, or that has expired."""
+
 FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 """Statuses that a repetition does not change."""
 
@@ -69,7 +72,7 @@ class StatusError(Exception):
     @property
     def transient(self) -> bool:
         """True if the network failed in a way that a repetition may change."""
-        return self.code not in FINAL and not self.too_large
+        return self.code not in FINAL and not self.too_large and _UNTRUSTED not in self.text
 
 
 class RefusalError(StatusError):
@@ -203,6 +206,8 @@ class Connection:
             return RefusalError(code, error.details() or "")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             text += "; make the message smaller, or raise message_mb on both sides"
+        if _UNTRUSTED in text:
+            text += "; renew the server's certificate, or give the authority that signed it as tls_authority"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return StatusError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)

@@ -224,8 +224,9 @@ def test_certificates(serve: Any, tmp_path: Path) -> None:
     keys = {"tls_authority": ours.file, "tls_certificate": certificate, "tls_key": key}
     assert scored(client(server.target, **keys), "0.5") == [0.5]
     wrong = {**keys, "tls_authority": stranger.file}
-    for options in ({}, {"tls_authority": ours.file}, wrong):
-        with pytest.raises(RemoteError, match="check the address and whether both sides use TLS"):
+    asks = "check the address and whether both sides use TLS"
+    for options, remedy in (({}, asks), ({"tls_authority": ours.file}, asks), (wrong, "the authority that signed it")):
+        with pytest.raises(RemoteError, match=remedy):
             scored(client(server.target, patience_seconds=0.5, **options), "0.5")
     with pytest.raises(ConfigurationError, match="both tls_certificate and tls_key"):
         client(server.target, tls_certificate=certificate)
