@@ -96,7 +96,7 @@ def _check_port(endpoint: Endpoint) -> None:
     """Validate that the port is free before a model is read; gRPC reports other faults.
 
     Raises:
-        ConfigurationError: the port is taken.
+        ConfigurationError: the port is taken, or the host has no address.
     """
     try:
         found = socket.getaddrinfo(endpoint.host.strip("[]"), endpoint.port, type=socket.SOCK_STREAM)
@@ -104,6 +104,8 @@ def _check_port(endpoint: Endpoint) -> None:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
+    except socket.gaierror as error:
+        raise ConfigurationError(f"host: {endpoint.host!r} is no address of this machine ({error.strerror})") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(

@@ -147,3 +147,10 @@ def test_a_worker_that_is_not_taken_ends(start: Any, guarded: str, controller: b
     assert f"mrlm: error: join: {target}" in ended.stderr
     assert text in ended.stderr
     assert short(ended.stderr)
+
+
+def test_a_host_without_an_address_is_named(mrlm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MRLM_TOKEN", "secret")
+    status, _, err = mrlm("serve", "--environments", "math", "--host", "no.such.host.invalid")
+    assert status == 2
+    assert "host: 'no.such.host.invalid' is no address of this machine" in err

@@ -126,7 +126,7 @@ def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
     assert played(client(served, tls_authority=authority.file), "end").done
     stranger = Authority(authority.folder, "stranger")
     unknown = RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0, tls_authority=stranger.file)
-    with pytest.raises(RemoteError, match="CERTIFICATE_VERIFY_FAILED.*give the authority that signed it"):
+    with pytest.raises(RemoteError, match=r"CERTIFICATE_VERIFY_FAILED.*give the authority that signed it"):
         played(unknown, "end")  # at once: no repetition changes it
     with pytest.raises(RemoteError, match="UNAVAILABLE"):
         played(client(served), "end")
