@@ -51,10 +51,17 @@ class TrajectoryDataModule(FixedDataModule):
     form = "{messages}, {prompt, completion} or an episode"
 
     def __init__(
-        self, train: str, validation: str | None = None, *, filter_reward: float | None = None, **settings: Any
+        self,
+        train: str,
+        validation: str | None = None,
+        batch_size: int = 32,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        test: str | None = None,
+        filter_reward: float | None = None,
     ) -> None:
         self.filter_reward = filter_reward
-        super().__init__(train, validation, **settings)
+        super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
     def fault(self, row: Mapping[str, Any]) -> str | None:
         if "messages" in row:

@@ -63,10 +63,17 @@ class PreferenceDataModule(ReferencedDataModule):
     form = "{prompt, chosen, rejected}"
 
     def __init__(
-        self, train: str, validation: str | None = None, batch_size: int = 16, reward_gap: float = 0.0, **settings: Any
+        self,
+        train: str,
+        validation: str | None = None,
+        batch_size: int = 16,
+        max_tokens: int | None = None,
+        reward_gap: float = 0.0,
+        seed: int = 0,
+        test: str | None = None,
     ) -> None:
         self.reward_gap = reward_gap
-        super().__init__(train, validation, batch_size, **settings)
+        super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
     def fault(self, row: Mapping[str, Any]) -> str | None:
         return pair_fault(row)

@@ -143,8 +143,7 @@ def test_accumulation_does_not_change_the_update(tmp_path: Path, model_folder: P
     results = []
     for batch_size, accumulation in ((8, 1), (4, 2), (2, 4)):
         algorithm = SFT({"main": Policy(str(model_folder), learning_rate=1e-3)})
-        data = TrajectoryDataModule(path, batch_size=batch_size)
-        quiet_trainer(accumulate_grad_batches=accumulation).fit(algorithm, data)
+        quiet_trainer(accumulate_grad_batches=accumulation).fit(algorithm, TrajectoryDataModule(path, None, batch_size))
         results.append(torch.cat([weight.flatten() for weight in algorithm.policies["main"].parameters()]))
     # AdamW's first steps are sign-like, so equal to rounding in the gradient is not equal to rounding in the weight.
     for other in results[1:]:
