@@ -381,7 +381,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
     async def judge(reply: str, row: Any) -> float:
         raise KeyError("label")
 
-    advice = "KeyError.*label.*; try `mrlm check-env mrlm_environments.QuestionEnvironment --model RUN`"
+    advice = r"KeyError.*label.*; try `mrlm_pl.check_environment\(environment\)`"
     for number, reward in enumerate((broken, judge)):
         with pytest.raises(RolloutError, match=advice):
             fitted(tmp_path / str(number), quiet_trainer, [reward])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-import sys
+import shlex
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -32,7 +31,6 @@ from mrlm_pl.data.rollout.metrics import (
 )
 from mrlm_pl.data.rollout.tasks import RunTasks
 from mrlm_pl.engines import Sampling
-from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention, EpisodeWriter, iteration_file, remove_repeated
 from mrlm_pl.errors import RolloutError
@@ -158,6 +156,7 @@ class Collection:
         """
         self.write_tokens()  # of the iteration before
         started, trainer, groups = time.perf_counter(), self.trainer, self.groups
+        folder = Path(trainer.default_root_dir)
         self.tasks.plan_until(iteration, last, self.plan.groups)
         # Outside of what SIGTERM interrupts: a checkpoint has all snapshots that are due, or none.
         if self.players.stale is not None:
@@ -168,15 +167,14 @@ class Collection:
         seconds, training = collected.seconds or time.perf_counter() - started, collected.training
         try:
             played = [*collected.episodes, *collected.replaced]
-            check_played(played, iteration, self.tasks.environments)
+            check_played(played, iteration, folder)
             check_kept(collected.episodes, iteration)
             # An asynchronous collector has handed these groups out, so a checkpoint could not hold them here.
             with nullcontext() if self.max_lag else ended_by_sigterm(trainer):
                 rows = self._prepared(iteration, training, collected)
         finally:
             if self._writes:  # also what cannot be trained on
-                everything, folder = collected.played, Path(trainer.default_root_dir)
-                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
+                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), collected.played)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
@@ -293,49 +291,40 @@ class Collection:
                 stack.callback(collector.close)
 
 
-def first_failure(episodes: Sequence[Episode], environments: Mapping[str, Environment]) -> str:
-    """Return the error of the first failed episode and a command that checks its environment."""
+def first_failure(episodes: Sequence[Episode], folder: Path) -> str:
+    """Return the error of the first failed episode, and what checks its environment: a command on the run's folder."""
     failed = next(episode for episode in episodes if episode.failed)
-    cls = next(
-        item for item in type(environments[failed.task.environment]).__mro__ if not item.__name__.startswith("_")
+    recorded = (folder / "config.yaml").is_file()  # a script's environment is not
+    check = (
+        f"mrlm check-env --model {shlex.quote(str(folder))}" if recorded else "mrlm_pl.check_environment(environment)"
     )
-    if cls.__module__ == "__main__":  # a command would run the script to import its class
-        return f"{failed.error}; try `mrlm_pl.check_environment(environment)`"
-    package = sys.modules[cls.__module__.partition(".")[0]]
-    exported = getattr(package, cls.__name__, None) is cls
-    needs_arguments = any(
-        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        for parameter in inspect.signature(cls).parameters.values()
-    )
-    path = f"{package.__name__ if exported else cls.__module__}.{cls.__qualname__}"
-    return f"{failed.error}; try `mrlm check-env {path}{' --model RUN' if needs_arguments else ''}`"
+    return f"{failed.error}; try `{check}`"
 
 
-def warn_of_failures(episodes: Sequence[Episode], what: str, environments: Mapping[str, Environment]) -> None:
+def warn_of_failures(episodes: Sequence[Episode], what: str, folder: Path) -> None:
     """Warn of failed episodes.
 
     Args:
         episodes: that were played.
         what: kind of the episodes, for the message.
-        environments: by name.
+        folder: of the run.
     """
     failed = sum(episode.failed for episode in episodes)
     if failed:
-        first = first_failure(episodes, environments)
         message = "%d of %d %s failed and are left out; the first: %s"
-        logger.warning(message, failed, len(episodes), what, first)
+        logger.warning(message, failed, len(episodes), what, first_failure(episodes, folder))
 
 
-def check_played(episodes: Sequence[Episode], iteration: int, environments: Mapping[str, Environment]) -> None:
+def check_played(episodes: Sequence[Episode], iteration: int, folder: Path) -> None:
     """Warn of failed episodes.
 
     Raises:
         RolloutError: all failed; on one rank this ends the whole run, since the launcher stops the others.
     """
     if all(episode.failed for episode in episodes):
-        first = first_failure(episodes, environments)
+        first = first_failure(episodes, folder)
         raise RolloutError(f"all {len(episodes)} episodes of iteration {iteration} failed; the first: {first}")
-    warn_of_failures(episodes, "episodes", environments)
+    warn_of_failures(episodes, "episodes", folder)
 
 
 def check_kept(kept: Sequence[Episode], iteration: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mrlm_pl.data.rollout.collection import warn_of_failures
@@ -104,7 +105,8 @@ class EvaluationStream:
             episodes = self.evaluation.play(self.specs[start : start + self.BATCH], self.sampling)
             played += [replace(episode, trajectories={}) for episode in episodes]
             if number == self.batches - 1:  # a sized stream is not asked for more than it has
-                warn_of_failures(played, f"{self.split} episodes", self.environments)
+                folder = Path(self.evaluation.trainer.default_root_dir)
+                warn_of_failures(played, f"{self.split} episodes", folder)
             yield EpisodeBatch(episodes, by_task=len(self.environments) > 1)
 
 

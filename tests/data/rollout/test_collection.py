@@ -47,9 +47,10 @@ def test_a_collector_can_be_shown_before_it_has_players() -> None:
     assert "SyncCollector" in repr(SyncCollector(parts, parts, Sampling()))
 
 
-def test_a_failing_environment_of_a_script_is_checked_in_python() -> None:
+def test_a_failing_environment_is_checked_by_the_run_that_records_it_else_in_python(tmp_path: Path) -> None:
     failed = Episode("0-0-0", Task("echo", "train", 0, 0, {}), "0-0", 0, 0, {}, "error", error="away")
-    own = type("Own", (EchoEnvironment,), {"__module__": "__main__"})
-    assert first_failure([failed], {"echo": own()}) == "away; try `mrlm_pl.check_environment(environment)`"
-    given = "away; try `mrlm check-env tests.conftest.EchoEnvironment`"
-    assert first_failure([failed], {"echo": EchoEnvironment()}) == given
+    assert first_failure([failed], tmp_path) == "away; try `mrlm_pl.check_environment(environment)`"
+    run = tmp_path / "a run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    assert first_failure([failed], run) == f"away; try `mrlm check-env --model '{run}'`"
