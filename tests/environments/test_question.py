@@ -394,7 +394,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
         ({"rewards": [exact, exact]}, "the reward 'exact' has the function .*a name of its own"),
         ({"rewards": [Reward(exact, float("nan"))]}, "the weight nan"),
         ({"rewards": [{"call": exact, "wieght": 2}]}, "Reward has no 'wieght'; did you mean 'weight'"),
-        ({"rewards": ["exact"]}, "is 'exact'; give a Reward"),
+        ({"rewards": ["exact"]}, "is 'exact'; give Reward"),
         ({"prompts": {"critic": "x"}}, r"prompts names \['critic'\]"),
         ({"agents": []}, "agents is"),
         ({"agents": "solver"}, r"agents is 'solver'; give a list, as in \[solver\]"),

@@ -73,18 +73,20 @@ class OpenRequest(_message.Message):
     def __init__(self, environment: _Optional[str] = ..., settings: _Optional[bytes] = ..., task: _Optional[bytes] = ..., client: _Optional[str] = ..., key: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("session", "lease_seconds", "observations", "tools", "direct")
+    __slots__ = ("session", "lease_seconds", "observations", "tools", "direct", "settings")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     DIRECT_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     session: str
     lease_seconds: float
     observations: bytes
     tools: bytes
     direct: str
-    def __init__(self, session: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., observations: _Optional[bytes] = ..., tools: _Optional[bytes] = ..., direct: _Optional[str] = ...) -> None: ...
+    settings: str
+    def __init__(self, session: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., observations: _Optional[bytes] = ..., tools: _Optional[bytes] = ..., direct: _Optional[str] = ..., settings: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("session", "turn", "actions")
