@@ -80,6 +80,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+ROLLOUT_ERRORS = (EngineError, ProgramError, RemoteError, RolloutError)
+"""Failures of a rollout, after which a run continues from the weights that it had; not those of the weights."""
+
+
 def tell(message: str) -> None:
     """Print a message for the user, beside the output of a command."""
     print(f"mrlm: {message}", file=sys.stderr)

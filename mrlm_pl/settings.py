@@ -166,7 +166,8 @@ def check_address(target: str, owner: str = "") -> None:
         ConfigurationError: it is not ``HOST:PORT``.
     """
     host, _, port = target.rpartition(":")
-    if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+    of_http = target.startswith(("http://", "https://"))
+    if of_http or not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ConfigurationError(
             f"{owner}the address {target!r} is not HOST:PORT with a port of 1 to 65535, such as 127.0.0.1:50051"
         )

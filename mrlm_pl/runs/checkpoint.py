@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.durable_files import replacing
-from mrlm_pl.errors import MRLMError, StorageError
+from mrlm_pl.errors import ROLLOUT_ERRORS, StorageError
 from mrlm_pl.runs.folder import LAST_CHECKPOINT
 from mrlm_pl.trainer.termination import ends_where_others_do, inside_update
 
@@ -109,9 +109,9 @@ class LastCheckpoint(ModelCheckpoint):
         batches = trainer.fit_loop.epoch_loop.batch_progress.current
         if isinstance(exception, SIGTERMException):
             saves = ends_where_others_do(trainer)
-        else:  # of several processes one may fail alone; a full disk has no space for a checkpoint
+        else:  # of several processes one may fail alone
             collecting = batches.ready == batches.completed and trainer.world_size == 1
-            saves = collecting and isinstance(exception, MRLMError) and not isinstance(exception, StorageError)
+            saves = collecting and isinstance(exception, ROLLOUT_ERRORS)
         unsaved = self._last_global_step_saved != trainer.global_step and not inside_update(trainer)
         if fitting and saves and unsaved and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._save_checkpoint(trainer, self.format_checkpoint_name({}))

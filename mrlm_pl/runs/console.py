@@ -11,11 +11,12 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -204,11 +205,7 @@ class RunProgress(ProgressBar):
         every = 1 if data else max(1, -(-total // _LINES)) if total else 10
         if done % (self.every or every) == 0 or done == total:
             seconds = time.monotonic() - self._began
-            try:
-                print(_line(_unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
-            except BrokenPipeError:  # a run of days must not end with its `tee`
-                logger.warning("the reader of the output has ended; the run continues without output")
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(_line(_unit(trainer), done, total, metrics, seconds, done - self._first), flush=True)
 
     def _stop(self, *_: Any, **__: Any) -> None:
         """End the display; its last state stays on the screen."""
@@ -232,6 +229,48 @@ class RunProgress(ProgressBar):
         parts = {name: float(known[name]) for name in components if name in known}
         self._metrics = {**self._metrics, **trainer.progress_bar_metrics, **parts}
         return self._metrics
+
+
+class _Outliving:
+    """A stream whose reader may end, as `tee` or `head` do: the rest is dropped."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if self._name == "stdout":
+                tell("the reader of the output has ended; the run continues without output")
+
+
+@contextmanager
+def outliving_readers() -> Iterator[None]:
+    """In this block the readers of stdout and stderr may end: a run of days must not end with its ``tee``."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for name, stream in before.items():
+        if stream is not None and not stream.isatty():
+            setattr(sys, name, _Outliving(stream, name))
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            setattr(sys, name, stream)
 
 
 class EpisodeProgress:

@@ -26,7 +26,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
-from mrlm_pl.errors import ConfigurationError, RolloutError, tell
+from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
 from mrlm_pl.evaluation.report import EvaluationReport, summarize
 from mrlm_pl.evaluation.table import report_table
 from mrlm_pl.learner.ranks import gather_ranks
@@ -329,7 +329,7 @@ class Trainer(pl.Trainer):
                         training.end("finished")
                     else:
                         training.end("failed" if failed else "interrupted", reason)
-                if isinstance(end, RolloutError) and stage == "fit" and self.folder is not None:
+                if isinstance(end, ROLLOUT_ERRORS) and training is not None and self.folder is not None:
                     tell(f"the rollout has failed{_how_to_continue(self.folder.path)}")
                 if failed:
                     raise

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import group_centered_advantages
-from mrlm_pl.algorithms import MAPPO, PPO, REINFORCEPlusPlus
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.algorithms import GRPO, MAPPO, PPO, REINFORCEPlusPlus
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
+from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.credit.returns import Returns
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.losses import Clip
+from mrlm_pl.policy import Policy
 
 
 class Bare(PolicyGradient):
@@ -77,6 +80,44 @@ def test_a_function_that_became_a_method_is_told_to_be_static(model_folder: Path
         ConfigurationError, match=r"as a method it receives `self` first: .*`staticmethod\(group_center"
     ):
         Bound({"main": str(model_folder)})
+
+
+class WithoutReturns(PolicyGradient):
+    def advantages(self) -> Any:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def test_a_method_with_self_is_told_to_take_the_returns(model_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"is called with \(returns\): .*; let it take these arguments"):
+        WithoutReturns({"main": str(model_folder)})
+
+
+class Counting(GRPO):
+    """Fails after it has prepared a rollout, whose number it counts."""
+
+    count = 0
+
+    def prepare(self, *arguments: Any, **options: Any) -> Any:
+        self.count += 1
+        super().prepare(*arguments, **options)
+        raise RemoteError("the verifier is away")
+
+    def progress(self) -> dict[str, Any]:
+        return {**super().progress(), "count": self.count}
+
+    def load_progress(self, progress: Any) -> None:
+        super().load_progress(progress)
+        self.count = progress.get("count", 0)
+
+
+def test_a_rollout_that_fails_while_it_is_prepared_leaves_no_progress(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    algorithm = Counting({"main": Policy(str(model_folder))})
+    data = RolloutDataModule(echo(), groups=1, group_size=2, iterations=1, sampling=Sampling(max_tokens=2))
+    with pytest.raises(RemoteError, match="the verifier is away"):
+        quiet_trainer().fit(algorithm, data)
+    assert algorithm.count == 0, "a resumed run prepares it again"
 
 
 @pytest.mark.parametrize("cls", [Bare, PolicyGradient])

@@ -1,4 +1,4 @@
-"""Intervals at which the last checkpoint is replaced by default."""
+"""Intervals at which the last checkpoint is replaced by default, and the ends of a run that replace it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import model_checkpoint
 
+from mrlm_pl.errors import EngineError, NonFiniteError, RemoteTimeoutError, RolloutError, StorageError
 from mrlm_pl.runs import checkpoint
 from mrlm_pl.runs.checkpoint import LastCheckpoint
 
@@ -69,3 +70,33 @@ def test_intervals_that_are_set_stay(tmp_path: Path) -> None:
     last = LastCheckpoint(minutes=3)
     assert last._train_time_interval == timedelta(minutes=3)
     assert not last._grows
+
+
+@pytest.mark.parametrize(
+    ("end", "processes", "begun", "saved"),
+    [
+        (RolloutError("all failed"), 1, 2, True),
+        (EngineError("the server is away"), 1, 2, True),
+        (RemoteTimeoutError("late"), 1, 2, True),
+        (RolloutError("all failed"), 2, 2, False),  # the other process may not have failed
+        (RolloutError("all failed"), 1, 3, False),  # within a batch
+        (NonFiniteError("weights are NaN"), 1, 2, False),  # which would replace the last good ones
+        (StorageError("the disk is full"), 1, 2, False),
+        (KeyError("a bug"), 1, 2, False),
+    ],
+)
+def test_a_failed_rollout_saves_and_other_errors_keep_the_checkpoint_before(
+    end: Exception, processes: int, begun: int, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, found = LastCheckpoint(), list[Any]()
+    monkeypatch.setattr(last, "_save_checkpoint", lambda trainer, path: found.append(path))
+    monkeypatch.setattr(checkpoint, "inside_update", lambda trainer: False)
+    current = SimpleNamespace(ready=begun, completed=2)
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=current)))
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), sanity_checking=False, fit_loop=loop, world_size=processes, global_step=2
+    )
+    trainer.fast_dev_run = False
+    last.dirpath = "run"
+    last.on_exception(trainer, SimpleNamespace(), end)  # type: ignore[arg-type]
+    assert bool(found) == saved

@@ -19,7 +19,7 @@ from mrlm_pl import GRPO, Policy, RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs import Trainer
-from mrlm_pl.runs.console import RunProgress, _bar, _metric_texts
+from mrlm_pl.runs.console import RunProgress, _bar, _metric_texts, outliving_readers
 from mrlm_pl.runs.records.run import recorded_iterations
 from tests.support.short_fits import make
 
@@ -167,14 +167,16 @@ def test_lines_of_every_so_many_iterations(
         RunProgress(every=0)
 
 
-def test_a_run_outlives_the_reader_of_its_output(
-    model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_run_outlives_the_readers_of_its_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as unread:
         monkeypatch.setattr(sys, "stdout", unread)
-        trainer = quiet_trainer(callbacks=[RunProgress(live=False)], enable_progress_bar=True)
-        trainer.fit(*make(model_folder, echo(), groups=1, group_size=2, iterations=3))
-    assert trainer.global_step == 3
-    assert caplog.text.count("the run continues without output") == 1
+        with outliving_readers():
+            Console().print("a table")
+            print("a line", flush=True)
+            print("another", flush=True)
+        assert sys.stdout is unread
+    assert capsys.readouterr().err == "mrlm: the reader of the output has ended; the run continues without output\n"

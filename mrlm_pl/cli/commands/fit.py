@@ -6,6 +6,7 @@ import os
 import re
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mrlm_pl.cli.start_up import release_collection
 from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
-from mrlm_pl.runs.console import silence_noise
+from mrlm_pl.runs.console import outliving_readers, silence_noise
 from mrlm_pl.runs.plugins import import_exports, import_packages, imported, is_offered
 from mrlm_pl.runs.records.run import latest_configuration
 
@@ -246,7 +247,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
     """
     _prepare(stage, arguments)
     try:
-        RunCommand(stage, with_own_configuration(arguments))
+        with outliving_readers() if stage == "fit" else nullcontext():
+            RunCommand(stage, with_own_configuration(arguments))
     except MisconfigurationException as error:
         raise ConfigurationError(str(error)) from error
     return 0

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import yaml
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from mrlm_pl.cli.parsing.classes import defaults
 from mrlm_pl.cli.parsing.environment_option import environment_config, environment_parser, read
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.environment import Environment
@@ -270,10 +269,9 @@ class HostedClass:
 
     @property
     def hash(self) -> str:
-        """Hash of the class and its arguments; files count by their paths."""
-        arguments = {**defaults(self.cls), **self.settings}
-        text = json.dumps([class_path(self.cls), arguments], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Hash of the class and all of its arguments; files count by their paths."""
+        config = json.loads(json.dumps(self._read({}).as_dict(), default=str))  # keys of mappings may be numbers
+        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
     def __call__(self, overrides: Mapping[str, Any]) -> Environment:
         """Return an environment with a client's settings.
@@ -281,6 +279,10 @@ class HostedClass:
         Raises:
             ConfigurationError: a setting is wrong, or clients may not set it.
         """
+        environment: Environment = environment_parser("serve", "").instantiate(self._read(overrides)).environment
+        return environment
+
+    def _read(self, overrides: Mapping[str, Any]) -> Any:
         cls = self.cls
         allowed = cls.client_settings if self.allow_settings else ()
         if refused := sorted(set(overrides) - set(allowed)):
@@ -289,15 +291,12 @@ class HostedClass:
             fault = taken if self.allow_settings else alone
             raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**self.settings, **overrides}})
-        parser = environment_parser("serve", "")
         try:
-            config = parser.read(["--environment", arguments], {"environment": Environment})
+            return environment_parser("serve", "").read(["--environment", arguments], {"environment": Environment})
         except ConfigurationError as error:
             fault = re.sub(r"^environment(\.|: )|; give it as `--environment\..*", "", str(error))
             place = "" if overrides else ", in the file of --settings"
             raise ConfigurationError(f"settings of {cls.name!r}{place}: {fault}") from error
-        environment: Environment = parser.instantiate(config).environment
-        return environment
 
 
 async def _serve(server: EnvironmentServer, options: Any, identity: Identity) -> None:

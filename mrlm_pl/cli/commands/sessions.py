@@ -58,11 +58,10 @@ def run(arguments: Sequence[str]) -> int:
         print(f"{len(joined.workers)} worker{'' if len(joined.workers) == 1 else 's'}")
         for item in joined.workers:
             worker = item.report
-            hosted = ", ".join(part.name for part in worker.environments)
-            print(
-                f"{worker.worker}  {_printable(worker.address)}  {worker.sessions} of {worker.capacity} sessions  "
-                f"heard {item.silent_seconds:.1f} s ago  {hosted}{'  draining' if worker.draining else ''}"
-            )
+            hosted = _printable(", ".join(part.name for part in worker.environments))
+            place = f"{_printable(worker.worker)}  {_printable(worker.address)}"
+            load = f"{worker.sessions} of {worker.capacity} sessions  heard {item.silent_seconds:.1f} s ago"
+            print(f"{place}  {load}  {hosted}{'  draining' if worker.draining else ''}")
     print(f"{reply.total} session{'' if reply.total == 1 else 's'}")
     for session in reply.sessions:
         state = "busy" if session.busy else f"lease {session.lease_left_seconds:.0f} s"

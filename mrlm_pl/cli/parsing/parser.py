@@ -38,7 +38,7 @@ def _load(text: str) -> Any:
     """Return the value of a text in YAML, or in JSON, whose escapes of an emoji libyaml refuses."""
     if text.lstrip().startswith(("{", "[")):
         with suppress(ValueError):
-            return json.loads(text)
+            return json.loads(text, parse_constant=_load_yaml)  # NaN and Infinity are texts in YAML
     return _load_yaml(text)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, groups_ahead
 from mrlm_pl.data.rollout.collectors.groups import Collected, GroupPlan, SyncCollector
@@ -197,7 +196,7 @@ class Collection:
         try:
             with torch.no_grad(), context, learner.gathered():
                 tables = learner.prepare(episodes, self.sampling, greedy)
-        except SIGTERMException:
+        except BaseException:
             learner.load_progress(before)  # a resumed run prepares them again
             raise
         if self.saved is not None:

@@ -213,7 +213,8 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
         name = getattr(rule, "__qualname__", type(rule).__qualname__)
         where = f" ({place(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
         remedy = "let it take these arguments"
-        if inspect.ismethod(rule) and len(inspect.signature(rule.__func__).parameters) == len(arguments):
+        own = [*inspect.signature(rule.__func__).parameters] if inspect.ismethod(rule) else []
+        if len(own) == len(arguments) and own[0] != "self":
             remedy = f"as a method it receives `self` first: add that, or write `staticmethod({name})` in the class"
         raise ConfigurationError(
             f"{name}{signature} is called with ({', '.join(arguments)}): {error}; {remedy}{where}"

@@ -286,8 +286,8 @@ def _compare_settings(environment: tuple[tuple[Address, ...], str, bytes], serve
         return
     if known:
         logger.warning(
-            "%s hosts environment %r with other settings than %s, so that episodes of one run differ in their rules; "
-            "start both with the same --settings",
+            "%s hosts environment %r with other settings than %s: episodes of one run may differ in their rules; start "
+            "both with the same settings",
             server,
             environment[1],
             next(iter(known.values())),

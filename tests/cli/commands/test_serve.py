@@ -75,10 +75,21 @@ def test_the_hash_of_settings_is_that_of_the_environment_that_is_made() -> None:
         (factory,) = hosted_environments([], {name: settings}, allow_settings=False).values()
         return factory.hash
 
+    words = {"class_path": "RuleJudge", "init_args": {"words": 60}}
+    assert hashed("debate", {"judge": "RuleJudge"}) == hashed("debate", {"judge": words}), "defaults of a judge too"
     plain = hashed("math", {})
     assert hashed("MathEnvironment", {"kinds": None, "difficulty": [1, 3]}) == plain, "the defaults"
     assert hashed("math", {"difficulty": [1, 2]}) != plain
     assert hashed("coordination", {}) != plain
+
+
+def test_servers_with_other_settings_are_named(running, caplog):
+    first = running("--environments", "math")
+    second = running("--environment", "math", "--environment.steps_bonus", "3")
+    environment = RemoteEnvironment([first.target, second.target], "math")
+    for _ in range(2):
+        begun(environment.copy()).close()
+    assert "hosts environment 'math' with other settings than" in caplog.text
 
 
 def test_sessions_lists_the_workers_of_a_controller(running, mrlm):

@@ -230,10 +230,14 @@ class AsyncCollector(Collector):
         self.due, self.greedy = self._one_by_one(self.due), self.greedy and self._one_by_one(self.greedy)
 
     def state(self) -> dict[str, Any]:
-        """Return the complete groups that have not trained yet, as plain values for the checkpoint."""
+        """Return the complete groups that have not trained yet, as plain values for the checkpoint.
+
+        Those without an episode that succeeded are played again: what failed them may have ended the run.
+        """
         # Not on the loop, which an environment may block: a run that is ended could not be saved.
         admitted = list(self._admitted.items())
-        complete = {key: group.collected for key, group in admitted if group.collected is not None}
+        collected = {key: group.collected for key, group in admitted if group.collected is not None}
+        complete = {key: group for key, group in collected.items() if not all(one.failed for one in group.episodes)}
         found = [[*key, *group.to_plain()] for key, group in sorted(complete.items(), key=lambda item: item[0])]
         return {"published": self.lags.state(), "complete": found, "made_with": self._made_with()}
 

@@ -20,6 +20,7 @@ from mrlm_pl.algorithms import GRPO, MAGRPO, REINFORCE, ReMax
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.data.rollout.collectors import asynchronous as async_collector
 from mrlm_pl.data.rollout.collectors.asynchronous import AsyncCollector, AsyncOptions, Lags, _Group
+from mrlm_pl.data.rollout.collectors.groups import Collected
 from mrlm_pl.data.rollout.evaluation import Evaluation
 from mrlm_pl.engines import InProcessEngine, Sampling
 from mrlm_pl.environment import Observations, Step
@@ -629,3 +630,16 @@ def test_a_group_that_fails_leaves_no_greedy_episode_behind(monkeypatch: pytest.
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert asyncio.run(play()) == set()
+
+
+def test_groups_that_failed_as_a_whole_are_played_again_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server whose end ended the run has failed the groups played ahead too."""
+    collector = object.__new__(AsyncCollector)
+    collector.lags = SimpleNamespace(state=list)  # type: ignore[assignment]
+    monkeypatch.setattr(collector, "_made_with", dict)
+    task = Task("echo", "train", 0, 0, {})
+    failed = Episode("0", task, "g", 0, 0, {}, "error", error="away")
+    groups = ([failed, failed], [failed, replace(failed, error=None)], [replace(failed, error=None)])
+    collector._admitted = {(4, number): _Group(collected=Collected(list(own))) for number, own in enumerate(groups)}
+    collector._admitted[5, 0] = _Group()
+    assert [key for *key, _, _, _, _, _ in collector.state()["complete"]] == [[4, 1], [4, 2]]
