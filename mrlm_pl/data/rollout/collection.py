@@ -173,7 +173,8 @@ class Collection:
                 rows = self._prepared(iteration, training, collected)
         finally:
             if self._writes:  # also what cannot be trained on
-                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), collected.played)
+                everything = collected.played
+                self._writer.write(iteration_file(folder, iteration, data_parallel_rank(trainer)), everything)
         metrics = self._logged(iteration, collected, groups, seconds)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CollectionObserver):
