@@ -124,8 +124,8 @@ class HeldOutEvaluation(Callback):
             self._evaluated = trainer.global_step
             if trainer.is_global_zero:
                 self._log(trainer, self._reports)
-            if self.every and trainer.is_global_zero:
-                self._write_point(trainer, self._reports)
+                if self.every:
+                    self._write_point(trainer, self._reports)
         return self._reports
 
     def _log(self, trainer: Trainer, reports: dict[str, EvaluationReport]) -> None:

@@ -306,6 +306,12 @@ class EnvironmentCaller:
         return result
 
 
+def mark_read(done: asyncio.Future[Any]) -> None:
+    """Read the error of a future that nobody may wait for any more; asyncio logs one that is not read."""
+    if not done.cancelled():
+        done.exception()
+
+
 async def together(coroutines: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results of coroutines that run at the same time, in order; the first error cancels the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]

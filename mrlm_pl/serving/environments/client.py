@@ -18,6 +18,7 @@ import grpc
 
 from mrlm_pl import errors
 from mrlm_pl.concurrency.backoff import Backoff
+from mrlm_pl.concurrency.calls import mark_read
 from mrlm_pl.environment import Environment, Observations, Step, TaskSource, ToolSchema
 from mrlm_pl.episode import Message, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError, RemoteTimeoutError
@@ -141,7 +142,7 @@ class RemoteEnvironment(Environment, proxy=True):
             await asyncio.wait([answer := asyncio.wrap_future(opening)])  # which does not cancel it
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
-            answer.add_done_callback(asyncio.Future.exception)  # marks the error as read
+            answer.add_done_callback(mark_read)
             raise
         opened, place = answer.result()
         self._place, self._session, self._turn = place, opened.session, 0
@@ -280,7 +281,7 @@ _hashes: dict[tuple[tuple[Address, ...], str, bytes], dict[str, str]] = {}
 
 
 def _compare_settings(environment: tuple[tuple[Address, ...], str, bytes], server: str, settings: str) -> None:
-    """Warn if a server hosts an environment with other settings than another one; servers before 0.2 send no hash."""
+    """Warn if a server hosts an environment with other settings than another one; without a hash it is not compared."""
     known = _hashes.setdefault(environment, {})
     if not settings or settings in known:
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as_error
+from mrlm_pl.concurrency.calls import DeadlineError, QueueFullError, Workers, as_error, mark_read
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteError
 from mrlm_pl.serving.environments.hosted import Offer
@@ -121,7 +121,7 @@ class EnvironmentService(environment_pb2_grpc.EnvironmentServiceServicer):
                     raise self._failed(session, as_error(raised)) from raised
             # A task of its own: if the caller disconnects, the turn is executed all the same, for its repetition.
             session.busy = asyncio.ensure_future(self._make_step(session, actions))
-            session.busy.add_done_callback(_retrieved)
+            session.busy.add_done_callback(mark_read)
         return await asyncio.shield(session.busy)
 
     async def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
@@ -324,9 +324,3 @@ def refusal_of(error: BaseException) -> StatusError:
         case asyncio.CancelledError():
             return RefusalError(Code.ABORTED, "the session was ended during its turn")
     return RefusalError(Code.ABORTED, text)
-
-
-def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Mark the error of a turn as read, since its caller may be gone."""
-    if not done.cancelled():
-        done.exception()

@@ -31,15 +31,15 @@ FIRST_REST, LONGEST_REST = 1.0, 30.0
 """Seconds between probes of a server that is gone: the first, and the longest after doublings."""
 
 PROBE_SECONDS = 3.0
+WARNING_SECONDS = 30.0
+"""Seconds between warnings that servers still do not answer."""
+
 T = TypeVar("T")
 
 _turns: defaultdict[tuple[Address, ...], Iterator[int]] = defaultdict(itertools.count)
 """Requests that each set of servers has had, so that the clients of other servers do not change the rotation."""
 
 _gone: dict[Address, asyncio.Task[None]] = {}
-WARNING_SECONDS = 30.0
-"""Seconds between warnings that servers still do not answer."""
-
 _silent: dict[str, tuple[float, float]] = {}
 """Servers that do not answer, with the times since when, and of the last warning."""
 
