@@ -307,7 +307,7 @@ class EnvironmentCaller:
 
 
 def mark_read(done: asyncio.Future[Any]) -> None:
-    """Read the error of a future that nobody may wait for any more; asyncio logs one that is not read."""
+    """Read the error of a future whose caller may be gone; asyncio logs an error that is not read."""
     if not done.cancelled():
         done.exception()
 
