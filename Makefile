@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: quickstart test check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model small-model clean
+.PHONY: quickstart test test-long check docs results benchmarks install test-all package peers verifiers openenv agents tiny-model small-model clean
 
 # Two threads of one run gain nothing at this size, and wait for each other where another process takes a core.
 quickstart: export OMP_NUM_THREADS = 1
@@ -16,9 +16,13 @@ quickstart: $(VENV)/.installed  ## train the built-in tiny model on the built-in
 # that a module's fixtures are made once, and takes over tests of the others at its end. A test that holds the
 # interpreter beyond pytest's own timeout of 300 seconds, in C or stopped, costs its worker, with a traceback and a
 # failure in its name: without this the others would wait for its tests forever.
-test: export OMP_NUM_THREADS = 1
+TESTS := -m pytest -q -n 3 --dist worksteal -o faulthandler_timeout=360 -o faulthandler_exit_on_timeout=true
+test test-long: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -o faulthandler_timeout=360 -o faulthandler_exit_on_timeout=true
+	$(BIN)/python $(TESTS)
+
+test-long: install  ## longer tests of the same guarantees
+	$(BIN)/python $(TESTS) -m long
 
 # Schemas of check-jsonschema itself: no network.
 SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema

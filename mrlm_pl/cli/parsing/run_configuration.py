@@ -73,8 +73,10 @@ class SaveConfig(SaveConfigCallback):
         names = itertools.chain(["config.yaml"], (f"config-{number}.yaml" for number in itertools.count(2)))
         path = next(folder / name for name in names if not (folder / name).exists())
         with replacing(path) as draft:
-            self.parser.save(self.config, str(draft), skip_unset=False, multifile=False, overwrite=True)
-            written = yaml.safe_load(draft.read_text(encoding="utf-8"))
+            # what was parsed is valid: to validate it again takes as long as to write it
+            text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
+            draft.write_text(text, encoding="utf-8")
+            written = yaml.safe_load(text)
             if (found := with_files(written)) != written:
                 draft.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), encoding="utf-8")
         hyperparameters = {name: value for name, value in self.config.as_dict().items() if name != "config"}

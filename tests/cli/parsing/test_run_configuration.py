@@ -149,7 +149,7 @@ def test_files_of_environments_are_recorded_with_their_folder(tmp_path: Path, mo
 
 
 def test_loggers_receive_no_secrets(tmp_path: Path) -> None:
-    parser: Any = SimpleNamespace(save=lambda config, path, **_: Path(path).write_text("{}"))
+    parser: Any = SimpleNamespace(dump=lambda config, **_: "{}")
     config = Namespace(data={"tools": {"env": {"A_TOKEN": "sesame"}, "timeout": 3}, "API_KEY": "sesame"})
     logged: list[Any] = []
     logger = SimpleNamespace(log_hyperparams=logged.append)
