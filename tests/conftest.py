@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests without their own time limit an hour."""
+    """Mark the later cases of a test ``long_after`` some; give slow tests without their own time limit an hour."""
+    cases = Counter[str]()
     for item in items:
+        if after := item.get_closest_marker("long_after"):
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > after.args[0]:
+                item.add_marker(pytest.mark.long)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 

@@ -122,6 +122,7 @@ def test_a_checkpoint_waits_for_the_episodes_that_it_will_not_collect_again(
         ({"every": 3, "last": 1, "tokens": 2}, [0, 3, 4]),
     ],
 )
+@pytest.mark.long_after(1)
 def test_a_run_keeps_the_chosen_iterations_also_when_it_is_resumed(
     retention: Any, kept: list[int], model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_the_paper_adds_the_tree_and_the_task(policies: Any, quiet_trainer: Any)
         (lambda policies: TreeGRPO(policies, rounds=2, nodes=2), 2 * 2 * 4),
     ],
 )
+@pytest.mark.long_after(1)
 def test_a_fit_trains_and_resumes_bit_for_bit(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, algorithm: Any, branches: int
 ) -> None:

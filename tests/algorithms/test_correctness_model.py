@@ -142,6 +142,7 @@ def unbalanced(first: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_the_probe_stays_at_chance_on_balanced_and_rises_on_unbalanced_answers(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_the_exported_folder_gives_the_scores_of_the_module(
         assert exported.score(messages).value == pytest.approx(score, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     source = write(tmp_path, ROWS)
 

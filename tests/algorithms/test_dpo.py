@@ -38,6 +38,7 @@ def fit(model_folder: Path, data: PreferenceDataModule, trainer: Any, ckpt: Any 
 
 
 @pytest.mark.parametrize(("loss", "first"), [("sigmoid", math.log(2)), ("hinge", 1.0), ("ipo", 25.0)])
+@pytest.mark.long_after(1)
 def test_the_first_loss_and_overfitting(
     loss: str, first: float, model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_bad_settings_are_refused(model_folder: Path, options: dict[str, Any], m
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+@pytest.mark.long_after(1)
 def test_other_pairs_are_validated_against_the_initial_weights(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, lora: LoRA | None
 ) -> None:

@@ -126,6 +126,7 @@ def test_kto_learns_from_labels_and_from_pairs(
     assert asked[said.removesuffix("<|end|>")] != "Add 0+0:"
 
 
+@pytest.mark.long
 def test_kto_continues_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     source = write(tmp_path, ANSWERS)
 

@@ -165,6 +165,7 @@ def test_agents_of_one_policy_have_critics_of_their_own(model_folder: Path, quie
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+@pytest.mark.long
 def test_the_result_does_not_depend_on_accumulation(model_folder: Path, quiet_trainer: Any) -> None:
     found = []
     for pieces in (1, 4):
@@ -179,6 +180,7 @@ def test_the_result_does_not_depend_on_accumulation(model_folder: Path, quiet_tr
     assert float(found[0]["critic.models.right.model.model.layers.0.mlp.up_proj.weight"].abs().sum()) > 0
 
 
+@pytest.mark.long
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

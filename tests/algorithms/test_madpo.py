@@ -143,6 +143,7 @@ def test_one_agent_is_dpo(model_folder: Path, quiet_trainer: Any, tmp_path: Path
         assert torch.equal(weight, runs[1].state_dict()[name]), name
 
 
+@pytest.mark.long
 def test_accumulation_does_not_change_the_gradient(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     found = []
     for size, pieces in ((8, 1), (2, 4), (1, 8)):
@@ -189,6 +190,7 @@ def test_agents_of_one_policy_add_up_in_its_gradient(model_folder: Path, quiet_t
     assert data.totals("train", [0, 2])["main"].episodes == pytest.approx(2), "pairs"
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_the_references(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     source = joint_file(tmp_path)
 
@@ -285,6 +287,7 @@ class Both(Environment):
         return Step(rewards=dict.fromkeys(self.agents, reward), done=True, stop_reason="said")
 
 
+@pytest.mark.long
 def test_an_iterative_run_learns_and_continues_bit_for_bit(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

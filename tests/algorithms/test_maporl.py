@@ -409,6 +409,7 @@ def policies_by_turn(model_folder: Path, lora: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.long_after(1)
 def test_policies_of_other_turns_rest_to_the_bit(lora: bool, model_folder: Path, quiet_trainer: Any) -> None:
     watch = Weights()
     algorithm = MAPoRL(**policies_by_turn(model_folder, lora), turn_schedule=[[1], [3, 2]])
@@ -423,6 +424,7 @@ def test_policies_of_other_turns_rest_to_the_bit(lora: bool, model_folder: Path,
         assert len({weight.data_ptr() for weight in bases}) == 1, "one base for all turns"
 
 
+@pytest.mark.long
 def test_critics_of_other_turns_rest_too(model_folder: Path, quiet_trainer: Any) -> None:
     watch = Weights()
     critics = {agent: Policy(str(model_folder), 1e-3, weight_decay=0.1) for agent in BY_TURN}
@@ -437,6 +439,7 @@ def test_critics_of_other_turns_rest_too(model_folder: Path, quiet_trainer: Any)
         assert moved == {"policies.main", *(f"critic.models.{person}@{turn}" for person in PERSONS)}
 
 
+@pytest.mark.long
 def test_a_run_resumed_within_the_schedule_equals_an_uninterrupted_one(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -461,6 +464,7 @@ def test_a_run_resumed_within_the_schedule_equals_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize("critic_reads", ["debate", "answer"])
+@pytest.mark.long
 def test_the_result_does_not_depend_on_accumulation(critic_reads: Any, model_folder: Path, quiet_trainer: Any) -> None:
     found = []
     for pieces in (1, 4):
@@ -508,6 +512,7 @@ def test_two_different_models_learn_to_answer_together(model_folder: Path, quiet
 
 
 @pytest.mark.parametrize("policies_by", ["agent", "turn"])
+@pytest.mark.long_after(1)
 def test_a_team_with_a_leader_is_trained_on_its_labels(policies_by: Any, quiet_trainer: Any) -> None:
     watch = Weights()
     environment = CollaborativeReasoningEnvironment(role="leader", policies_by=policies_by)

@@ -250,6 +250,7 @@ def relay(**data: Any) -> RolloutDataModule:
     return RolloutDataModule(Relay(), **{**settings, **data})
 
 
+@pytest.mark.long
 def test_the_result_does_not_depend_on_accumulation(model_folder: Path, bytes_folder: Path, quiet_trainer: Any) -> None:
     found = []
     for pieces in (1, 4):
@@ -294,6 +295,7 @@ def test_two_tokenizers_learn_with_a_critic_that_is_exported(
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+@pytest.mark.long
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     model_folder: Path, bytes_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -327,6 +329,7 @@ def test_a_frozen_partner_is_read_but_not_trained(model_folder: Path, quiet_trai
         assert any(not torch.equal(before, after) for before, after in pairs) == changed
 
 
+@pytest.mark.long
 def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
     policies = {"row": Policy(learning_rate=2e-3), "column": Policy(learning_rate=2e-3)}
     algorithm = MAPPO(policies, critic=Policy(learning_rate=1e-3), value_learning_rate=1e-2)

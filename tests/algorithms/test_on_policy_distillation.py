@@ -274,6 +274,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.long_after(2)
 def test_a_run_updates_the_weights(name: str, model_folder: Path, quiet_trainer: Any, echo: Any) -> None:
     made = policies(model_folder)
     if "self" in name:
@@ -300,6 +301,7 @@ def test_a_student_comes_closer_to_its_teacher(model_folder: Path, quiet_trainer
 
 
 @pytest.mark.parametrize("name", ["sampled", "self"])
+@pytest.mark.long
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     name: str, model_folder: Path, quiet_trainer: Any, echo: Any, tmp_path: Path
 ) -> None:

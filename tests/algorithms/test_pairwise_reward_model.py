@@ -102,6 +102,7 @@ def test_plain_text_is_scored_as_a_chat(model_folder: Path, quiet_trainer: Any, 
     assert texts == [f"<|user|>2+2?<|end|><|assistant|>{answer}<|end|>" for answer in "45"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_bit_for_bit(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     source = pairs_file(tmp_path)
 

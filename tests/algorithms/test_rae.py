@@ -107,6 +107,7 @@ def fit(model_folder: Path, trainer: Any, ckpt: Any = None) -> RAE:
     return algorithm
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_with_the_baselines(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer()
     whole = fit(model_folder, trainer)

@@ -278,6 +278,7 @@ def test_each_algorithm_trains_from_rollouts(cls: Any, model_folder: Path, echo:
     assert metrics["train/ratio_deviation"] < 1e-4, "one update for each collection: always on policy"
 
 
+@pytest.mark.long
 def test_the_algorithms_are_different_ones(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     weights = {}
     for cls in FAMILY:
@@ -410,6 +411,7 @@ def test_groups_that_differ_in_length_alone_are_replaced(
     assert float(trainer.callback_metrics["rollout/zero_variance_groups"]) == 0
 
 
+@pytest.mark.long
 def test_a_resumed_run_with_resampling_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_with_lora_a_snapshot_is_the_adapter(duel: Any, quiet_trainer: Any) -> N
 
 
 @pytest.mark.parametrize("learner", [{}, {"lora": LoRA(rank=2)}], ids=["full", "lora"])
+@pytest.mark.long_after(1)
 def test_a_resumed_run_equals_an_uninterrupted_one(
     duel: Any, quiet_trainer: Any, tmp_path: Path, learner: dict[str, Any]
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert callback.pool.scores == scores
 
 
+@pytest.mark.long
 def test_a_signal_in_the_games_against_anchors_changes_nothing(duel: Any, run: Any, tmp_path: Path) -> None:
     """The games of iteration 0 are the first to be played, those after iteration 2 the second, after 4 the third."""
     found = []
@@ -150,6 +152,7 @@ def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tm
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.long_after(1)
 def test_the_alarm_tells_of_a_learner_that_collapses(
     duel: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture, action: str
 ) -> None:

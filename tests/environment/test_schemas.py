@@ -54,6 +54,7 @@ def test_a_reference_to_a_value_is_refused(keyword: str) -> None:
         assert "which is no schema" in (schema_fault(schema) or "")
 
 
+@pytest.mark.long
 def test_the_check_of_a_schema_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_schemas, "SCHEMA_SECONDS", 0.05)
     large = {"anyOf": [{"prefixItems": [{}] * 50}] * 200}

@@ -39,6 +39,7 @@ TEAMS = """
 
 
 @pytest.mark.parametrize("team", TEAMS.split())
+@pytest.mark.long_after(2)
 def test_the_contract_is_kept_with_every_team(team: str) -> None:
     check_environment(Centralized(getattr(mrlm_environments, team)())).raise_on_failure()
 

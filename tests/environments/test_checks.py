@@ -109,6 +109,7 @@ def test_the_table_shows_the_results() -> None:
     assert skipped == [], "replay in another process"
 
 
+@pytest.mark.long
 def test_a_team_that_disagrees_once_earns_no_more() -> None:
     environment = CollaborativeReasoningEnvironment(max_turns=3, role="summarizer", consensus_stop=True)
     check_semantics(environment, tasks=2, other_process=False).raise_on_failure()

@@ -294,6 +294,7 @@ def test_a_scorer_that_loses_an_answer_is_refused() -> None:
         play(environment(scorer=Forgetful()), {"solver_1": ["5"], "solver_2": ["5"]})
 
 
+@pytest.mark.long
 def test_generated_problems_are_those_of_the_math_environment() -> None:
     for split in ("train", "test"):
         ours = [environment().tasks(split)[index].data for index in range(40)]
@@ -314,6 +315,7 @@ def test_generated_problems_are_those_of_the_math_environment() -> None:
     ],
     ids=str,
 )
+@pytest.mark.long_after(2)
 def test_the_contract_is_kept(options: dict[str, Any]) -> None:
     masks = AnswerMasks(penalty=0.25, min_characters=1)
     check_environment(environment(masks=masks, **options), tasks_per_split=2).raise_on_failure()

@@ -135,6 +135,7 @@ def row(number: int, chosen: tuple[str, str], rejected: tuple[str, str]) -> dict
     return {"agents": agents}
 
 
+@pytest.mark.long
 def test_joint_preferences_train_a_reward_model_that_trains_a_team(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def moved(rows: PolicyBatch, device: DeviceWaits) -> PolicyBatch:
         (PPO, {}),
     ],
 )
+@pytest.mark.long_after(1)
 def test_a_micro_batch_and_its_gradient_wait_for_nothing(
     cls: Any, options: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:

@@ -26,6 +26,7 @@ from mrlm_pl.policy import Policy
         (MAGRPO, {}),
     ],
 )
+@pytest.mark.long_after(2)
 def test_gradient_and_metrics_are_those_of_a_pass_over_whole_groups(
     model_folder: Path,
     echo: Any,

@@ -92,6 +92,7 @@ def run(folder: Path, echo: Any, trainer: Any, compile: bool) -> tuple[list[Any]
     return tokens, policy.network.model.layers[0].mlp.up_proj.weight.detach().clone()
 
 
+@pytest.mark.long
 def test_a_run_learns_the_same(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     plain, compiled = (run(model_folder, echo(), quiet_trainer(), on) for on in (False, True))
     assert compiled[0] == plain[0]

@@ -33,6 +33,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.long_after(1)
 def test_an_endless_template_is_interrupted_once(kind: str) -> None:
     chat = ChatFormat(build_tokenizer(), ENDLESS[kind] + REST)
     with mock.patch.object(template_limits._watch(), "begin", wraps=template_limits._watch().begin) as watched:

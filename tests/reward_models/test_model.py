@@ -65,6 +65,7 @@ def test_int8_rounds_the_linear_layers_and_no_head(kind: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["classifier", "encoder", "value"])
 @pytest.mark.parametrize("batch_tokens", [1, 100, 8192])
+@pytest.mark.long_after(2)
 def test_a_batch_has_the_scores_of_one_by_one_in_order(kind: str, batch_tokens: int, tmp_path: Path) -> None:
     tiny(tmp_path, kind)
     draw = random.Random(5)

@@ -109,6 +109,7 @@ def logprobs(policy: Policy, weights: dict[str, torch.Tensor], rows: Sequence[Tr
 # Who samples a turn.
 
 
+@pytest.mark.long
 def test_the_share_of_stale_turns_is_the_stated_one(echo: Any) -> None:
     """Three standard deviations of 4,000 draws of probability .25 are .0205."""
     episodes, engine = scripted(echo(turns=2), CrossPolicy(share=0.25, snapshots=2), 2000)
@@ -175,6 +176,7 @@ def test_decisions_of_a_turn_tree(unit: Any) -> None:
         (CrossPolicy(0.5, refresh=2, snapshots=2), [{0}, {0}, {0, 4}, {0, 4}, {4, 8}]),
     ],
 )
+@pytest.mark.long_after(1)
 def test_snapshots_are_replaced_at_the_stated_iterations(
     cross: CrossPolicy, versions: list[set[int]], model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
@@ -217,6 +219,7 @@ def test_an_engine_is_given_a_snapshot_when_it_is_replaced(model_folder: Path, e
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+@pytest.mark.long_after(1)
 def test_stale_turns_have_the_log_probabilities_of_their_snapshot(
     lora: LoRA | None, model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
@@ -266,6 +269,7 @@ class Noted(GRPO):
 
 
 @pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.long_after(1)
 def test_the_ratio_is_to_the_snapshot_that_sampled(
     corrected: bool, model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
@@ -353,6 +357,7 @@ def test_a_frozen_policy_has_no_snapshots(model_folder: Path, quiet_trainer: Any
 # Beside them nothing changes.
 
 
+@pytest.mark.long
 def test_no_share_is_the_run_without(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     prints = []
     for cross in (None, CrossPolicy(share=0.0), STALE):
@@ -407,6 +412,7 @@ def test_the_entropy_is_the_current_policys() -> None:
         (CrossPolicy(0.5, refresh=2, unit="trajectory"), LoRA(rank=2), (3, 6)),
     ],
 )
+@pytest.mark.long_after(1)
 def test_a_resumed_run_equals_an_uninterrupted_one(
     cross: CrossPolicy,
     lora: LoRA | None,
@@ -430,6 +436,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert fingerprint(algorithm) == whole, f"from step {step}"
 
 
+@pytest.mark.long
 def test_a_checkpoint_after_the_run_and_other_numbers_of_snapshots(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -459,6 +466,7 @@ def test_snapshots_of_another_model_are_refused(model_folder: Path, echo: Any, q
 # Collections that are played meanwhile.
 
 
+@pytest.mark.long
 def test_stale_turns_are_apart_from_the_lag(model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path) -> None:
     metrics = Watch()
     keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)

@@ -155,6 +155,7 @@ def push(*words: str, url: str, token: str = TOKEN) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_the_command_uploads_a_policy_with_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recorded(tmp_path / "team")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbclient
 import nbformat
+import pytest
 
 COMMON = """
 import lightning
@@ -27,6 +28,7 @@ def fit(folder, callbacks):
 """
 
 
+@pytest.mark.long
 def test_runs_in_a_notebook_export_their_weights(tmp_path: Path) -> None:
     sources = (COMMON, "fit('own', [RunProgress()])", "fit('lightnings', [])")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])

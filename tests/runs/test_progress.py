@@ -72,6 +72,7 @@ def counted(text: str) -> list[str]:
         ({"max_epochs": 9, "max_steps": 5}, ["1/3", "2/3"], []),  # it ends within the third
     ],
 )
+@pytest.mark.long_after(1)
 def test_iterations_of_several_updates_and_micro_batches(
     bounds: dict[str, int],
     before: list[str],
@@ -119,6 +120,7 @@ def test_a_run_resumed_within_an_iteration_shows_its_reward_at_its_place(
     ("steps", "recorded", "told"),
     [(2, "1.0", "1 of 3"), (3, "2.0", "1 of 3"), (3, "3.0", "1 of 3; 1 iteration is played again")],
 )
+@pytest.mark.long_after(1)
 def test_a_resumed_run_tells_where_it_continues(
     steps: int, recorded: str, told: str, model_folder: Path, echo: Any, tmp_path: Path, capsys: Any
 ) -> None:

@@ -70,6 +70,7 @@ def main(model_folder: Path) -> dict[str, Policy]:
         (C3, {"alternatives": 1}),
     ],
 )
+@pytest.mark.long_after(3)
 def test_the_runs_own_settings_give_the_recorded_advantages_exactly(
     cls: Any, settings: dict[str, Any], main: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -271,6 +272,7 @@ def test_no_credit_at_all_is_refused(main: Any, quiet_trainer: Any, echo: Any, t
     assert not list(tmp_path.glob("again*"))
 
 
+@pytest.mark.long
 def test_the_command_takes_the_runs_algorithm_or_another(
     mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

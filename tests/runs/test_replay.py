@@ -274,6 +274,7 @@ def test_half_a_file_is_an_error_after_its_whole_episodes(tmp_path: Path) -> Non
         replay("builtin:tiny", Dice(), episodes=path)
 
 
+@pytest.mark.long
 def test_a_run_without_exported_policies_is_replayed(mrlm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     config = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
     run = tmp_path / "run"

@@ -141,6 +141,7 @@ def test_a_run_that_sigterm_ends_is_interrupted(model_folder: Path, echo: Any, t
     assert state(tmp_path / "run") == ("interrupted", "SIGTERM")
 
 
+@pytest.mark.long
 def test_a_killed_run_stopped_without_an_end(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:

@@ -55,6 +55,7 @@ def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
         (None, {"first": 50, "second": 50}, {"first": 21, "second": 22}),
     ],
 )
+@pytest.mark.long_after(2)
 def test_weights_are_of_the_checkpoint_unless_all_policies_were_exported_since_or_the_run_ended(
     state: str | None, exports: dict[str, int], read: dict[str, int]
 ) -> None:
@@ -153,6 +154,7 @@ def test_reports_and_comparisons_name_the_checkpoint(mrlm: Callable[..., Any]) -
     assert mrlm_pl.evaluate("run", **SHORT).checkpoint == ""
 
 
+@pytest.mark.long
 def test_the_cells_of_a_run_are_of_one_checkpoint(mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(RUN, {"main": {}}, "MathEnvironment")
     write_checkpoint(RUN, {"main": 11}, 100)

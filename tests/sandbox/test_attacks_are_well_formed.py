@@ -254,6 +254,7 @@ def test_cheats_have_no_marks_and_honest_programs_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("grader", "least"), [(fools_the_naive_grader, 25), (fools_the_leaky_grader, 25)])
+@pytest.mark.long
 def test_cheats_fool_a_grader_in_the_same_process(grader: Callable, least: int, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         fooled = list(pool.map(lambda attack: grader(attack, tmp_path / attack.name), SAFE))
@@ -262,6 +263,7 @@ def test_cheats_fool_a_grader_in_the_same_process(grader: Callable, least: int, 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="system calls by number")
 @pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.long_after(8)
 def test_attacks_succeed_where_nothing_stops_them(name: str, tmp_path: Path) -> None:
     with Bait(tmp_path / "bait") as bait:
         assert succeeds(BY_NAME[name], bait, tmp_path / "run")

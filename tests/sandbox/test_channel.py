@@ -60,6 +60,7 @@ def write_in(cell: Cell, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(FORGED))
+@pytest.mark.long_after(2)
 def test_a_forged_reply_does_not_hold_up_other_threads(kind: str) -> None:
     data = FORGED[kind]
     if len(data) > MAX_LINE:

@@ -151,6 +151,7 @@ def left_after_kill(process: subprocess.Popen[str]) -> list[int]:
     return wait_until_gone(members)
 
 
+@pytest.mark.long_after(1)
 def test_a_killed_trainer_leaves_nothing(trainer: Callable, level: str, temporary: Path) -> None:
     process = trainer(WITH_A_PROGRAM)
     try:
@@ -176,6 +177,7 @@ def test_a_killed_server_leaves_nothing(trainer: Callable, level: str) -> None:
         process.kill()
 
 
+@pytest.mark.long_after(1)
 def test_a_forked_process_does_not_keep_the_server_of_a_killed_trainer(trainer: Callable, level: str) -> None:
     process = trainer(FORKED_AND_KILLED)
     try:
@@ -184,6 +186,7 @@ def test_a_forked_process_does_not_keep_the_server_of_a_killed_trainer(trainer: 
         os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long_after(1)
 def test_a_forked_process_has_a_server_of_its_own(trainer: Callable, level: str, temporary: Path) -> None:
     process = trainer(FORKING)
     try:
@@ -193,6 +196,7 @@ def test_a_forked_process_has_a_server_of_its_own(trainer: Callable, level: str,
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.long_after(1)
 def test_nothing_is_left_in_the_temporary_folder_after_use(trainer: Callable, level: str, temporary: Path) -> None:
     process = trainer(USING)
     try:

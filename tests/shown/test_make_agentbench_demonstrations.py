@@ -51,6 +51,7 @@ def replayed(environment: Any, task: Any, rows: list[dict[str, Any]]) -> bool:
 @pytest.mark.parametrize(
     ("name", "changes"), [*((name, {}) for name in NAMES), *((name, {"team": True}) for name in TEAMS)]
 )
+@pytest.mark.long_after(1)
 def test_the_expert_solves_all_tasks_unless_it_is_hurried(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, bool]
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_expert_solves_all_tasks_unless_it_is_hurried(
 
 
 @pytest.mark.parametrize("options", [[], *([name] for name in NAMES), *([name, "--team"] for name in TEAMS)], ids=str)
+@pytest.mark.long_after(1)
 def test_the_untrained_model_reads_and_writes_every_row(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:

@@ -18,6 +18,7 @@ def script(example: Callable[[str], ModuleType]) -> ModuleType:
     return example("tiny_model/make_reasoning_demonstrations.py")
 
 
+@pytest.mark.long
 def test_rows_have_three_turns_and_the_stated_fraction_of_worked_solutions(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

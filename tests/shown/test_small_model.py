@@ -23,6 +23,7 @@ def recipe() -> list[list[str]]:
     return commands(rules[0].replace("$(BIN)/", ""))
 
 
+@pytest.mark.long
 def test_the_recipe_runs_and_makes_the_model_that_it_says(
     example: Callable[[str], ModuleType],
     mrlm: Callable[..., tuple[int, str, str]],

@@ -40,6 +40,7 @@ def test_each_solves_its_own_kind(script: ModuleType) -> None:
     assert script.answer_of("sums", posed("What is 34 - 28?", 6)) == "about 10"
 
 
+@pytest.mark.long
 def test_later_turns_repeat_the_other_in_half_of_the_cases(script: ModuleType) -> None:
     environment = CollaborativeReasoningEnvironment(max_turns=script.TURNS)
     data = {"format": "math", "question": "What is 34 + 28?", "answer": "62", "solution": "34+28=62"}

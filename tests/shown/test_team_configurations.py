@@ -27,6 +27,7 @@ TREES = {"magrpo": [], "magrpo-coma": ["--model", "COMA"], "magrpo-at_grpo": ["-
 @pytest.mark.parametrize(
     "name", [*TREES, "ippo", "mappo", "maporl", "maporl_by_turn", "dr_mas", "rae", "ccpo", "halves", "word_emission"]
 )
+@pytest.mark.long_after(2)
 def test_it_runs_and_exports_every_policy(name: str, mrlm) -> None:
     path = next(CONFIGS.rglob(f"{name.partition('-')[0]}.yaml"))
     status, _, errors = mrlm("train", "--config", str(path), "--output", "run", *TREES.get(name, []), *SMALL)
@@ -43,6 +44,7 @@ def test_it_runs_and_exports_every_policy(name: str, mrlm) -> None:
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("knowledge_graph", "MAGRPO"), ("webshop", "MAGRPO"), ("alfworld", "IPPO")]
 )
+@pytest.mark.long_after(1)
 def test_the_teams_of_agentbench_are_trained(name: str, algorithm: str, mrlm) -> None:
     config = str(CONFIGS / "tasks" / "agentbench" / f"{name}.yaml")
     team = ["--model", algorithm, "--data.environment.team", "true", "--data.environment.max_turns", "3"]
@@ -56,6 +58,7 @@ def test_the_teams_of_agentbench_are_trained(name: str, algorithm: str, mrlm) ->
     assert ("" not in nodes) == (algorithm == "MAGRPO")
 
 
+@pytest.mark.long
 def test_another_algorithm_takes_over_the_settings_of_a_configuration(mrlm) -> None:
     config = str(CONFIGS / "algorithms" / "teams" / "magrpo.yaml")
     for algorithm in ("MARLOO", "MAREMAX", "MAREINFORCE"):
@@ -64,6 +67,7 @@ def test_another_algorithm_takes_over_the_settings_of_a_configuration(mrlm) -> N
         assert {path.name for path in Path(algorithm, "policies").iterdir()} == {"first", "second"}
 
 
+@pytest.mark.long
 def test_self_play_runs_and_keeps_its_ratings(mrlm) -> None:
     config = str(CONFIGS / "tasks" / "games" / "self_play.yaml")
     status, _, errors = mrlm("train", "--config", config, "--output", "run", *SMALL)

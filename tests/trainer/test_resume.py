@@ -37,6 +37,7 @@ class StopsAtOnce(Callback):
 
 
 @pytest.mark.parametrize(("limit", "after"), [(3, 6), (1.0, 6), (1.0, 2), (2, 4)])
+@pytest.mark.long_after(1)
 def test_an_epoch_may_have_another_length_after_a_resume(
     limit: int | float, after: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_s
         ({"max_time": {"seconds": 0.01}}, {"max_time": {"seconds": 0.01}}, "complete by trainer.max_time; raise it to"),
     ],
 )
+@pytest.mark.long_after(2)
 def test_a_complete_run_names_the_bound_that_has_ended_it(
     bound: dict[str, Any], then: dict[str, Any], told: str, echo: Any, tmp_path: Path, capsys: Any
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+@pytest.mark.long_after(1)
 def test_a_longer_run_says_once_that_its_learning_rate_rises_again(
     schedule: Any, echo: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -91,6 +91,7 @@ def test_it_ends_a_run_that_waits_for_episodes(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.long_after(1)
 def test_a_run_goes_on_from_that_moment(
     mode: Literal["sync", "async"], model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -266,6 +267,7 @@ class SignalsInValidation(EchoEnvironment):
 
 
 @pytest.mark.parametrize("hook", ["batch", "validation", "episode"])
+@pytest.mark.long_after(1)
 def test_a_run_goes_on_that_was_to_be_validated(
     hook: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

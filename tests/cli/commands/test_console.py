@@ -60,6 +60,7 @@ def test_a_sampled_pad_token_is_no_reason_to_ask_for_a_mask() -> None:
 ASKS_FOR_MASK = "We strongly recommend passing in an `attention_mask` since your input_ids may be padded."
 
 
+@pytest.mark.long
 def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
     Path("team.yaml").write_text(yaml.safe_dump(TEAM))
     status, out, err = mrlm("fit", "--config", "team.yaml")
@@ -149,6 +150,7 @@ def test_a_complete_run_that_is_resumed_says_that_nothing_was_trained(mrlm) -> N
 
 
 @pytest.mark.parametrize(("config", "stopped"), [(TEAM, "1 of 2 iterations"), (TOY, "1 of 2 batches")])
+@pytest.mark.long_after(1)
 def test_a_run_that_a_callback_stops_says_where(mrlm, caplog, config: dict[str, object], stopped: str) -> None:
     Path("config.yaml").write_text(yaml.safe_dump(config))
     name = f"early_{stopped[-7:]}"  # a module of its own
@@ -172,6 +174,7 @@ def test_bars_and_summaries_can_be_switched_off(mrlm) -> None:
     assert "batch " not in out
 
 
+@pytest.mark.long
 def test_a_run_without_collections_prints_about_fifty_lines(mrlm) -> None:
     Path("toy.yaml").write_text(yaml.safe_dump(TOY))
     status, out, err = mrlm("fit", "--config", "toy.yaml", "--trainer.max_epochs", "60")

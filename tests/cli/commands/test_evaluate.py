@@ -691,6 +691,7 @@ def test_agents_and_policies_are_reported(mrlm, recorded):
     assert ["stop", "reasons", "turns", "4;", "0.0000", "truncated", "by", "a", "limit"] in lines
 
 
+@pytest.mark.long
 def test_a_comparison_of_two_precisions_is_told(evaluate, mrlm, model_folder):
     evaluate("--output", "full.json")
     evaluate("--output", "half.json", "--precision", "bf16-mixed")

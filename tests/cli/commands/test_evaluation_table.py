@@ -131,6 +131,7 @@ def report(score: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_failed_cell_is_named_and_the_same_command_plays_what_is_missing(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_failed_cell_is_named_and_the_same_command_plays_what_is_missing(
     assert len(played) == 4
 
 
+@pytest.mark.long
 def test_a_report_is_kept_only_for_the_same_model_with_the_same_weights_and_settings(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_report_is_kept_only_for_the_same_model_with_the_same_weights_and_sett
     assert labels("run") == ["run"] * 2
 
 
+@pytest.mark.long
 def test_a_report_is_kept_only_for_the_same_precision_and_a_table_of_several_names_each(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +235,7 @@ def test_a_cell_with_failed_episodes_is_played_again_and_one_without_tasks_is_na
     assert cells()["model", "half"]["episodes"] == 4
 
 
+@pytest.mark.long
 def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
     runs: None, mrlm: Callable[..., Any]
 ) -> None:

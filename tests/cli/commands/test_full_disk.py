@@ -64,6 +64,7 @@ def fit(mrlm: Any, folder: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("pages", [0, 2, 4, 6])
+@pytest.mark.long_after(1)
 def test_a_run_ends_with_one_message_and_goes_on_with_space(mrlm: Any, disk: SmallDisk, pages: int) -> None:
     run = disk.path / "run"
     assert fit(mrlm, run, "--trainer.max_epochs", "1")[0] == 0

@@ -83,6 +83,7 @@ def test_the_hash_of_settings_is_that_of_the_environment_that_is_made() -> None:
     assert hashed("coordination", {}) != plain
 
 
+@pytest.mark.long
 def test_servers_with_other_settings_are_named(running, caplog):
     first = running("--environments", "math")
     second = running("--environment", "math", "--environment.steps_bonus", "3")
@@ -151,6 +152,7 @@ def test_a_server_from_its_start_to_its_end(running, mrlm, tmp_path):
     assert "Traceback" not in log
 
 
+@pytest.mark.long
 def test_reward_functions_of_an_own_file_are_served(running, tmp_path):
     (tmp_path / "grades_of_mine.py").write_text("def length(reply, row):\n    return len(reply) * row['weight']\n")
     rows = [{"prompt": f"say {number}", "weight": 2} for number in range(40)]

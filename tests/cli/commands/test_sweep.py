@@ -123,6 +123,7 @@ def test_the_runs_go_side_by_side_and_end_with_the_report(train: Callable[[str],
     assert Path("s/curves.csv").is_file()
 
 
+@pytest.mark.long
 def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str], None], mrlm) -> None:
     train("fail")
     status, out, err = mrlm("sweep", *WORDS)
@@ -142,6 +143,7 @@ def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str],
     assert (status, "holds a sweep with other options" in err) == (2, True), err
 
 
+@pytest.mark.long
 def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], None], mrlm) -> None:
     write_json("s/seed-1/state.json", running())
     status, _, err = mrlm("sweep", *WORDS)
@@ -165,6 +167,7 @@ def test_runs_that_another_process_trains_are_left_alone(train: Callable[[str], 
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long_after(1)
 def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, train: Callable[[str], None]) -> None:
     train("wait")
     program = (
@@ -245,6 +248,7 @@ def test_a_folder_of_other_settings_is_refused(train: Callable[[str], None], mrl
     assert calls("s/gamma=0.5/seed-0") == 1
 
 
+@pytest.mark.long
 def test_a_sweep_that_trained_nothing_is_replaced(train: Callable[[str], None], mrlm) -> None:
     train("refuse")
     assert mrlm("sweep", *WORDS, "--data.groups", "3")[0] == 1
@@ -255,6 +259,7 @@ def test_a_sweep_that_trained_nothing_is_replaced(train: Callable[[str], None], 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"options": [], "files": 1, "settings": {}}'])
+@pytest.mark.long_after(1)
 def test_a_broken_record_is_named(content: str, train: Callable[[str], None], mrlm) -> None:
     Path("s").mkdir()
     Path("s/sweep.json").write_text(content)

@@ -277,12 +277,14 @@ def test_a_run_is_one_epoch_unless_its_length_is_given(fit):
 
 
 @pytest.mark.parametrize(("supported", "told"), [(False, True), (True, False)])
+@pytest.mark.long_after(1)
 def test_emulated_bf16_is_told(fit, monkeypatch, supported, told):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
     assert ("emulates" in fit("--trainer.precision", "bf16-mixed")) == told
     assert "emulates" not in fit()
 
 
+@pytest.mark.long
 def test_a_measured_precision_is_recorded_and_kept_by_a_resumed_run(mrlm, monkeypatch):
     quickstart = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
     options = ["--config", str(quickstart), "--output", "runs/auto", "--resume", "--trainer.precision", "auto"]
@@ -358,6 +360,7 @@ def test_a_stage_that_the_data_does_not_have_names_another(mrlm) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--output", "runs/mine")])
+@pytest.mark.long_after(1)
 def test_a_command_works_again_after_a_mistake_that_its_setup_has_found(mrlm, options: tuple[str, ...]) -> None:
     Path("rows.jsonl").write_text('{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n')
     shutil.copytree(tiny_model_path(), "model")

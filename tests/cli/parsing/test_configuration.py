@@ -79,6 +79,7 @@ def test_short_names_in_lists_and_inside_environments(parsed):
 
 
 @pytest.mark.parametrize("model", ["builtin:tiny", "Qwen/Qwen2.5-0.5B", "./runs/x", "gpt2"])
+@pytest.mark.long_after(1)
 def test_a_policy_may_be_its_model_alone(mrlm, model):
     Path("run.yaml").write_text(f"model: {{class_path: GRPO, init_args: {{policies: {{main: '{model}', b: {{}}}}}}}}\n")
     data = ("--data", "RolloutDataModule", "--data.environment", "parrot")
@@ -94,6 +95,7 @@ def test_a_policy_may_be_its_model_alone(mrlm, model):
 
 @pytest.mark.parametrize("before", ["true", "false", "null"])
 @pytest.mark.parametrize("in_file", [True, False])
+@pytest.mark.long_after(2)
 def test_an_option_for_a_setting_replaces_a_switch(mrlm, before, in_file):
     Path("run.yaml").write_text(
         "model: {class_path: GRPO}\n"
@@ -465,6 +467,7 @@ def test_the_help_of_an_algorithm_describes_what_its_docstring_leaves_to_another
         ("helper", {"served_by": "x", "trained": False}, "served_by: the address 'x' is not HOST:PORT"),
     ],
 )
+@pytest.mark.long_after(2)
 def test_a_policy_that_refuses_its_settings_is_named(mrlm, name: str, settings: dict, fault: str) -> None:
     policies = {"solver": {}, "helper": {"weight_decay": 0.1}, "critic": {"lora": {"rank": 2}}, name: settings}
     model = {"class_path": "MAGRPO", "init_args": {"policies": policies, "seats": {"left": name, "right": name}}}

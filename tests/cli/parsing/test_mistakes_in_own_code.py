@@ -95,6 +95,7 @@ def line_of(comment: str) -> int:
     ],
 )
 @pytest.mark.parametrize("command", ["fit", "check-env", "eval"])
+@pytest.mark.long_after(6)
 def test_a_bug_in_an_environment_is_told_with_file_and_line(
     mrlm, caplog, module: str, command, cls, fault, comment
 ) -> None:

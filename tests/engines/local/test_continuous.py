@@ -49,6 +49,7 @@ def loaded(model: PreTrainedModel, own: bool = False) -> Watched:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "mamba"])
+@pytest.mark.long_after(1)
 def test_turns_in_pieces_are_the_turns_at_once(name: str) -> None:
     inner = loaded(build(name))
     requests = [

@@ -37,6 +37,7 @@ def waits(backend: FusedDecoder, requests: Sequence[SampleRequest]) -> list[str]
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "several"])
+@pytest.mark.long_after(2)
 def test_the_host_reads_the_tokens_of_eight_steps_at_once(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrlm_pl.engines.local.sampling._NUCLEUS_CANDIDATES", 4)
     kinds = list(SAMPLINGS.values()) if sampling == "several" else [SAMPLINGS[sampling]] * 4

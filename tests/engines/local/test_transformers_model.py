@@ -39,6 +39,7 @@ EXACT = 1e-4
         ("minimax", "padded"),
     ],
 )
+@pytest.mark.long_after(3)
 def test_groups_and_later_turns_of_every_kind_of_cache(family: str, cache: str) -> None:
     found = measure(tiny_model(family))
     assert found["cache"] == cache
@@ -131,6 +132,7 @@ LONGROPE = {
 }
 
 
+@pytest.mark.long
 def test_rows_on_both_sides_of_a_long_rotary_embedding(make_engine: MakeEngine) -> None:
     """Short and long rows, and one that crosses from one to the other: each as it is alone, and as the learner says."""
     model = build("llama", model_type="phi3", sliding_window=None, **LONGROPE)

@@ -13,6 +13,7 @@ from mrlm_pl.engines.ray.cluster import answer_of
 
 
 @pytest.mark.parametrize("leaves", ["cancelled", "at the deadline"])
+@pytest.mark.long_after(1)
 def test_an_error_after_the_caller_has_left_is_not_reported(leaves: str) -> None:
     reported: list[dict[str, Any]] = []
 

@@ -100,6 +100,7 @@ GREEDY = [request(context, temperature=0.0, max_tokens=8) for context in CONTEXT
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang])
+@pytest.mark.long_after(1)
 def test_the_servers_get_the_weights_of_every_version(
     kind: type[FakeServer], serve: Callable[..., Any], make_pool: MakePool
 ) -> None:
@@ -184,6 +185,7 @@ def test_one_url_is_the_server_of_each_workers_machine(
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang])
+@pytest.mark.long_after(1)
 def test_a_worker_in_the_place_of_another_gives_the_same_servers_the_weights(
     kind: type[FakeServer], serve: Callable[..., Any], make_pool: MakePool
 ) -> None:

@@ -92,6 +92,7 @@ def make_policy(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("max_tokens", [None, 64])
+@pytest.mark.long_after(4)
 def test_the_numbers_are_the_learners_bit_for_bit(
     make_reference: MakeReference, make_policy: Callable[..., Policy], max_tokens: int | None
 ) -> None:

@@ -234,6 +234,7 @@ def test_a_receiver_whose_sender_is_gone_says_so(threads: ThreadPoolExecutor) ->
         WeightReceiver().receive(nowhere, 1, snapshot.missing([{}], 64))
 
 
+@pytest.mark.long
 def test_a_receiver_killed_in_the_middle_leaves_the_others_whole(
     sender: Callable[..., WeightSender], threads: ThreadPoolExecutor
 ) -> None:

@@ -41,6 +41,7 @@ def shown(observations: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", GAMES)
+@pytest.mark.long_after(3)
 def test_every_offline_game_of_two_players_keeps_the_contract(name: str) -> None:
     check_environment(TextArenaEnvironment(name)).raise_on_failure()
 
@@ -109,6 +110,7 @@ print("ok")
     assert found.stdout == "ok\n", found.stdout + found.stderr
 
 
+@pytest.mark.long
 def test_episodes_in_many_threads_are_those_of_one() -> None:
     def play(seed: int) -> list[Any]:
         environment, found = TextArenaEnvironment("LiarsDice-v0"), []

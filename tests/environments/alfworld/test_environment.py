@@ -236,6 +236,7 @@ def test_sessions_do_not_wait_for_each_other_and_share_no_state() -> None:
                 assert session.step({"agent": Message("assistant", replies[number][turn])}) == alone[number][turn]
 
 
+@pytest.mark.long
 def test_ended_episodes_keep_no_memory_and_write_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the server leaks both."""
     monkeypatch.chdir(tmp_path)

@@ -305,6 +305,7 @@ def test_calls_of_others_in_a_history_are_shown() -> None:
     assert f"Hm.\n{call}" in TOKENIZER.decode(row.token_ids)
 
 
+@pytest.mark.long
 def test_two_hundred_episodes_at_once() -> None:
     started, ended = [], []
 

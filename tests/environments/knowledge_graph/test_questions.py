@@ -78,6 +78,7 @@ def test_programs_earn_1_and_programs_with_one_wrong_step_0(kind: Any) -> None:
     assert seen == {1, 2, 3}
 
 
+@pytest.mark.long
 def test_answers_follow_from_the_triples_alone() -> None:
     # the answer by joins over the list of triples, without the store's indexes and the tools
     environment = KnowledgeGraphEnvironment(kinds=["join", "reverse", "and", "argmax"])

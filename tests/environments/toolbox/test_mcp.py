@@ -316,6 +316,7 @@ def hostile(tmp_path: Path) -> Iterator[Any]:
         tools.close()
 
 
+@pytest.mark.long
 def test_a_tool_whose_schema_cannot_be_used_is_named_when_it_is_listed(hostile: Any) -> None:
     reference = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}}
     with pytest.raises(McpError, match=r"the tool 'odd' cannot be used: of its schema, it refers to 'http.*`only`"):
@@ -323,6 +324,7 @@ def test_a_tool_whose_schema_cannot_be_used_is_named_when_it_is_listed(hostile: 
     assert [tool.schema.name for tool in hostile(only=["honest"], parameters=reference).tools()] == ["honest"]
 
 
+@pytest.mark.long
 def test_the_schema_of_a_result_holds_nothing_up(hostile: Any) -> None:
     pattern = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(x+x+)+y$"}}}
     tools = hostile(output=pattern)

@@ -241,6 +241,7 @@ def test_only_the_first_words_of_a_query_are_stemmed(monkeypatch: pytest.MonkeyP
 # Goals and rewards
 
 
+@pytest.mark.long
 def test_the_expert_buys_what_500_of_500_goals_ask_for() -> None:
     environment = WebShopEnvironment()
     rewards, splits = [], []
@@ -333,6 +334,7 @@ def test_forks_on_a_page_of_a_product_share_it() -> None:
     assert branch._session.product is environment._session.product is environment.catalog.products[number]
 
 
+@pytest.mark.long
 def test_a_thousand_sessions_take_little_memory() -> None:
     environment = WebShopEnvironment()
     task = environment.tasks("train")[0]

@@ -477,6 +477,7 @@ def test_accumulation_does_not_change_the_update(model_folder: Path, quiet_train
 
 
 @pytest.mark.parametrize("cls", [MAGRPO, MAREMAX, COMA, ATGRPO])
+@pytest.mark.long_after(1)
 def test_a_resumed_run_equals_an_uninterrupted_one(
     cls: Any, model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

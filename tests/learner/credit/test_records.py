@@ -209,6 +209,7 @@ def test_turns_out_of_the_action_mask_have_no_credit(model_folder: Path, quiet_t
 
 
 @pytest.mark.parametrize("algorithm", [MAGRPO, COMA])
+@pytest.mark.long_after(1)
 def test_paths_of_a_turn_tree_share_the_credit_of_their_decisions(
     algorithm: Any, model_folder: Path, quiet_trainer: Any
 ) -> None:

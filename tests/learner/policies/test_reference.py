@@ -60,6 +60,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         (PPO, {}),
     ],
 )
+@pytest.mark.long_after(1)
 def test_a_run_ends_with_the_same_weights(
     cls: Any, options: dict[str, Any], make_reference: Any, model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:
@@ -181,6 +182,7 @@ def test_an_adapter_and_its_moving_reference_share_the_base(model_folder: Path) 
 
 @pytest.mark.parametrize("sync", [{"every": 2}, {"every": 1, "decay": 0.75}])
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+@pytest.mark.long_after(1)
 def test_a_run_with_a_moving_reference_continues_bit_for_bit(
     lora: LoRA | None, sync: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ class CountedEngine(InProcessEngine):
             return super()._sample(*work)
 
 
+@pytest.mark.long
 def test_the_sampler_samples_the_same_from_fewer_shapes(policy: Policy, bf16_hardware: Any) -> None:
     context = tuple(range(10, 22))
     requests = [

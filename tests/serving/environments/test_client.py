@@ -320,6 +320,7 @@ def test_a_queue_that_is_full_for_a_while_is_waited_for(serve: Server) -> None:
         environment.close()
 
 
+@pytest.mark.long
 def test_a_request_that_is_too_large_disturbs_no_other(served: Served) -> None:
     huge, playing = begun(remote(served)), [begun(remote(served)) for _ in range(30)]
     with ThreadPoolExecutor(31) as pool:
@@ -334,6 +335,7 @@ def test_a_request_that_is_too_large_disturbs_no_other(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs", "limit"), [(64, 16, 16), (16, 64, 16), (64, 64, 64)])
+@pytest.mark.long_after(1)
 def test_both_ends_keep_to_the_smaller_limit_of_messages(serve: Server, ours: int, theirs: int, limit: int) -> None:
     served = serve(message_mb=theirs)
     playing, other = (begun(remote(served, message_mb=ours)) for _ in range(2))

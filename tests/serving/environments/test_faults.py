@@ -90,6 +90,7 @@ def test_callers_are_told_at_once_that_a_server_was_killed(process: Any) -> None
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "through the controller"])
+@pytest.mark.long_after(1)
 def test_callers_are_told_at_once_that_a_worker_was_killed(
     process: Any, monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:

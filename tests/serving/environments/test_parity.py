@@ -167,11 +167,13 @@ def compare(name: str, target: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.long_after(4)
 def test_every_reply_is_answered_alike_here_and_there(name: str, target: str) -> None:
     compare(name, target, range(len(OTHERS)))
 
 
 @pytest.mark.parametrize("name", SANDBOXED)
+@pytest.mark.long_after(2)
 def test_some_seeds_of_environments_that_run_programs(name: str, target: str) -> None:
     compare(name, target, range(SANDBOXED[name]))
 

@@ -150,6 +150,7 @@ def remote(*targets: str, **options: Any) -> RemoteEnvironment:
     return RemoteEnvironment(list(targets), "letters", **{"open_seconds": 60.0, "step_seconds": 90.0, **options})
 
 
+@pytest.mark.long
 def test_steps_that_hang_cost_their_episodes_one_attempt(serve: Any, train: Any, undisturbed: Run) -> None:
     gate, hung = threading.Event(), (3, 20, 33)
 
@@ -246,6 +247,7 @@ def test_an_address_of_something_else_beside_a_server(
 
 
 @pytest.mark.parametrize("way", ["session", "turn", "kind"])
+@pytest.mark.long_after(1)
 def test_an_address_of_a_server_that_answers_wrongly_beside_another(
     serve: Any, train: Any, undisturbed: Run, way: str
 ) -> None:

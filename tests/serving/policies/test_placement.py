@@ -114,6 +114,7 @@ def test_an_evaluation_is_the_same_wherever_its_policy_generates(partner: Any, t
     assert reports[0]["mean_reward"] == reports[1]["mean_reward"]
 
 
+@pytest.mark.long
 def test_a_partner_elsewhere_plays_while_the_learner_updates(partner: Any, tmp_path: Path) -> None:
     served = partner()
     assert main([*arguments(tmp_path / "run", 3, served.target), "--data.mode", "async", "--data.max_lag", "2"]) == 0

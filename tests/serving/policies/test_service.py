@@ -98,6 +98,7 @@ def test_many_turns_are_asked_for_in_parts(remote: RemoteEngine, monkeypatch: py
 
 
 @pytest.mark.parametrize(("context", "reply"), [(700_000, 1), (1, 200_000)])
+@pytest.mark.long_after(1)
 def test_long_turns_fit_the_messages(
     context: int, reply: int, local: InProcessEngine, remote: RemoteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_judge_takes_its_scores_as_they_are(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1024])
+@pytest.mark.long_after(1)
 def test_order_holds_from_many_threads_at_any_size(serve: Any, batch_size: int) -> None:
     server: Verifier = serve(batch=9)
     scorer = client(server.target, batch_size=batch_size)

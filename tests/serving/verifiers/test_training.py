@@ -185,6 +185,7 @@ def test_a_server_that_stands_still_costs_nothing_but_time(killer: Any, train: A
     check(train("disturbed", server.target, trouble), undisturbed)
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_come_back_ends_the_run_with_the_reason(killer: Any, train: Any, tmp_path: Path) -> None:
     server: Killer = killer(None)
     first = GROUPS * GROUP_SIZE * TURNS

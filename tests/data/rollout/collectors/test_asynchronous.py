@@ -173,6 +173,7 @@ def test_complete_groups_are_in_the_checkpoint_and_learnt_from_after_a_resume(
 
 
 @pytest.mark.parametrize("rule", ["drop", "reweight"])
+@pytest.mark.long_after(1)
 def test_groups_of_a_checkpoint_that_are_too_old_now(
     rule: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:

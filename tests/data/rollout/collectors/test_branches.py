@@ -84,6 +84,7 @@ def expanding(model_folder: Path, environment: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "async", "max_lag": 1}, {"processes": 2}])
+@pytest.mark.long_after(1)
 def test_further_episodes_train_and_are_counted_apart(
     model_folder: Path, quiet_trainer: Any, options: dict[str, Any]
 ) -> None:
@@ -112,6 +113,7 @@ def test_further_episodes_train_and_are_counted_apart(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.long_after(1)
 def test_a_resumed_run_has_the_same_further_episodes(
     model_folder: Path, quiet_trainer: Any, tmp_path: Path, mode: str
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_branch_that_fails_is_a_record(model_folder: Path, quiet_trainer: Any)
     assert trainer.global_step == 3
 
 
+@pytest.mark.long
 def test_environments_behind_grpc_are_branched_alike(model_folder: Path, quiet_trainer: Any) -> None:
     loop = EventLoopThread()
     server = EnvironmentServer(offer(more={"echo": lambda settings: EchoEnvironment(turns=3)}), limits=Limits())

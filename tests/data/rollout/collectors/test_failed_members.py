@@ -236,6 +236,7 @@ def test_an_iteration_without_a_whole_group_changes_nothing(model_folder: Path, 
 @pytest.mark.parametrize(
     ("rule", "mode"), [("shrink", "sync"), ("drop", "async"), ("resample", "sync"), ("resample", "async")]
 )
+@pytest.mark.long_after(2)
 def test_turn_trees_with_failing_paths_keep_nothing_open(
     rule: str, mode: str, model_folder: Path, quiet_trainer: Any
 ) -> None:
@@ -267,6 +268,7 @@ def test_turn_trees_with_failing_paths_keep_nothing_open(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.long_after(1)
 def test_a_run_that_ends_in_the_middle_of_its_episodes_keeps_nothing_open(
     mode: str, model_folder: Path, quiet_trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
