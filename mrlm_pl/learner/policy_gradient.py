@@ -57,8 +57,8 @@ class PolicyGradient(Algorithm):
     """Base class of the policy gradients: a subclass defines how returns become advantages.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
-    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and ``critic``. It overrides
-    :meth:`credit` or :meth:`token_losses` for other rules.
+    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`turns`, :attr:`tree` and ``critic``. It overrides
+    :meth:`returns` to compare something else, and :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
