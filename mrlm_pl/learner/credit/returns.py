@@ -69,6 +69,11 @@ class Returns:
     episode: tuple[Episode, ...]
     baseline: Tensor | None = None
 
+    @property
+    def roles(self) -> list[str]:
+        """The role of each return, ``ENVIRONMENT/AGENT``."""
+        return [f"{game}/{agent}" for game, agent in zip(self.environment, self.agent, strict=True)]
+
     def components(self) -> dict[str, Tensor]:
         """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
         sums: dict[str, Tensor] = {}
