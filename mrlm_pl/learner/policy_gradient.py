@@ -269,7 +269,7 @@ class PolicyGradient(Algorithm):
         return returns.rows(advantages)
 
     def returns(self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()) -> Any:
-        """Return what is compared: returns of agents in episodes, of turns or of decisions; see :meth:`compared`.
+        """Return the returns that are compared: of agents in episodes, of turns or of decisions; see :meth:`compared`.
 
         Args:
             episodes: one rollout, or a group of it.
