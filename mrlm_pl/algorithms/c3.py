@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mrlm_pl.advantages import leave_one_out_advantages
-from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.branches import alternatives_of
-from mrlm_pl.learner.credit.returns import Tables
+from mrlm_pl.learner.credit.decisions import DecisionReturns
 from mrlm_pl.learner.credit.team import warn_of_constant_sum
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import RewardShare
+from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.rollout.replay import Rest
 from mrlm_pl.settings import one_of
@@ -68,11 +67,12 @@ class C3(PolicyGradient):
         trained = tuple(self.trained_policies)
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
 
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
+    def returns(
+        self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()
+    ) -> DecisionReturns:
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
-        returns = self.compared(alternatives_of(episodes, self.branched.rest, self.reward, self.turn_bonus(sampling)))
-        return returns.rows(self.advantages(returns))
+        return alternatives_of(episodes, self.branched.rest, self.reward, bonus)
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
         return not self.advantages(alternatives_of(group, self.branched.rest, self.reward)).any()

@@ -61,11 +61,11 @@ class CCPO(PolicyGradient):
         self._history: dict[str, Moments] = {}
 
     def compared(self, returns: Returns) -> Returns:
-        levels = [self._history.get(key, NO_MOMENTS).mean for key in _keys(returns)]
+        levels = [self._history.get(key, NO_MOMENTS).mean for key in returns.roles]
         return replace(returns, baseline=torch.tensor(levels, dtype=torch.float64))
 
     def advantages(self, returns: Returns) -> Tensor:
-        keys = _keys(returns)
+        keys = returns.roles
         found = history_normalized_advantages(returns.reward, keys, self._history)
         places = torch.tensor(labels(keys)).long()
         own = {
@@ -87,7 +87,3 @@ class CCPO(PolicyGradient):
     def load_progress(self, progress: Mapping[str, Any]) -> None:
         super().load_progress(progress)
         self._history = {key: Moments(*numbers) for key, numbers in progress.get("contributions", {}).items()}
-
-
-def _keys(returns: Returns) -> list[str]:
-    return [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]

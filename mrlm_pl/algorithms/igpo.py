@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.advantages import TurnBaseline
-from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, Task, Trajectory
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.batch import collate_rows
-from mrlm_pl.learner.credit.returns import Tables
 from mrlm_pl.learner.credit.turns import TurnCredit, TurnReturns, turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.learner.ranks import sum_over_ranks
 from mrlm_pl.policy import Policy
-from mrlm_pl.rewards import information_gains
+from mrlm_pl.rewards import TurnBonus, information_gains
 from mrlm_pl.settings import at_least
 
 
@@ -79,14 +77,15 @@ class IGPO(PolicyGradient):
     def weights_in_credit(self) -> str | None:
         return "the information gains"
 
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        turns = turn_returns_of(episodes, self.turn_bonus(sampling))
+    def returns(
+        self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()
+    ) -> TurnReturns:
+        turns = turn_returns_of(episodes, bonus)
         gains = information_gains(self.answer_logp(turns), turns.play)
         followed = sum_over_ranks(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})
         if followed["turns"]:
             self.metrics.rollout["train/information_gain"] = followed["gain"] / followed["turns"]
-        turns = self.turns.compared(replace(turns, reward=turns.reward + self.gain_weight * gains))
-        return turns.rows(self.turns.advantages(turns))
+        return replace(turns, reward=turns.reward + self.gain_weight * gains)
 
     def answer_logp(self, turns: TurnReturns) -> Tensor:
         """Return the log-probability per token [S] fp64 of the reference answer before each turn, by the turn's policy.

@@ -14,7 +14,7 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.episode import Episode, person_of
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.grouping import grouped
-from mrlm_pl.learner.credit.returns import Returns, Tables, labels, returns_of
+from mrlm_pl.learner.credit.returns import Returns, Tables, labels
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.seeding import derive_seed
@@ -66,7 +66,7 @@ class MGRPO(PolicyGradient):
         self.planner, self.calls_per_group = planner, calls_per_group
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        returns, advantages = self._with_advantages(returns_of(episodes, self.turn_bonus(sampling)))
+        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling)))
         chosen = self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen])
 
@@ -103,4 +103,4 @@ class MGRPO(PolicyGradient):
         return self.planner or agents[0]
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        return not self.advantages(self.compared(returns_of(group))).any()
+        return not self.advantages(self.compared(self.returns(group))).any()

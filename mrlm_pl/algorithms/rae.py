@@ -53,8 +53,7 @@ class RAE(PolicyGradient):
         self._baselines: dict[str, float] = {}
 
     def compared(self, returns: Returns) -> Returns:
-        roles = [f"{game}/{agent}" for game, agent in zip(returns.environment, returns.agent, strict=True)]
-        own = list(zip(roles, returns.reward.tolist(), strict=True))
+        own = list(zip(returns.roles, returns.reward.tolist(), strict=True))
         # ranks play blocks of groups: one after the other is the groups' order
         shares = gather_ranks(self.trainer, own)
         plays = [play for share in shares for play in share]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mrlm_pl.advantages import TurnBaseline
-from mrlm_pl.engines.base import Sampling
-from mrlm_pl.episode import Episode
 from mrlm_pl.learner.credit.branches import LeafCredit
-from mrlm_pl.learner.credit.returns import Tables
-from mrlm_pl.learner.credit.turns import turn_returns_of
 from mrlm_pl.learner.policy_gradient import PolicyGradient
 from mrlm_pl.policy import Policy
 from mrlm_pl.rollout.branches import Expansions
@@ -62,8 +57,4 @@ class TreeGRPO(PolicyGradient):
     ) -> None:
         super().__init__(policies, seats, **settings)
         self.further = Expansions(rounds, nodes)
-        self.leaves = LeafCredit(turn_baseline, normalize)
-
-    def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        turns = self.leaves.compared(turn_returns_of(episodes, self.turn_bonus(sampling)), episodes)
-        return turns.rows(self.leaves.advantages(turns, episodes))
+        self.turns = LeafCredit(turn_baseline, normalize)

@@ -17,6 +17,7 @@ from mrlm_pl.errors import ConfigurationError, place
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.contract import RolloutFacts
+from mrlm_pl.learner.credit.branches import LeafCredit
 from mrlm_pl.learner.credit.filters import (
     exclude_zero_variance,
     keep_top_entropy,
@@ -47,7 +48,7 @@ from mrlm_pl.losses import (
 )
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
-from mrlm_pl.rewards import overlong_penalties
+from mrlm_pl.rewards import TurnBonus, overlong_penalties
 from mrlm_pl.rollout.branches import Alternatives
 from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
@@ -56,8 +57,8 @@ class PolicyGradient(Algorithm):
     """Base class of the policy gradients: a subclass defines how returns become advantages.
 
     A subclass sets :attr:`advantage`, or overrides :meth:`compared` or :meth:`advantages`, and sets
-    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`tree` and ``critic``. It overrides
-    :meth:`credit` or :meth:`token_losses` for other rules.
+    :attr:`default_loss`; its constructor may set :attr:`gae`, :attr:`turns`, :attr:`tree` and ``critic``. It overrides
+    :meth:`returns` to compare something else, and :meth:`credit` or :meth:`token_losses` for other rules.
 
     Logged for each policy under ``train/``, as means over all action tokens of an update, on all ranks and in all
     micro-batches: ``approx_kl`` (k3 estimate of the KL divergence of the current policy from the old policy),
@@ -212,7 +213,7 @@ class PolicyGradient(Algorithm):
         self.old_policy = OldPolicy(recompute_old_logp, correction, off_policy_threshold)
         self.task_normalization: TaskNormalization | None = task_normalization
         self.gae: TokenGAE | None = None
-        self.turns: TurnCredit | None = None
+        self.turns: TurnCredit | LeafCredit | None = None
         given = None if distillation is None else as_settings(Distillation, distillation, "distillation")
         self.distiller = None if given is None else Distiller(given, self)
         self.warned: set[Any] = set()
@@ -244,9 +245,10 @@ class PolicyGradient(Algorithm):
                 "`advantage = staticmethod(RULE)`, such as mrlm_pl.advantages.group_normalized_advantages "
                 "(docs/tutorials/own_algorithm.md)"
             )
-        if type(self).credit is PolicyGradient.credit:  # another one may call it otherwise
-            rule, arguments = self._rule
-            check_takes(rule, *arguments)
+        if type(self).credit is PolicyGradient.credit:  # another one may call them otherwise
+            if self.advantage is not None and type(self).advantages is PolicyGradient.advantages:
+                check_takes(self.advantage, "rewards", "groups")
+            check_takes(self.advantages, "returns")
         if self.reduction == "episode_mean" and (self.tree is not None or isinstance(self.further, Alternatives)):
             raise ConfigurationError(
                 "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
@@ -259,20 +261,28 @@ class PolicyGradient(Algorithm):
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
         """Return the trajectories of every learner, a policy's with their advantages; see :meth:`prepare`."""
-        bonus = self.turn_bonus(sampling)
         if self.gae is not None:
             return self.token_credit(episodes, sampling, self.gae)
+        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
         if self.tree is not None:
-            decided, advantages = self._with_advantages(self.tree.returns(episodes, bonus, greedy))
-            return self.tree.rows(self.trainer, self.metrics, decided, advantages)
-        if self.turns is not None:
-            turns = self.turns.compared(turn_returns_of(episodes, bonus))
-            return turns.rows(self.turns.advantages(turns))
-        returns = returns_of(episodes, bonus, greedy)
-        if isinstance(self.further, Coalitions):
-            returns = self.further.returns(episodes, bonus)
-        returns, advantages = self._with_advantages(returns)
+            return self.tree.rows(self.trainer, self.metrics, returns, advantages)
         return returns.rows(advantages)
+
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()) -> Any:
+        """Return the returns that are compared: of agents in episodes, of turns or of decisions; see :meth:`compared`.
+
+        Args:
+            episodes: one rollout, or a group of it.
+            bonus: added to the environment's reward of a turn; None adds nothing.
+            greedy: one greedy episode for each group, where they are played.
+        """
+        if self.tree is not None:
+            return self.tree.returns(episodes, bonus, greedy)
+        if self.turns is not None:
+            return turn_returns_of(episodes, bonus)
+        if isinstance(self.further, Coalitions):
+            return self.further.returns(episodes, bonus)
+        return returns_of(episodes, bonus, greedy)
 
     def compared(self, returns: Any) -> Any:
         """Return the returns with their baselines, by default those of :attr:`advantage`; every rank calls this once.
@@ -282,8 +292,11 @@ class PolicyGradient(Algorithm):
 
         Args:
             returns: :class:`~mrlm_pl.learner.credit.returns.Returns` of agents in episodes, or with :attr:`tree`
-                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`.
+                :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
+                :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
         """
+        if self.turns is not None:
+            return self.turns.compared(returns)
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
         own = type(self).advantages is not PolicyGradient.advantages
@@ -298,16 +311,12 @@ class PolicyGradient(Algorithm):
         Args:
             returns: of :meth:`compared`.
         """
+        if self.turns is not None:
+            return self.turns.advantages(returns)
         if self.advantage is None:
             return returns.reward - returns.baseline
-        return self.advantage(returns.reward, returns.comparison)
-
-    @property
-    def _rule(self) -> tuple[Callable[..., Any], tuple[str, ...]]:
-        """The rule of the advantages, and its arguments: :attr:`advantage`, or the class's own :meth:`advantages`."""
-        if self.advantage is None or type(self).advantages is not PolicyGradient.advantages:
-            return self.advantages, ("returns",)
-        return self.advantage, ("rewards", "groups")
+        found = self.advantage(returns.reward, returns.comparison)
+        return checked_advantages(found, len(returns.reward), self.advantage)
 
     def _with_advantages(self, returns: Any) -> tuple[Any, Tensor]:
         """Return :meth:`compared`, and the advantages [N].
@@ -322,8 +331,7 @@ class PolicyGradient(Algorithm):
                 f"{self.compared.__qualname__} returned a {type(found).__name__}; it must return "
                 f"`dataclasses.replace(returns, baseline=...)` ({place(self.compared)})"
             )
-        returns = found
-        return returns, checked_advantages(self.advantages(returns), len(returns.reward), self._rule[0])
+        return found, checked_advantages(self.advantages(found), len(found.reward), self.advantages)
 
     def token_losses(self, logp: Tensor, old_logp: Tensor, rows: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss [B, T] of each token, and metrics by name: single numbers, means over the action tokens.
@@ -360,11 +368,8 @@ class PolicyGradient(Algorithm):
         return found
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        if isinstance(self.further, Coalitions):
-            return self.further.without_signal(group)
-        if self.turns is not None:
-            return not self.turns.advantages(turn_returns_of(group)).any()
-        return equal_returns(group) if self.tree is None else self.tree.without_signal(group)
+        judge = self.further if isinstance(self.further, Coalitions) else self.turns or self.tree
+        return equal_returns(group) if judge is None else judge.without_signal(group)
 
     def turn_bonus(self, sampling: Sampling) -> Callable[[Turn], float] | None:
         """Return the function that adds to the reward of a turn, or None.

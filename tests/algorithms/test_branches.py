@@ -54,6 +54,19 @@ def test_messages_are_compared_with_their_alternatives(policies: Any, quiet_trai
     assert [row[0] for row in shrunk] == pytest.approx([1.5 - 4.5, 4.5 - 1.5, 1.5 - 0.25, 0.25 - 1.5])
 
 
+class WithoutOne(C3):
+    def advantages(self, returns: Any) -> Any:
+        return super().advantages(returns)[1:]
+
+
+def test_too_few_advantages_of_messages_are_refused(policies: Any, quiet_trainer: Any) -> None:
+    episodes = [episode(0, "g", {"a": [("s", 1.0)]}), branch(1, 0, "a", 0, {"a": [2.0]})]
+    with pytest.raises(
+        ConfigurationError, match=r"WithoutOne\.advantages returned shape \[1\]; .* each of the 2 returns"
+    ):
+        advantages(WithoutOne(policies), episodes, quiet_trainer())
+
+
 def leaves() -> list[Episode]:
     """Returns of two trees: 4, 2 (which leaves after a turn) | 1, 5 (which shares nothing)."""
     return [

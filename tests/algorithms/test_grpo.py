@@ -291,6 +291,17 @@ def test_a_rule_of_ones_own_takes_rewards_and_groups(rule: Any, fault: str, mode
     GRPO({"main": Policy(str(model_folder))}, advantage=lambda rewards, groups, scale=2.0: rewards * scale)
 
 
+def test_an_object_that_returns_a_number_for_no_return_is_named_by_its_class(model_folder: Path) -> None:
+    class Halving:
+        def __call__(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+            return rewards[::2]
+
+    algorithm = GRPO({"main": Policy(str(model_folder))}, advantage=Halving())
+    returns = SimpleNamespace(reward=torch.tensor([1.0, 3.0]), comparison=torch.tensor([0, 0]))
+    with pytest.raises(ConfigurationError, match=r"Halving returned shape \[1\]; .* a tensor of shape \[2\]$"):
+        algorithm.advantages(returns)
+
+
 def test_a_subclass_of_ones_own_takes_returns_and_is_refused_before_the_first_rollout(model_folder: Path) -> None:
     class Two(GRPO):
         def advantages(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

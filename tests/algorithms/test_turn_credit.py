@@ -44,6 +44,16 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_others(policies: Any, quie
     ]
 
 
+class Doubled(GRPO):
+    def advantages(self, returns: Any) -> Any:
+        return 2 * super().advantages(returns)
+
+
+def test_a_rule_of_ones_own_has_the_advantages_of_turns(policies: Any, quiet_trainer: Any) -> None:
+    algorithm = Doubled(policies, credit="turn", advantage="group_centered")
+    assert advantages(algorithm, EPISODES, quiet_trainer())[1] == pytest.approx([2 * (0 - (4 + 2) / 2)])
+
+
 def test_the_default_divides_by_the_spread_of_whole_returns(policies: Any, quiet_trainer: Any) -> None:
     found = advantages(GRPO(policies, credit="turn", gamma=0.5), EPISODES, quiet_trainer())
     # Returns of a with gamma .5: 2, 2 | 0 | 3.5, 3, 6; whole ones 2, 0, 3.5: mean 11/6, squares 111/18.

@@ -18,7 +18,7 @@ from mrlm_pl.advantages import (
 )
 from mrlm_pl.episode import Episode, decided
 from mrlm_pl.learner.credit.decisions import DecisionReturns, ValuedDecision, row_of_turn
-from mrlm_pl.learner.credit.returns import group_numbers, labels
+from mrlm_pl.learner.credit.returns import equal_returns, group_numbers, labels
 from mrlm_pl.learner.credit.turns import TurnReturns
 from mrlm_pl.rewards import RewardShare, TurnBonus
 from mrlm_pl.rollout.branches import roots_of
@@ -97,22 +97,21 @@ class LeafCredit:
     def __post_init__(self) -> None:
         one_of(get_args(TurnBaseline), turn_baseline=self.baseline)
 
-    def compared(self, turns: TurnReturns, episodes: Sequence[Episode]) -> TurnReturns:
+    def compared(self, turns: TurnReturns) -> TurnReturns:
         """Return the turns with the returns of their leaves, and with ``unbiased`` the baselines."""
         _, plays = torch.unique(turns.play, return_inverse=True)
         returns = torch.zeros_like(turns.reward).index_add(0, plays, turns.reward)[plays]
         single = self.baseline == "unbiased"
-        baseline = returns - replace(self, normalize=False).advantages(turns, episodes) if single else None
+        baseline = returns - replace(self, normalize=False).advantages(turns) if single else None
         return replace(turns, returns=returns, baseline=baseline)
 
-    def advantages(self, turns: TurnReturns, episodes: Sequence[Episode]) -> Tensor:
-        """Return the advantage [S] fp64 of each turn.
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        """Return whether every agent's returns are equal in all leaves of a group."""
+        return equal_returns(group)
 
-        Args:
-            turns: of the episodes.
-            episodes: one rollout; those that failed are left out.
-        """
-        played, roots = [episode for episode in episodes if not episode.failed], roots_of(episodes)
+    def advantages(self, turns: TurnReturns) -> Tensor:
+        """Return the advantage [S] fp64 of each turn."""
+        played, roots = [episode for episode in turns.rollout if not episode.failed], roots_of(turns.rollout)
         trees = torch.tensor(labels(roots[episode.id] for episode in played), dtype=torch.int64)
         steps = torch.tensor([turn.index for turn in turns.turn], dtype=torch.int64)
         numbers = {episode.id: number for number, episode in enumerate(played)}

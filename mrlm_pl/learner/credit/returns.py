@@ -69,6 +69,11 @@ class Returns:
     episode: tuple[Episode, ...]
     baseline: Tensor | None = None
 
+    @property
+    def roles(self) -> list[str]:
+        """The role of each return, ``ENVIRONMENT/AGENT``."""
+        return [f"{game}/{agent}" for game, agent in zip(self.environment, self.agent, strict=True)]
+
     def components(self) -> dict[str, Tensor]:
         """Return the reward components [N] fp64 of each agent in each episode by name, 0 where it has none."""
         sums: dict[str, Tensor] = {}
@@ -210,8 +215,7 @@ def check_takes(rule: Callable[..., Any], *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        name = getattr(rule, "__qualname__", type(rule).__qualname__)
-        where = f" ({place(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
+        name, where = _named(rule)
         remedy = "let it take these arguments"
         own = [*inspect.signature(rule.__func__).parameters] if inspect.ismethod(rule) else []
         if len(own) == len(arguments) and own[0] != "self":
@@ -231,11 +235,18 @@ def checked_advantages(found: Any, expected: int, rule: Callable[..., Any]) -> T
     if shape != (expected,) or not found.isfinite().all():
         fault = f"shape {list(shape)}" if isinstance(shape, tuple) else f"a {shape}"
         fault = "a number that is NaN or infinite" if shape == (expected,) else fault
+        name, where = _named(rule)
         raise ConfigurationError(
-            f"{rule.__qualname__} returned {fault}; it must return a finite advantage for each of the {expected} "
-            f"returns, a tensor of shape [{expected}] ({place(rule)})"
+            f"{name} returned {fault}; it must return a finite advantage for each of the {expected} returns, a tensor "
+            f"of shape [{expected}]{where}"
         )
     return found
+
+
+def _named(rule: Callable[..., Any]) -> tuple[str, str]:
+    """Return the name of a rule, and its place in parentheses, empty for an object that is called."""
+    where = f" ({place(rule)})" if hasattr(inspect.unwrap(rule), "__code__") else ""
+    return getattr(rule, "__qualname__", type(rule).__qualname__), where
 
 
 def warn_of_absent_components(

@@ -50,6 +50,7 @@ class TurnReturns:
         group: [R] int64, number of the task group in the rollout.
         episode: [R] the record that the trajectory is from.
         returns: [S] fp64, the return of each turn as it is compared; at first the play's rewards from the turn on.
+        rollout: all episodes that the turns are from, those that failed included.
         baseline: [S] fp64, the numbers that the returns are compared with; None where there are several comparisons.
     """
 
@@ -64,6 +65,7 @@ class TurnReturns:
     group: Tensor
     episode: tuple[Episode, ...]
     returns: Tensor
+    rollout: Sequence[Episode]
     baseline: Tensor | None = None
 
     def rows(self, advantages: Tensor) -> Tables:
@@ -111,6 +113,7 @@ def turn_returns_of(episodes: Sequence[Episode], turn_bonus: TurnBonus = None) -
         group=torch.tensor([groups[episode.group] for episode, _ in acting]).long(),
         episode=tuple(episode for episode, _ in acting),
         returns=returns_to_go(reward, play, number),
+        rollout=episodes,
     )
 
 
@@ -192,6 +195,10 @@ class TurnCredit:
             returns, self._states(turns), turns.play, baseline=self.baseline, normalize=self.normalize
         )
         return of_episodes[index] + self.state_weight * within
+
+    def without_signal(self, group: Sequence[Episode]) -> bool:
+        """Return whether no turn of a group has an advantage."""
+        return not self.advantages(turn_returns_of(group)).any()
 
     def _states(self, turns: TurnReturns) -> Tensor:
         """Return a number [S] that is equal for turns of the same agent, task group and state.

@@ -35,7 +35,7 @@ def heard(text: str) -> str:
 
 def leaves(episodes: list[Episode], credit: LeafCredit) -> list[tuple[str, str, float]]:
     turns = turn_returns_of(episodes)
-    advantages = credit.advantages(turns, episodes).tolist()
+    advantages = credit.advantages(turns).tolist()
     said = [m.content for row in turns.trajectory for m in row.messages if m.role == "assistant"]
     return [(heard(state), bit, a) for state, bit, a in zip(turns.state, said, advantages, strict=True)]
 
