@@ -84,7 +84,7 @@ def _chat_messages(given: Sequence[Any]) -> Iterator[Any]:
             continue
         results, uses = _blocks(content, "tool_result"), _blocks(content, "tool_use")
         for block in results:
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content") or ""}
         rest = [block for block in content if block not in results and block not in uses]
         if rest or not results:
             calls = [

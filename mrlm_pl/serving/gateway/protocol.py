@@ -121,7 +121,7 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
         raise _fault(ends, f"is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts")
     messages = _response_messages(body) if form == "responses" else _chat_messages(body.get("messages"))
-    count = _whole("n", body.get("n") or 1)
+    count = 1 if body.get("n") is None else _whole("n", body["n"])
     if count > MOST_REPLIES:
         raise _fault("n", f"is {count}; it must be at most {MOST_REPLIES}")
     options = body.get("stream_options") or {}
@@ -295,6 +295,8 @@ def _message(item: Any, place: str) -> Message:
     made = item.get("tool_calls") or []
     if not isinstance(made, list) or not all(isinstance(call, Mapping) for call in made):
         raise _fault(f"{place}.tool_calls", f"is {made!r:.60}; give a list of objects")
+    if item.get("content") is None and not (made or item.get("refusal")):
+        raise _fault(f"{place}.content", "is missing; give a text, or the tool calls of a reply")
     calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in made)
     return Message(role, _text(item.get("content"), place), calls, _id(item.get("tool_call_id"), place))
 

@@ -210,8 +210,12 @@ class Gateway:
                 if self.counts[error.code] == 1 and error.code != LEFT:
                     logger.warning("the gateway refused a call that belongs to no episode: %s", error)
             return _refusal(request, error)
-        except (ConnectionResetError, web.HTTPException):
+        except ConnectionResetError:
             raise
+        except web.HTTPException as error:  # there is no such route
+            served = ", ".join(f"POST {path}" for path in (*_FORMS, "/episodes"))
+            text = f"{request.method} {request.path[:60]} is not served; there are {served} and GET /v1/models"
+            return _refusal(request, ProtocolError(error.status, "not_found", text))
         except Exception as error:
             logger.exception("a call failed in the gateway")
             return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))

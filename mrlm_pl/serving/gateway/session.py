@@ -184,9 +184,11 @@ class Session:
         for queue in self._queues.values():
             for _, served in queue:
                 if not served.done():
-                    served.set_exception(
-                        ProtocolError(410, LEFT, "the run has left the episode before its end; end the program")
+                    text = (
+                        "the run has left the episode before its end: it is over, the episode has reached `max_turns`, "
+                        "or a prompt is longer than the context window of its policy; end the program"
                     )
+                    served.set_exception(ProtocolError(410, LEFT, text))
                     served.exception()  # marks it as read: the program may be gone
             queue.clear()
         self.program.cancel()
