@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import math
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from mrlm_pl.serving.environments.service import refusal_of
 from mrlm_pl.serving.server import EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
+from mrlm_pl.serving.transport.security import carries_token
 
 CLIENT = "openenv"
 HEARTBEAT_SECONDS = 20.0
@@ -83,9 +83,8 @@ class OpenEnvServer:
 
     @web.middleware
     async def _with_token(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        expected = f"Bearer {self.server.endpoint.token}".encode()
-        given = request.headers.get("Authorization", "").encode()
-        if self.server.endpoint.token and not hmac.compare_digest(given, expected):
+        token = self.server.endpoint.token
+        if token and not carries_token(request.headers.get("Authorization", ""), token):
             raise web.HTTPUnauthorized(text="the token is missing or wrong")
         return await handler(request)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -190,6 +191,10 @@ def test_the_token_of_the_server_is_needed(export: Callable[..., Exported], tmp_
     refused = OpenEnvEnvironment(url)
     with pytest.raises(RemoteError, match="401"):
         conversation(refused, refused.tasks("train")[0])
+    host, port = url.split("/")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as raw:
+        raw.sendall(b"GET /math/health HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert raw.recv(100).startswith(b"HTTP/1.1 401"), "a header that is no UTF-8"
 
 
 def test_a_ping_is_answered_while_the_agent_decides_and_the_last_observation_may_be_empty() -> None:

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mrlm_pl.episode import ToolCall
-from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, event_text, read_call
+from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, event_text, read_call
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
@@ -30,7 +29,7 @@ def read_messages(body: Any, ignore: Sequence[str]) -> Call:
     return read_call("messages", body, ignore)
 
 
-def messages_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> dict[str, Any]:
+def messages_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     ((text, calls, reason),), (reply,) = served, call.replies
     ends = [(place, stop) for stop in call.prompt.stop if (place := reply.content.find(stop)) >= 0]
@@ -49,7 +48,7 @@ def messages_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], 
     }
 
 
-def messages_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> Iterator[str]:
+def messages_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
     """Yield the events of a stream, each block in one piece."""
     body = messages_body(call, served, id)
     ends = {name: body[name] for name in ("stop_reason", "stop_sequence")}
@@ -84,7 +83,7 @@ def _chat_messages(given: Sequence[Any]) -> Iterator[Any]:
             continue
         results, uses = _blocks(content, "tool_result"), _blocks(content, "tool_use")
         for block in results:
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content") or ""}
         rest = [block for block in content if block not in results and block not in uses]
         if rest or not results:
             calls = [

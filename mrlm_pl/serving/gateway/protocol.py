@@ -48,6 +48,8 @@ _SERVED: Mapping[str, set[str]] = {
 }
 _ROLES = {"developer": "system"}
 _TEXT = ("text", "input_text", "output_text", "refusal")
+Served = tuple[str, tuple[ToolCall, ...], str]
+"""The text, the tool calls and the finish reason with which a reply is served."""
 
 
 class ProtocolError(Exception):
@@ -121,7 +123,7 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(x, str) and x for x in stops):
         raise _fault(ends, f"is {stop!r:.60}; give a text or a list of at most {MOST_STOPS} texts")
     messages = _response_messages(body) if form == "responses" else _chat_messages(body.get("messages"))
-    count = _whole("n", body.get("n") or 1)
+    count = 1 if body.get("n") is None else _whole("n", body["n"])
     if count > MOST_REPLIES:
         raise _fault("n", f"is {count}; it must be at most {MOST_REPLIES}")
     options = body.get("stream_options") or {}
@@ -134,7 +136,7 @@ def read_call(form: Literal["chat", "responses", "messages"], body: Any, ignore:
     )
 
 
-def served_form(reply: Reply, prompt: Prompt, number: int) -> tuple[str, tuple[ToolCall, ...], str]:
+def served_form(reply: Reply, prompt: Prompt, number: int) -> Served:
     """Return the text, the tool calls and the finish reason with which a reply is served.
 
     Args:
@@ -155,7 +157,7 @@ def served_form(reply: Reply, prompt: Prompt, number: int) -> tuple[str, tuple[T
     return text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else "", calls, "tool_calls"
 
 
-def chat_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> dict[str, Any]:
+def chat_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request without a stream."""
     choices = [
         {"index": place, "message": _chat_message(text, calls), "finish_reason": reason, "logprobs": None}
@@ -164,7 +166,7 @@ def chat_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]
     return _envelope(call, id, "chat.completion") | {"choices": choices, "usage": _usage(call)}
 
 
-def chat_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> Iterator[str]:
+def chat_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
     """Yield the events of a stream, each reply in one piece."""
     head = _envelope(call, id, "chat.completion.chunk")
     for place, (text, calls, reason) in enumerate(served):
@@ -179,7 +181,7 @@ def chat_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], st
     yield "data: [DONE]\n\n"
 
 
-def responses_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> dict[str, Any]:
+def responses_body(call: Call, served: Sequence[Served], id: str) -> dict[str, Any]:
     """Return the reply to a request of ``/v1/responses``."""
     ((text, calls, reason),) = served
     output: list[dict[str, Any]] = []
@@ -226,7 +228,7 @@ def responses_body(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...],
     }
 
 
-def responses_events(call: Call, served: Sequence[tuple[str, tuple[ToolCall, ...], str]], id: str) -> Iterator[str]:
+def responses_events(call: Call, served: Sequence[Served], id: str) -> Iterator[str]:
     """Yield the events of a stream of ``/v1/responses``, each item in one piece."""
     body = responses_body(call, served, id)
     events: list[dict[str, Any]] = [
@@ -295,6 +297,8 @@ def _message(item: Any, place: str) -> Message:
     made = item.get("tool_calls") or []
     if not isinstance(made, list) or not all(isinstance(call, Mapping) for call in made):
         raise _fault(f"{place}.tool_calls", f"is {made!r:.60}; give a list of objects")
+    if item.get("content") is None and not (made or item.get("refusal")):
+        raise _fault(f"{place}.content", "is missing; give a text, or the tool calls of a reply")
     calls = tuple(_tool_call(call.get("id"), call.get("function"), f"{place}.tool_calls") for call in made)
     return Message(role, _text(item.get("content"), place), calls, _id(item.get("tool_call_id"), place))
 

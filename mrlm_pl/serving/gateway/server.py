@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import secrets
@@ -31,7 +30,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_events,
 )
 from mrlm_pl.serving.gateway.session import LEFT, Session, ended
-from mrlm_pl.serving.transport.security import read_token
+from mrlm_pl.serving.transport.security import carries_token, read_token
 
 T = TypeVar("T")
 KEY = "ep-"
@@ -210,8 +209,12 @@ class Gateway:
                 if self.counts[error.code] == 1 and error.code != LEFT:
                     logger.warning("the gateway refused a call that belongs to no episode: %s", error)
             return _refusal(request, error)
-        except (ConnectionResetError, web.HTTPException):
+        except ConnectionResetError:
             raise
+        except web.HTTPException as error:  # there is no such route
+            served = ", ".join(f"POST {path}" for path in (*_FORMS, "/episodes"))
+            text = f"{request.method} {request.path[:60]} is not served; there are {served} and GET /v1/models"
+            return _refusal(request, ProtocolError(error.status, "not_found", text))
         except Exception as error:
             logger.exception("a call failed in the gateway")
             return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))
@@ -266,7 +269,7 @@ class Gateway:
     async def _open(self, request: web.Request) -> web.Response:
         """Give an episode to a program that was started elsewhere, as soon as there is one."""
         token = read_token(None)
-        if token is not None and not hmac.compare_digest(_key(request).encode(errors="replace"), token.encode()):
+        if token is not None and not carries_token(f"Bearer {_key(request)}", token):
             raise ProtocolError(401, "invalid_api_key", "send MRLM_TOKEN of the gateway as the key of `POST /episodes`")
         asked: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((request, asked))

@@ -15,7 +15,7 @@ from mrlm_pl.environment.prompts import Prompt, Reply
 from mrlm_pl.environment.tools import requested_calls, written_call
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ProgramError
-from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, served_form
+from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, served_form
 
 COUNTS = ("calls", "refused", "disconnected", "retries", "edited_histories", "new_conversations")
 """Counters of an episode: accepted calls, refused ones, replies that a program did not wait for, and prompts by what
@@ -26,8 +26,6 @@ MOST_REWARD = 1e30
 
 LEFT = "episode_left"
 """Code of the refusal of calls that wait when their episode is left."""
-
-Served = tuple[str, tuple[ToolCall, ...], str]
 
 
 @dataclass(frozen=True)
@@ -184,9 +182,11 @@ class Session:
         for queue in self._queues.values():
             for _, served in queue:
                 if not served.done():
-                    served.set_exception(
-                        ProtocolError(410, LEFT, "the run has left the episode before its end; end the program")
+                    text = (
+                        "the run has left the episode before its end: it is over, the episode has reached `max_turns`, "
+                        "or a prompt is longer than the context window of its policy; end the program"
                     )
+                    served.set_exception(ProtocolError(410, LEFT, text))
                     served.exception()  # marks it as read: the program may be gone
             queue.clear()
         self.program.cancel()

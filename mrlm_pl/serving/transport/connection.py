@@ -50,8 +50,20 @@ _TOO_LARGE = "larger than max"
 REFUSAL_BYTES = 2000
 """Longest text of a refusal; gRPC triples it by its encoding, and drops trailers above 8 KiB."""
 
-_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-"""Word of gRPC for a certificate of the server that the client's authority has not signed, or that has expired."""
+_WRONG_KEYS = {
+    "CERTIFICATE_VERIFY_FAILED": (
+        "renew the server's certificate, or give the authority that signed it as tls_authority"
+    ),
+    "WRONG_VERSION_NUMBER": "the server has no TLS: leave tls_... out, or give it tls_certificate and tls_key",
+}
+"""Words of gRPC for faults of TLS that a repetition does not change, with their remedies."""
+
+_REMEDIES = _WRONG_KEYS | {
+    # The server took the connection and closed it; one that goes down does so as well.
+    "failed to connect to all addresses; last error: UNAVAILABLE": (
+        "if the server wants TLS, give tls_authority, and tls_certificate and tls_key where it wants those of clients"
+    ),
+}
 
 FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 """Statuses that a repetition does not change."""
@@ -72,7 +84,7 @@ class StatusError(Exception):
     @property
     def transient(self) -> bool:
         """True if the network failed in a way that a repetition may change."""
-        return self.code not in FINAL and not self.too_large and _UNTRUSTED not in self.text
+        return self.code not in FINAL and not self.too_large and not any(word in self.text for word in _WRONG_KEYS)
 
 
 class RefusalError(StatusError):
@@ -206,8 +218,7 @@ class Connection:
             return RefusalError(code, error.details() or "")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             text += "; make the message smaller, or raise message_mb on both sides"
-        if _UNTRUSTED in text:
-            text += "; renew the server's certificate, or give the authority that signed it as tls_authority"
+        text += "".join(f"; {remedy}" for words, remedy in _REMEDIES.items() if words in text)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return StatusError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)

@@ -92,6 +92,11 @@ def with_token(token: str | None) -> tuple[tuple[str, str], ...]:
     return ((_HEADER, f"Bearer {token}"),) if token else ()
 
 
+def carries_token(header: str, token: str) -> bool:
+    """Return whether the header ``authorization`` of a call has the token, in a time that says nothing of it."""
+    return hmac.compare_digest(header.encode(errors="replace"), f"Bearer {token}".encode())
+
+
 class TokenCheck(grpc.aio.ServerInterceptor):
     """Refuses calls without the token, except health checks.
 
@@ -100,7 +105,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+        self._token = token
 
     async def intercept_service(
         self,
@@ -109,9 +114,8 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler:
         """Return the handler, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
         method: str = handler_call_details.method
-        metadata = dict(handler_call_details.invocation_metadata)
-        given = str(metadata.get(_HEADER, "")).encode()
-        if method.startswith(_OPEN_TO_ALL) or hmac.compare_digest(given, self._expected):
+        given = dict(handler_call_details.invocation_metadata).get(_HEADER, "")
+        if method.startswith(_OPEN_TO_ALL) or carries_token(str(given), self._token):
             return await continuation(handler_call_details)
         return grpc.stream_stream_rpc_method_handler(_refuse)
 

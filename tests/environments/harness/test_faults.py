@@ -252,6 +252,7 @@ def test_leaving_an_episode_refuses_the_waiting_call_without_a_warning(caplog: p
         environment.close()
         until(lambda: found)
     assert found[0]["code"] == "episode_left"
+    assert "a prompt is longer than the context window of its policy" in found[0]["message"]
     assert environment.gateway.counts == {"episode_left": 1}
     assert "refused" not in caplog.text
 

@@ -201,9 +201,10 @@ def test_the_settings_of_a_call() -> None:
     async def program(row: Any, endpoint: Any) -> float:
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
             create, messages = client.chat.completions.create, [{"role": "user", "content": "Q"}]
-            for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"seed": 1}):
+            mute = {"messages": [{"role": "user"}]}
+            for bad in ({"temperature": 0.2}, {"logprobs": True}, {"n": 99}, {"n": 0}, {"seed": 1}, mute):
                 try:
-                    await create(model="agent", messages=messages, **bad)  # type: ignore[call-overload]
+                    await create(**{"model": "agent", "messages": messages, **bad})  # type: ignore[call-overload]
                 except openai.BadRequestError as error:
                     errors.append(error.body)
             await create(model="agent", messages=messages, temperature=1, top_p=0.5, user="me")  # type: ignore[call-overload]
@@ -211,9 +212,33 @@ def test_the_settings_of_a_call() -> None:
 
     (episode,) = played(harness(program, ignore=["top_p"]), [{"agent": ["a"]}])
     assert episode.error is None
-    assert [error["param"] for error in errors] == ["temperature", "logprobs", "n", "seed"]
+    assert [error["param"] for error in errors] == ["temperature", "logprobs", "n", "n", "seed", "messages[0].content"]
     assert "`ignore`" in errors[0]["message"]
-    assert (episode.metrics["refused"], episode.metrics["calls"]) == (4, 1)
+    assert (errors[3]["message"], errors[5]["message"]) == (
+        "n is 0; it must be a whole number of 1 or above",
+        "messages[0].content is missing; give a text, or the tool calls of a reply",
+    )
+    assert (episode.metrics["refused"], episode.metrics["calls"]) == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/embeddings", 404), ("GET", "/v1/chat/completions", 405)]
+)
+def test_an_address_that_is_not_served_is_refused_in_the_protocol_s_form(method: str, path: str, status: int) -> None:
+    found: list[Any] = []
+
+    async def program(row: Any, endpoint: Any) -> float:
+        async with aiohttp.ClientSession() as http:
+            await asked(http, endpoint, "agent", [{"role": "user", "content": "Q"}])
+            async with http.request(method, endpoint.base_url.removesuffix("/v1") + path) as response:
+                found.append((response.status, await response.json()))
+        return 1.0
+
+    (episode,) = played(harness(program), [{"agent": ["a"]}])
+    assert episode.error is None
+    ((given, body),) = found
+    assert (given, body["error"]["type"], body["error"]["code"]) == (status, "invalid_request_error", "not_found")
+    assert body["error"]["message"].startswith(f"{method} {path} is not served; there are POST /v1/chat/completions, ")
 
 
 def test_the_shortest_bound_of_a_reply_counts() -> None:

@@ -128,9 +128,16 @@ def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
     unknown = RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0, tls_authority=stranger.file)
     with pytest.raises(RemoteError, match=r"CERTIFICATE_VERIFY_FAILED.*give the authority that signed it"):
         played(unknown, "end")  # at once: no repetition changes it
-    with pytest.raises(RemoteError, match="UNAVAILABLE"):
+    with pytest.raises(RemoteError, match=r"UNAVAILABLE.*if the server wants TLS, give tls_authority"):
         played(client(served), "end")
     assert served.live == 0
+
+
+def test_tls_at_the_client_alone_is_refused_at_once(serve: Any, authority: Authority) -> None:
+    served: Served = serve()
+    alone = RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0, tls_authority=authority.file)
+    with pytest.raises(RemoteError, match=r"WRONG_VERSION_NUMBER.*the server has no TLS: leave tls_\.\.\. out"):
+        played(alone, "end")
 
 
 def test_a_server_that_wants_certificates_of_its_clients(serve: Any, authority: Authority) -> None:
@@ -138,7 +145,7 @@ def test_a_server_that_wants_certificates_of_its_clients(serve: Any, authority: 
     certificate, key = authority.identity("client")
     ours = {"tls_authority": authority.file, "tls_certificate": certificate, "tls_key": key}
     assert played(client(served, **ours), "end").done
-    with pytest.raises(RemoteError, match="UNAVAILABLE"):
+    with pytest.raises(RemoteError, match=r"UNAVAILABLE.*tls_certificate and tls_key where it wants those of clients"):
         played(client(served, tls_authority=authority.file), "end")
     certificate, key = Authority(authority.folder, "stranger").identity("other")
     theirs = {"tls_authority": authority.file, "tls_certificate": certificate, "tls_key": key}
