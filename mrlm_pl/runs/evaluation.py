@@ -181,13 +181,8 @@ class SeatedModel:
         """
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
-        playing = sorted(set(self.seated().values()))
-        checkpoints = checkpoints_of(self.run.policies[name] for name in playing)
-        if held is not None:
-            self.run = replace(self.run, policies={**self.run.policies, **held})
-            held |= loaded_policies({name: self.run.policies[name] for name in playing}, device)
-            self.run = replace(self.run, policies={**self.run.policies, **held})
-        with self.player(sampling, max_turns, device) as player:
+        checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.seated().values())))
+        with self.player(sampling, max_turns, device, held=held) as player:
             report = summarize(
                 player.play_blocking(specs),
                 environment=self.name,
@@ -206,7 +201,13 @@ class SeatedModel:
 
     @contextmanager
     def player(
-        self, sampling: Sampling, max_turns: int | None, device: str, *, warn: bool = True
+        self,
+        sampling: Sampling,
+        max_turns: int | None,
+        device: str,
+        *,
+        warn: bool = True,
+        held: dict[str, Policy] | None = None,
     ) -> Iterator[EpisodePlayer]:
         """Yield a player of the environment with the policies in their seats; close both at the end.
 
@@ -215,13 +216,13 @@ class SeatedModel:
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
             warn: of turns that are longer than a policy's context window.
+            held: see :meth:`evaluated`.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device
                 cannot be used.
         """
         sampling.check_policies([*self.run.policies], "sampling")
-
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
         with ExitStack() as stack:
@@ -230,7 +231,10 @@ class SeatedModel:
             single = None if self.precision is None else torch.float32  # else the dtype of weights in memory
             engine: Engine = InProcessEngine(torch.bfloat16 if half else single)
             stack.callback(engine.close)
-            policies = loaded_policies({name: self.run.policies[name] for name in sorted(playing)}, device)
+            given = {**self.run.policies, **(held or {})}
+            policies = loaded_policies({name: given[name] for name in sorted(playing)}, device)
+            if held is not None:
+                held |= policies
             if warn:
                 sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
             for name, policy in policies.items():
