@@ -23,7 +23,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.report import EvaluationReport
+from mrlm_pl.evaluation.table import EvaluationReport
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.ranks import data_parallel_rank
