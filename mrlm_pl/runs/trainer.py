@@ -199,6 +199,8 @@ class Trainer(pl.Trainer):
     ) -> None:
         if resume and output is None:
             raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
+        if output == "":
+            raise ConfigurationError("output is ''; name a folder, or leave it out for `runs/NAME`")
         silence_noise()
         self.output, self.resume = None if output is None else str(output), resume
         self._root = options.get("default_root_dir")
