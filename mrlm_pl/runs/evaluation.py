@@ -430,7 +430,7 @@ def arena(
     """
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
-    first = SeatedModel(next(iter(models.values())), environment, None, name)
+    first = SeatedModel(next(iter(models.values())), environment, None, name, precision=precision)
     agents = first.environment.agents
     if (count := len(models) ** len(agents)) > max_seatings:
         raise ConfigurationError(
@@ -456,8 +456,9 @@ def arena(
     played = []
     for seating in itertools.product(models, repeat=len(agents)):
         seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
-        table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name, True, precision)
-        table.run = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
+        recorded = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
+        place = first.environment.copy()
+        table = SeatedModel(first.label, place, None, first.name, precision=precision, recorded=recorded)
         seated = replace(sampling, policies={name: own[name] for name in seats.values() if name in own})
         with table.player(seated, max_turns, device, warn=False) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))
