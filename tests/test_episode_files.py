@@ -52,8 +52,17 @@ def test_files_keep_every_episode_and_their_order(tmp_path: Path, suffix: str, e
 @pytest.mark.parametrize("line", ["[1]", "3", "null", '{"paths": 3}', '{"paths": [1], "decisions": {}}'])
 def test_another_line_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "e.jsonl").write_text(line + "\n")
-    with pytest.raises(DataError, match=r"e\.jsonl, line 1 is not an episode record"):
+    with pytest.raises(DataError, match=r"e\.jsonl, line 1 is not an episode record: .*restore the file from a copy"):
         list(read_episodes(tmp_path / "e.jsonl"))
+
+
+def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "e.jsonl.zst", [episode(0)])
+    (tmp_path / "e.jsonl.zst").write_bytes((tmp_path / "e.jsonl.zst").read_bytes()[:-9])
+    with pytest.raises(
+        DataError, match=r"e\.jsonl\.zst cannot be read: .*; restore the file from a copy, or leave it out"
+    ):
+        list(read_episodes(tmp_path))
 
 
 def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

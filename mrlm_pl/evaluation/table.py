@@ -1,31 +1,129 @@
-"""A report as text."""
+"""The report of an evaluation, as data and as text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from mrlm_pl.durable_files import finite
 from mrlm_pl.engines.base import Sampling
-from mrlm_pl.evaluation.report import EvaluationReport, Measured, played_episodes
+from mrlm_pl.evaluation.agents import Part
 
 _PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "at max_tokens", "components")
 
 
-def report_table(report: EvaluationReport, sampling: Sampling, settings: str | None = None) -> str:
+@dataclass(frozen=True)
+class Measured:
+    """A number about many cases.
+
+    Args:
+        value: its mean, or the share of the cases in which it holds; None of no case.
+        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
+            Student's t, within [0, 1] where every value is; None likewise.
+        of: how many cases: the episodes that have the metric, or all cases that these count.
+    """
+
+    value: float | None
+    ci95: tuple[float, float] | None
+    of: int
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Result of an evaluation.
+
+    Args:
+        environment: name of the environment.
+        model: its name.
+        split: split of the tasks.
+        seed: of the tasks' order and of the sampling.
+        requested: episodes that were asked for; a split with fewer tasks gives fewer.
+        episodes: episodes that ended without an infrastructure error; all numbers are over these.
+        failed: episodes that did not.
+        mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
+        ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
+            infinite where no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that
+            the environment declares of its tasks, unless an episode is beyond them.
+        accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
+            episode that a limit truncated before it was judged counts as a failure.
+        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`;
+            None likewise.
+        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
+            arXiv 2107.03374); empty likewise.
+        components: mean of each reward component; see :class:`mrlm_pl.evaluation.agents.Components`.
+        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
+            of all episodes; any other is the mean over the episodes that have it.
+        majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
+            right; empty where there are no votes, or several agents.
+        decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
+        truncated: share of the episodes that a limit truncated; NaN where all failed.
+        stop_reasons: number of episodes by the reason for which they ended.
+        seats: the policy of each agent.
+        precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
+        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
+        agents: what each agent earned and did, in the order in which they act.
+        policies: what each policy earned and did, in all of its seats.
+        tasks: each task's key, what tells its problem from others, episodes, mean reward, share of successes and
+            majority.
+        transcripts: the messages, episode after episode.
+    """
+
+    environment: str
+    model: str
+    split: str
+    seed: int
+    requested: int
+    episodes: int
+    failed: int
+    mean_reward: float = math.nan
+    ci95: tuple[float, float] = (math.nan, math.nan)
+    accuracy: float | None = None
+    accuracy_ci95: tuple[float, float] | None = None
+    pass_at_k: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    majority_at_k: Mapping[str, float] = field(default_factory=dict)
+    decisions_per_task: float = 0.0
+    truncated: float = math.nan
+    stop_reasons: Mapping[str, int] = field(default_factory=dict)
+    seats: Mapping[str, str] = field(default_factory=dict)
+    precision: str = ""
+    checkpoint: str = ""
+    agents: Mapping[str, Part] = field(default_factory=dict)
+    policies: Mapping[str, Part] = field(default_factory=dict)
+    tasks: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
+    transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        """Return the numbers as ``mrlm eval`` prints them."""
+        return report_table(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
+
+        The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
+        mean of no episode: JSON has no infinity and no NaN.
+        """
+        data: dict[str, Any] = finite(asdict(self))
+        return data
+
+
+def report_table(report: EvaluationReport, sampling: Sampling | None = None, settings: str | None = None) -> str:
     """Return the numbers of a report, one on each line, and tables of agents and policies where there are several.
 
     Args:
         report: whose numbers are shown.
-        sampling: how its turns were sampled.
-        settings: of the environment.
+        sampling: how its turns were sampled; None leaves the line out.
+        settings: of the environment, likewise.
     """
     lines = [
         ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
         *([("settings", settings)] if settings is not None else []),
         ("model", report.model),
         *([("checkpoint", report.checkpoint)] if report.checkpoint else []),
-        ("sampling", sampling_text(sampling)),
+        *([("sampling", sampling_text(sampling))] if sampling is not None else []),
         *([("precision", report.precision)] if report.precision else []),
         ("episodes", played_episodes(report)),
     ]
@@ -48,6 +146,20 @@ def report_table(report: EvaluationReport, sampling: Sampling, settings: str | N
     text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
     tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
     return "\n\n".join([text, *tables])
+
+
+def played_episodes(report: EvaluationReport) -> str:
+    """Return how many episodes a report is about, in words: of how many requested and problems, and how many failed."""
+    missing = report.requested - report.episodes - report.failed
+    counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
+    counts += f", {report.requested} requested (no more tasks)" if missing > 0 else ""
+    problems = len({task["problem"] for task in report.tasks})  # intervals rest on these
+    return f"{counts}; {different_problems(problems)}" if problems < report.episodes else counts
+
+
+def different_problems(count: int) -> str:
+    """Return a number of problems in words."""
+    return f"{count} different problem{'' if count == 1 else 's'}"
 
 
 def sampling_text(sampling: Sampling) -> str:

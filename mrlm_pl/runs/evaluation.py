@@ -17,7 +17,8 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
-from mrlm_pl.evaluation.report import EvaluationReport, evaluation_specs, summarize
+from mrlm_pl.evaluation.report import evaluation_specs, summarize
+from mrlm_pl.evaluation.table import EvaluationReport
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
@@ -181,13 +182,8 @@ class SeatedModel:
         """
         # Raises for wrong numbers before a model is loaded.
         specs = self.specs(num_episodes, split, seed, samples_per_task)
-        playing = sorted(set(self.seated().values()))
-        checkpoints = checkpoints_of(self.run.policies[name] for name in playing)
-        if held is not None:
-            self.run = replace(self.run, policies={**self.run.policies, **held})
-            held |= loaded_policies({name: self.run.policies[name] for name in playing}, device)
-            self.run = replace(self.run, policies={**self.run.policies, **held})
-        with self.player(sampling, max_turns, device) as player:
+        checkpoints = checkpoints_of(self.run.policies[name] for name in sorted(set(self.seated().values())))
+        with self.player(sampling, max_turns, device, held=held) as player:
             report = summarize(
                 player.play_blocking(specs),
                 environment=self.name,
@@ -206,7 +202,13 @@ class SeatedModel:
 
     @contextmanager
     def player(
-        self, sampling: Sampling, max_turns: int | None, device: str, *, warn: bool = True
+        self,
+        sampling: Sampling,
+        max_turns: int | None,
+        device: str,
+        *,
+        warn: bool = True,
+        held: dict[str, Policy] | None = None,
     ) -> Iterator[EpisodePlayer]:
         """Yield a player of the environment with the policies in their seats; close both at the end.
 
@@ -215,13 +217,13 @@ class SeatedModel:
             max_turns: decisions after which an episode is truncated; None is the run's limit.
             device: as torch names it; ``auto`` prefers an accelerator.
             warn: of turns that are longer than a policy's context window.
+            held: see :meth:`evaluated`.
 
         Raises:
             ConfigurationError: an agent has no policy, the sampling names a policy that does not exist, or the device
                 cannot be used.
         """
         sampling.check_policies([*self.run.policies], "sampling")
-
         playing = set(self.seated().values())
         self._warn_of_idle(playing)
         with ExitStack() as stack:
@@ -230,7 +232,10 @@ class SeatedModel:
             single = None if self.precision is None else torch.float32  # else the dtype of weights in memory
             engine: Engine = InProcessEngine(torch.bfloat16 if half else single)
             stack.callback(engine.close)
-            policies = loaded_policies({name: self.run.policies[name] for name in sorted(playing)}, device)
+            given = {**self.run.policies, **(held or {})}
+            policies = loaded_policies({name: given[name] for name in sorted(playing)}, device)
+            if held is not None:
+                held |= policies
             if warn:
                 sampling.warn_of_windows({name: policy.context_window for name, policy in policies.items()}, "sampling")
             for name, policy in policies.items():
@@ -425,7 +430,7 @@ def arena(
     """
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
-    first = SeatedModel(next(iter(models.values())), environment, None, name)
+    first = SeatedModel(next(iter(models.values())), environment, None, name, precision=precision)
     agents = first.environment.agents
     if (count := len(models) ** len(agents)) > max_seatings:
         raise ConfigurationError(
@@ -451,8 +456,9 @@ def arena(
     played = []
     for seating in itertools.product(models, repeat=len(agents)):
         seats = {agent: named[player, agent] for agent, player in zip(agents, seating, strict=True)}
-        table = SeatedModel(next(iter(models.values())), first.environment.copy(), None, first.name, True, precision)
-        table.run = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
+        recorded = replace(first.run, policies={name: policies[name] for name in seats.values()}, seats=seats)
+        place = first.environment.copy()
+        table = SeatedModel(first.label, place, None, first.name, precision=precision, recorded=recorded)
         seated = replace(sampling, policies={name: own[name] for name in seats.values() if name in own})
         with table.player(seated, max_turns, device, warn=False) as player:
             played.append((dict(zip(agents, seating, strict=True)), player.play_blocking(specs)))

@@ -27,8 +27,8 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
-from mrlm_pl.evaluation.report import EvaluationReport, summarize
-from mrlm_pl.evaluation.table import report_table
+from mrlm_pl.evaluation.report import summarize
+from mrlm_pl.evaluation.table import EvaluationReport, report_table
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint
@@ -199,6 +199,8 @@ class Trainer(pl.Trainer):
     ) -> None:
         if resume and output is None:
             raise ConfigurationError("resume needs the folder of the run; name it with `output` (`--output FOLDER`)")
+        if output == "":
+            raise ConfigurationError("output is ''; name a folder, or leave it out for `runs/NAME`")
         silence_noise()
         self.output, self.resume = None if output is None else str(output), resume
         self._root = options.get("default_root_dir")

@@ -251,6 +251,13 @@ def test_episodes_and_turns_that_a_limit_cut_are_told_apart() -> None:
     assert "\nprecision      bf16-mixed\n" in report_table(half, Sampling())
 
 
+def test_a_printed_report_is_its_table_without_the_sampling() -> None:
+    report = summary([episode(0, 1.0, True)])
+    lines = report_table(report, Sampling()).splitlines()
+    assert str(report).splitlines() == [line for line in lines if not line.startswith("sampling ")]
+    assert any(line.startswith("mean reward    1.0000") for line in str(report).splitlines())
+
+
 def test_evaluations_that_cannot_be_compared_are_refused(tmp_path: Any) -> None:
     one, other = as_data(summary([episode(0, 1.0, True)])), as_data(summary([episode(7, 1.0, True)]))
     with pytest.raises(ConfigurationError, match="no task in common"):

@@ -182,7 +182,8 @@ def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no environment 'mth'; did you mean 'math'"):
         mrlm_pl.evaluate(model_folder, "mth")
     with pytest.raises(
-        ConfigurationError, match="has none: it is a model, a script's run or a run on files; give it as"
+        ConfigurationError,
+        match="a script's run or a run on files; give it as `--environment NAME`, in Python as `environment=NAME`",
     ):
         mrlm_pl.evaluate(model_folder)
     with pytest.raises(

@@ -153,6 +153,8 @@ def test_each_fit_has_a_folder_of_its_own_named_like_the_algorithm() -> None:
         trainer.fit(*parts())
     with pytest.raises(ConfigurationError, match="resume needs the folder of the run"):
         quiet(resume=True)
+    with pytest.raises(ConfigurationError, match="output is ''; name a folder, or leave it out for `runs/NAME`"):
+        quiet(output="")
 
 
 def test_last_continues_and_a_validation_writes_below_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from mrlm_pl.cli.parsing.configuration import same_settings
-from mrlm_pl.cli.parsing.environment_option import environment_parser, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_parser, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
@@ -24,12 +25,16 @@ from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import different_problems, evaluation_specs, task_identity
-from mrlm_pl.evaluation.table import interval_text, report_table
-from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, arena, evaluate, sampling_from
+from mrlm_pl.evaluation.report import evaluation_specs, task_identity
+from mrlm_pl.evaluation.table import EvaluationReport, different_problems, interval_text, report_table
+from mrlm_pl.policy import Policy
+from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, arena, sampling_from
 from mrlm_pl.runs.records.environment_code import code_of
 
-PLAYED = ("num_episodes", "split", "seed", "samples_per_task", "max_turns", "seats", "device", "precision")
+DRAWN = ("num_episodes", "split", "seed", "samples_per_task")
+"""Options that choose the tasks."""
+
+PLAYED = (*DRAWN, "max_turns", "seats", "device", "precision")
 """Options that are arguments of ``evaluate`` and ``collect`` alike."""
 
 
@@ -47,14 +52,14 @@ def report_run(arguments: Sequence[str]) -> int:
     output = output_file(options.output)
     other = read_report(options.compare, name) if options.compare else None
     sampling = sampling_of(options, read.run.validation_sampling)
-    code = code_of(environment)
     if other is not None:
+        code = code_of(environment)
         tell_of_other_settings("environment", read.environment_settings(), other.get("settings"), options.compare)
         tell_of_other_settings("sampling", asdict(sampling), other.get("sampling"), options.compare)
         before = other.get("code") or {}
         if changed := [module for module, own in code.items() if before.get(module, own) != own]:
             tell(f"warning: {options.compare} was played with other code of {', '.join(changed)}; rewards may differ")
-        drawn = {key: options[key] for key in ("num_episodes", "split", "seed", "samples_per_task")}
+        drawn = {key: options[key] for key in DRAWN}
         tasks = {task_identity(spec.task) for spec in evaluation_specs(environment, **drawn, name=name)}
         common = len(common_tasks(tasks, {"environment": name, **drawn}, other))
         if 2 * common < len(tasks):
@@ -62,18 +67,9 @@ def report_run(arguments: Sequence[str]) -> int:
                 f"warning: {options.compare} has only {common} of the {len(tasks)} tasks of this evaluation; the "
                 "comparison is of these alone"
             )
-    report = evaluate(
-        options.model,
-        environment,
-        sampling=sampling,
-        name=name,
-        served_by=options.served_by,
-        **{key: options[key] for key in PLAYED},
-    )
+    report, written = scored(options.model, read, environment)
     if other is not None and (theirs := other.get("precision", "32-true") or report.precision) != report.precision:
         tell(f"warning: {options.compare} was generated in {theirs}, and this evaluation in {report.precision}")
-    settings = read.environment_settings()
-    written = {**report.to_dict(), "settings": settings, "sampling": asdict(sampling), "code": code}
     comparisons: dict[str, Comparison] = {}
     try:
         if other is not None and report.episodes:
@@ -92,6 +88,31 @@ def report_run(arguments: Sequence[str]) -> int:
     if output is not None:
         print(f"report in {output}; look at its episodes with `mrlm view {shlex.quote(str(output))}`")
     return 0 if report.episodes else 1
+
+
+def scored(
+    model: str, read: RunOptions, environment: Environment, held: dict[str, Policy] | None = None
+) -> tuple[EvaluationReport, dict[str, Any]]:
+    """Return the report of a model on an environment, and its data with the settings, sampling and code.
+
+    Args:
+        model: its name.
+        read: the options, the model as its run records it, and the environment as a configuration file has it.
+        environment: to play; it is closed at the end.
+        held: policies of the model in memory, to which those of this environment are added.
+
+    Raises:
+        ConfigurationError: the model cannot be used, or a number is wrong.
+    """
+    options, sampling, code = read.config, sampling_of(read.config, read.run.validation_sampling), code_of(environment)
+    seated = SeatedModel(
+        model, environment, options.seats, read.name_of(environment), precision=options.precision, recorded=read.run
+    )
+    seated.serve(options.served_by)
+    chosen = {key: options[key] for key in (*DRAWN, "max_turns", "device")}
+    report = seated.evaluated(sampling=sampling, held=held, **chosen)
+    played = {"settings": read.environment_settings(), "sampling": asdict(sampling), "code": code}
+    return report, {**report.to_dict(), **played}
 
 
 def arena_run(arguments: Sequence[str]) -> int:
@@ -229,7 +250,8 @@ def sampling_of(options: Any, of_run: Mapping[str, Any]) -> Sampling:
         ConfigurationError: a value is out of its range.
     """
     given = {setting.name: getattr(options, setting.name) for setting in fields(PolicySampling)}
-    given["policies"] = options.policy_sampling
+    policies = options.policy_sampling.items()  # namespaces as long as the classes are not built
+    given["policies"] = {name: vars(own) if isinstance(own, Namespace) else own for name, own in policies}
     return sampling_from(of_run, {name: value for name, value in given.items() if value is not None})
 
 

@@ -19,10 +19,10 @@ import yaml
 from jsonargparse import get_loader
 from rich.console import Console
 
-from mrlm_pl.cli.commands.evaluate import eval_parser, report_run, sampling_of
+from mrlm_pl.cli.commands.evaluate import DRAWN, eval_parser, report_run, sampling_of, scored
 from mrlm_pl.cli.parsing.config_files import check_files, unknown_key, with_first_as
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
-from mrlm_pl.cli.parsing.environment_option import environment_config, read, read_with_run, shown_settings
+from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, tell, writing
@@ -31,9 +31,8 @@ from mrlm_pl.evaluation.report import check_samples
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.table import interval_text
 from mrlm_pl.policy import BUILTIN_TINY, Policy
-from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, generation_precision
+from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, generation_precision
 from mrlm_pl.runs.plugins import find_environment
-from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import RecordedRun, checkpoints_of, read_run
 
 SCHEMA = 1
@@ -49,16 +48,12 @@ class Column:
 
     Args:
         name: head of the column.
-        known: name of the environment in runs and in its tasks.
-        options: of the command, with the environment's class and arguments.
-        config: the class and all of its arguments, as a configuration file has them.
+        read: the options of the command with the environment, its name in runs and in its tasks, and the first run.
         models: those that play it.
     """
 
     name: str
-    known: str
-    options: Any
-    config: Mapping[str, Any]
+    read: RunOptions
     models: tuple[str, ...]
 
 
@@ -68,23 +63,29 @@ class Cell:
 
     Args:
         model: its name.
-        run: the run or model of that name.
-        column: the environment.
-        file: of the cell's report; None writes none.
+        column: name of the environment.
+        read: the options with the environment, and the run or model of that name.
+        output: file of the table; None writes none, and no reports.
         weights: tells the weights of the model, for all of its cells at once; see :func:`_weights`.
     """
 
     model: str
-    run: RecordedRun
-    column: Column
-    file: Path | None
+    column: str
+    read: RunOptions
+    output: Path | None
     weights: Callable[[], Mapping[str, Any]]
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the report, in a folder beside the table."""
+        name = re.sub(r"[^\w.=-]+", "-", f"{self.model}--{self.column}").strip("-.")
+        return None if self.output is None else self.output.with_suffix("") / f"{name[-200:]}.json"
 
     @property
     def precision(self) -> Precision:
         """The precision of generation."""
-        options = self.column.options
-        return generation_precision(self.run, options.precision, options.device)
+        options = self.read.config
+        return generation_precision(self.read.run, options.precision, options.device)
 
     def score(self, held: dict[str, Policy]) -> Score:
         """Return the score: of the file if it was finished with the same options, else of episodes played now.
@@ -98,19 +99,19 @@ class Cell:
             if DEBUG_VARIABLE in os.environ:
                 traceback.print_exception(error)
             kind = "" if isinstance(error, MRLMError) else f"{type(error).__name__}: "
-            return Score(self.model, self.column.name, error=" ".join(f"{kind}{error}".split()))
+            return Score(self.model, self.column, error=" ".join(f"{kind}{error}".split()))
         file = None if self.file is None else f"{self.file.parent.name}/{self.file.name}"
-        return score_of(self.model, self.column.name, report, file)
+        return score_of(self.model, self.column, report, file)
 
     def _report(self, held: dict[str, Policy]) -> Mapping[str, Any]:
-        run, column, options = self.run, self.column, self.column.options
-        sampling = sampling_of(options, run.validation_sampling)
-        chosen = {name: options[name] for name in ("num_episodes", "split", "seed", "samples_per_task")}
-        limit = options.max_turns or run.turn_limit(column.known) or MAX_TURNS
-        asked = {**chosen, "max_turns": limit, "seats": {**run.seats, **options.seats}, "environment": column.config}
-        asked |= {
+        run, options = self.read.run, self.read.config
+        asked: dict[str, Any] = {
+            **{name: options[name] for name in DRAWN},
+            "max_turns": options.max_turns or run.turn_limit(self.read.name or "") or MAX_TURNS,
+            "seats": {**run.seats, **options.seats},
+            "environment": self.read.played,
             "served_by": options.served_by,
-            "sampling": asdict(sampling),
+            "sampling": asdict(sampling_of(options, run.validation_sampling)),
             "model": self.model,
             "policies": run.policies,
             "weights": self.weights(),
@@ -122,15 +123,8 @@ class Cell:
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
-            code = code_of(environment)
-            seated = SeatedModel(
-                self.model, environment, options.seats, column.known, precision=options.precision, recorded=run
-            )
-            seated.serve(options.served_by)
-            report = seated.evaluated(**chosen, sampling=sampling, max_turns=limit, device=options.device, held=held)
-        settings = column.config.get("init_args") or {}
-        played = {"settings": settings, "sampling": asdict(sampling), "code": code}
-        written = {**report.to_dict(), **played, "asked": asked}
+            _, written = scored(self.model, self.read, environment, held)
+        written["asked"] = asked
         if self.file is not None:
             write_json(self.file, written)
         return written
@@ -204,7 +198,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     words = [f"--config={json.dumps(others, indent=1)}", *words] if others else list(words)
     entries = _listed(config.get("environment"))
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
-    options = columns[0].options
+    options = columns[0].read.config
     check_samples(options.num_episodes, options.samples_per_task)
     sampling_of(options, {})
     if options.compare is not None:
@@ -214,7 +208,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
         raise ConfigurationError(f"output: {str(output)!r} must end in .json; reports and picture are named after it")
     weights = {model: functools.cache(functools.partial(_weights, run)) for model, run in runs.items()}
     cells = [
-        Cell(model, runs[model], column, _file(output, model, column.name), weights[model])
+        Cell(model, column.name, replace(column.read, run=runs[model]), output, weights[model])
         for model in models
         for column in columns
         if model in column.models
@@ -242,7 +236,7 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     console.print(table(scores))
     print(f"{options.split} split, seed {options.seed}, {options.num_episodes} episodes; 95 % intervals in brackets")
     for column in columns:
-        print(f"{column.name}: {shown_settings(column.config)}")
+        print(f"{column.name}: {shown_settings(column.read.played)}")
     precisions = {cell.model: cell.precision for cell in cells}
     if len(set(precisions.values())) > 1:
         print("generated in " + ", ".join(f"{precision} ({model})" for model, precision in precisions.items()))
@@ -285,7 +279,7 @@ def _named_columns(runs: Mapping[str, RecordedRun], entries: Sequence[Any], word
                 f"environment: two are named {name!r}; name one, as in `{{name: hard, class_path: {name}, ...}}`"
             )
         seen.add(name)
-        yield Column(name, name, found.config, found.played, tuple(runs))
+        yield Column(name, replace(found, name=name), tuple(runs))
 
 
 def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> Iterator[Column]:
@@ -302,9 +296,9 @@ def _recorded_columns(runs: Mapping[str, RecordedRun], words: Sequence[str]) -> 
             options = read(parser, [*words, "--model", model, f"--environment={json.dumps(item.config)}"])
             config = environment_config(parser, options)
             name = known = item.name or find_environment(config[CLASS]).name
-            if name in found and found[name].config != config:
+            if name in found and found[name].read.played != config:
                 name = f"{name} of {model}"
-            column = found.setdefault(name, Column(name, known, options, config, ()))
+            column = found.setdefault(name, Column(name, RunOptions(options, run, known, config), ()))
             found[name] = replace(column, models=(*column.models, model))
     if not found:
         raise ConfigurationError(
@@ -342,14 +336,6 @@ def _weights(run: RecordedRun) -> dict[str, dict[str, tuple[int, int]]]:
     return found
 
 
-def _file(output: Path | None, model: str, environment: str) -> Path | None:
-    """Return the file of a cell's report, in a folder beside the table."""
-    if output is None:
-        return None
-    name = re.sub(r"[^\w.=-]+", "-", f"{model}--{environment}").strip("-.")
-    return output.with_suffix("") / f"{name[-200:]}.json"
-
-
 def _told(score: Score) -> str:
     (measure,) = measures([score]).values()
     value, bounds = score.of(measure)
@@ -360,13 +346,13 @@ def _told(score: Score) -> str:
 
 def _write(output: Path, columns: Sequence[Column], scores: Sequence[Score]) -> str:
     """Write the table and its picture, without which all else is kept; return where they are."""
-    options = columns[0].options
+    options = columns[0].read.config
     write_json(
         output,
         {
             "schema": SCHEMA,
             **{name: options[name] for name in ("split", "seed", "num_episodes", "samples_per_task")},
-            "environments": {column.name: dict(column.config) for column in columns},
+            "environments": {column.name: dict(column.read.played) for column in columns},
             "scores": [asdict(score) for score in scores],
         },
     )

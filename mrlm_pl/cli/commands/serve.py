@@ -173,10 +173,11 @@ def serve_parser() -> CommandParser:
     text = "Host environments, policies and a verifier over gRPC."
     parser = environment_parser("serve", text, required=False)
     add = parser.add_argument
+    switch: dict[str, Any] = {"type": bool, "nargs": "?", "const": True, "default": False}
     add("--environments", type=str, default="", help="Names or paths, separated by commas.")
     add("--settings", type=str, help="YAML file with arguments of environments by name; these are hosted as well.")
     add("--policies", type=dict[str, str], default={}, help="Models to generate with, by name: '{judge: MODEL}'.")
-    add("--policies_int8", type=bool, default=False, help="Hold the linear layers of the policies in int8.")
+    add("--policies_int8", **switch, help="Hold the linear layers of the policies in int8.")
     text = "Of the policies' generation."
     add("--policies_precision", type=Literal["32-true", "bf16-mixed"], default="32-true", help=text)
     add("--verifier", type=str, help="Reward model that scores texts: a run, a policy folder or a hub id.")
@@ -186,10 +187,10 @@ def serve_parser() -> CommandParser:
     add("--verifier_queue", type=PositiveInt, default=4096, help="Maximum length of the queue of texts.")
     add("--verifier_precision", type=Literal["64", "32", "bf16", "int8"] | None, help="Default: 64 on a CPU, else 32.")
     add("--device", type=str, default="cpu", help="Device of policies and verifier, as torch names it.")
-    add("--controller", type=bool, default=False, help="Host nothing; place sessions on workers that join.")
+    add("--controller", **switch, help="Host nothing; place sessions on workers that join.")
     add("--join", type=str, help="HOST:PORT of the controller to join as a worker.")
     add("--advertise", type=str, help="HOST:PORT at which clients reach this worker. Default: where it listens.")
-    add("--allow_settings", type=bool, default=False, help="Let clients set arguments in client_settings.")
+    add("--allow_settings", **switch, help="Let clients set arguments in client_settings.")
     add("--host", type=str, default="127.0.0.1", help="Address to listen on.")
     add("--port", type=NonNegativeInt, default=50051, help="Port to listen on; 0 takes and prints a free one.")
     add("--token_file", type=str, help="File with the token of valid calls. Default: MRLM_TOKEN.")

@@ -15,12 +15,12 @@ def output_file(name: str | None) -> Path | None:
     Raises:
         ConfigurationError: it is a folder, or cannot be written.
     """
-    if not name:
+    if name is None:
         return None
     output = Path(name)
     if output.is_dir():
         raise ConfigurationError(
-            f"output: {name!r} is a folder; name a file, as in `--output {shlex.quote(f'{name}/F.json')}`"
+            f"output: {name!r} is a folder; name a file, as in `--output {shlex.quote(str(output / 'F.json'))}`"
         )
     with writing("output", name):
         check_writable(output)

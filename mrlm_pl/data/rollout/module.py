@@ -23,14 +23,14 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.report import EvaluationReport
+from mrlm_pl.evaluation.table import EvaluationReport
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.settings import as_settings, at_least, check_instance, one_of
+from mrlm_pl.settings import as_settings, at_least, check_instance, one_of, positive
 
 
 class RolloutDataModule(LightningDataModule):
@@ -129,7 +129,8 @@ class RolloutDataModule(LightningDataModule):
         at_least(1, "data.", groups=groups, group_size=group_size, minibatches=minibatches, passes=passes)
         at_least(1, "data.", iterations=iterations, validation_episodes=validation_episodes)
         at_least(1, "data.", max_turns=max_turns, workers=workers)
-        at_least(0, "data.", max_lag=max_lag)
+        at_least(0, "data.", max_lag=max_lag, retries=retries, processes=processes)
+        positive("data.", step_timeout=step_timeout)
         one_of(("sync", "async"), "data.", mode=mode)
         environments = environment if isinstance(environment, list) else [environment]
         if curriculum is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mrlm_pl.episode import Episode, person_of
+from mrlm_pl.grouping import grouped
 
 LARGEST = 20
 """Changes in a report."""
@@ -67,67 +66,62 @@ class RecreditReport:
     gradient_cosines: dict[str, float | None] = field(default_factory=dict)
 
 
-_Part = tuple[str, int | None]
-"""An agent, and one of its turns or None for all."""
+_Decision = tuple[str, int, tuple[int, str], AdvantageChange | None, bool]
+"""Agent, turn, number of the iteration and group, both advantages if it has them, and whether it has one alone."""
 
 
 class Comparison:
-    """Pairs of advantages, recorded and new, by agent, and by agent and turn."""
+    """Pairs of advantages, recorded and new, of the decisions in episodes."""
 
     def __init__(self) -> None:
-        self._episodes = 0
-        self._pairs: dict[_Part, list[AdvantageChange]] = defaultdict(list)
-        self._one_sided: Counter[_Part] = Counter()
-        self._zero: dict[_Part, list[tuple[bool, bool]]] = defaultdict(list)
+        self._iterations = self._episodes = 0
+        self._decisions: list[_Decision] = []
 
     def add(self, recorded: Sequence[Episode], new: Sequence[Episode]) -> None:
         """Add the episodes of an iteration, in equal order."""
         seen: set[tuple[str, str, str, int]] = set()
-        groups: dict[tuple[_Part, str], tuple[bool, bool]] = {}
+        self._iterations += 1
         for old, now in zip(recorded, new, strict=True):
             turns = list(zip(old.turns(), now.turns(), strict=True))
             self._episodes += any(turn.advantage is not None for _, turn in turns)
             for before, after in turns:
-                decision = (old.group, before.node, before.agent, before.sample)
-                if before.node and decision in seen:
+                if before.node and old.key_of(before) in seen:
                     continue
-                seen.add(decision)
-                agent = person_of(before.agent)
-                parts: tuple[_Part, ...] = ((agent, None), (agent, before.index))
-                for part in parts:
-                    if before.advantage is None or after.advantage is None:
-                        self._one_sided[part] += (before.advantage is None) != (after.advantage is None)
-                        continue
-                    change = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
-                    self._pairs[part].append(change)
-                    zero = groups.get((part, old.group), (True, True))
-                    groups[part, old.group] = zero[0] and change.recorded == 0, zero[1] and change.new == 0
-        for (part, _), both in groups.items():
-            self._zero[part].append(both)
+                seen.add(old.key_of(before))
+                both = None
+                if before.advantage is not None and after.advantage is not None:
+                    both = AdvantageChange(old.id, before.agent, before.index, before.advantage, after.advantage)
+                one_sided = (before.advantage is None) != (after.advantage is None)
+                group = self._iterations, old.group
+                self._decisions.append((person_of(before.agent), before.index, group, both, one_sided))
 
     def report(self, algorithm: str) -> RecreditReport:
         """Return the report."""
-        agents: dict[str, AgentChange] = {}
-        turns: dict[str, dict[int, AgentChange]] = {}
-        for agent, turn in sorted({*self._pairs, *self._one_sided}, key=lambda part: (part[0], part[1] or 0)):
-            change = self._change((agent, turn))
-            if turn is None:
-                agents[agent] = change
-            else:
-                turns.setdefault(agent, {})[turn] = change
-        changes = (change for (_, turn), found in self._pairs.items() if turn is None for change in found)
-        every = (change for change in changes if change.new != change.recorded)
-        largest = sorted(every, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
+        of_agents = grouped((decision[0], decision) for decision in self._decisions)
+        turns = {
+            agent: {turn: _change(own) for turn, own in sorted(grouped((item[1], item) for item in found).items())}
+            for agent, found in sorted(of_agents.items())
+        }
+        pairs = grouped((agent, both) for agent, _, _, both, _ in self._decisions if both is not None)
+        changes = (both for found in pairs.values() for both in found if both.new != both.recorded)
+        largest = sorted(changes, key=lambda change: -abs(change.new - change.recorded))[:LARGEST]
+        agents = {agent: _change(of_agents[agent]) for agent in turns}
         return RecreditReport(algorithm, self._episodes, agents, turns, tuple(largest))
 
-    def _change(self, part: _Part) -> AgentChange:
-        changes, zero = self._pairs[part], self._zero[part] or [(False, False)]
-        sides = [change.recorded for change in changes], [change.new for change in changes]
-        varied = all(len(set(side)) > 1 for side in sides)
-        return AgentChange(
-            len(changes),
-            self._one_sided[part],
-            statistics.correlation(*sides) if varied else None,
-            sum(change.recorded * change.new < 0 for change in changes),
-            (math.fsum(pair[0] for pair in zero) / len(zero), math.fsum(pair[1] for pair in zero) / len(zero)),
-        )
+
+def _change(decisions: Sequence[_Decision]) -> AgentChange:
+    pairs = [(group, both) for _, _, group, both, _ in decisions if both is not None]
+    sides = [both.recorded for _, both in pairs], [both.new for _, both in pairs]
+    varied = all(len(set(side)) > 1 for side in sides)
+    groups = grouped(pairs).values()
+    old, new = (
+        sum(all(getattr(both, side) == 0 for both in found) for found in groups) / (len(groups) or 1)
+        for side in ("recorded", "new")
+    )
+    return AgentChange(
+        len(pairs),
+        sum(one_sided for *_, one_sided in decisions),
+        statistics.correlation(*sides) if varied else None,
+        sum(both.recorded * both.new < 0 for _, both in pairs),
+        (old, new),
+    )

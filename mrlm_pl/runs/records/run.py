@@ -167,7 +167,8 @@ class RecordedRun:
                 else "a model, or no run folder here"
             )
             raise ConfigurationError(
-                f"environment missing: {model!r} has none: it is {what}; give it as `--environment NAME`"
+                f"environment missing: {model!r} has none: it is {what}; give it as `--environment NAME`, in "
+                "Python as `environment=NAME`"
             )
         if not found and self.environments:
             own = ", ".join(item.name or item.class_name for item in self.environments)

@@ -118,6 +118,19 @@ def test_all_models_play_all_environments_and_each_is_loaded_once(
     assert f"[{low:.4f}, {high:.4f}]" in [row[1] for row in table]
 
 
+def test_single_policies_of_a_table_sample_in_their_own_way_and_a_wrong_name_loads_no_model(
+    runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = counted(monkeypatch, Policy, "initial_model")
+    words = ("eval", "--model", "model", "run", "--environment", "parrot", *SHORT, "--output", "out/table.json")
+    status, _, err = mrlm(*words, "--policy-sampling", "{mian: {max_tokens: 1}}")
+    assert (status, loaded) == (1, [])
+    assert "there is no policy 'mian'; did you mean 'main'?" in err
+    status, _, err = mrlm(*words, "--policy-sampling", "{main: {max_tokens: 1}}")
+    assert status == 0, err
+    assert [report(score)["agents"]["agent"]["response_tokens"] for score in cells().values()] == [1, 1]
+
+
 def test_the_table_is_written_before_it_is_printed(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

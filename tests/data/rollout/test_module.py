@@ -475,12 +475,10 @@ def test_the_engine_of_the_module_ends_with_its_stage(model_folder: Path, echo: 
 
 
 @pytest.mark.parametrize("option", [{"retries": -1}, {"processes": -1}, {"step_timeout": 0.0}])
-def test_numbers_out_of_range_are_refused(
-    option: dict[str, Any], model_folder: Path, echo: Any, quiet_trainer: Any
-) -> None:
-    algorithm, data = make(model_folder, echo(), **option)
-    with pytest.raises(ConfigurationError, match=next(iter(option))):
-        quiet_trainer().fit(algorithm, data)
+def test_numbers_out_of_range_are_refused_before_a_model_is_read(option: dict[str, Any], echo: Any) -> None:
+    ((name, value),) = option.items()
+    with pytest.raises(ConfigurationError, match=rf"^data\.{name} is {value}; it must be "):
+        RolloutDataModule(echo(), **option)
 
 
 def test_failed_environments_are_closed(model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
