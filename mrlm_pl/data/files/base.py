@@ -95,14 +95,24 @@ class FixedDataModule(LightningDataModule, ABC):
             DataError: a row has a fault.
         """
         rows, episodes = read_examples(source, split)
+        if episodes:
+            return self.of_episodes(episodes, source)
+        found = []
         for where, row in rows:
-            if fault := self.fault(row):
-                raise DataError(f"{where}: {fault}; a row is {self.form}, and this one has the fields {sorted(row)}")
-        return self.of_episodes(episodes, source) if episodes else [row for _, row in rows]
+            try:
+                found.append(self.of_row(row))
+            except ValueError as fault:
+                fields = f"a row is {self.form}, and this one has the fields {sorted(row)}"
+                raise DataError(f"{where}: {fault}; {fields}") from fault
+        return found
 
-    def fault(self, row: Mapping[str, Any]) -> str | None:
-        """Return a description of the fault in a data row, or None."""
-        return None
+    def of_row(self, row: Mapping[str, Any]) -> Any:
+        """Return the example in a data row.
+
+        Raises:
+            ValueError: the row has a fault.
+        """
+        return row
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
         """Return the examples in episodes.

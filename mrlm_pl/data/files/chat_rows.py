@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from mrlm_pl.answers.records import read_records
 from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
@@ -51,34 +51,71 @@ def _check_turns(source: str, episode: Episode) -> None:
                 )
 
 
-def messages_fault(messages: Any) -> str | None:
-    """Return a description of a fault in the messages of a data row, or None."""
+class Demonstration(NamedTuple):
+    """A chat, or plain text without a chat template, of a data row.
+
+    Attributes:
+        given: the first messages, which are no actions.
+        shown: the messages after them; those of the assistant are actions.
+        plain: whether both are the text of a single message, which no chat template renders.
+        tools: schemas of the agent's tools, as :meth:`ToolSchema.to_chat` returns them.
+    """
+
+    given: Sequence[Message]
+    shown: Sequence[Message]
+    plain: bool = False
+    tools: Sequence[dict[str, Any]] = ()
+
+    @classmethod
+    def of_text(cls, prompt: str, completion: str) -> Demonstration:
+        """Return plain text as a user's message and its reply."""
+        return cls([Message("user", prompt)], [Message("assistant", completion)], plain=True)
+
+
+def messages_of(messages: Any) -> list[Message]:
+    """Return the messages of a data row.
+
+    Raises:
+        ValueError: they have a fault.
+    """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return "messages must be a list of {role, content}"
+        raise ValueError("messages must be a list of {role, content}")
     for message in messages:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            return f"{message!r} is not a message with a role and text as content"
+            raise ValueError(f"{message!r} is not a message with a role and text as content")
         if message.get("tool_calls"):
-            return f"{message!r} calls tools, which is not text to learn from; write the call into its content"
-    return None
+            raise ValueError(
+                f"{message!r} calls tools, which is not text to learn from; write the call into its content"
+            )
+    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in messages]
 
 
-def messages_of(rows: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages of a data row without a fault."""
-    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in rows]
+def tools_of(tools: Any) -> list[dict[str, Any]]:
+    """Return the tools of a data row.
 
-
-def tools_fault(tools: Any) -> str | None:
-    """Return a description of a fault in the tools of a data row, or None."""
+    Raises:
+        ValueError: they have a fault.
+    """
     if tools is None:  # parquet fills it in
-        return None
+        return []
     if not isinstance(tools, list):
-        return f"tools is {tools!r:.80}; it must be a list of schemas"
+        raise ValueError(f"tools is {tools!r:.80}; it must be a list of schemas")
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return f'{tool!r:.80} is not a tool; write {{"type": "function", "function": {{"name": ..., ...}}}}'
-    return None
+            raise ValueError(
+                f'{tool!r:.80} is not a tool; write {{"type": "function", "function": {{"name": ..., ...}}}}'
+            )
+    return tools
+
+
+def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: str) -> list[Trajectory]:
+    """Return the token rows of a demonstration or of a recorded row, several where the template rewrites history."""
+    if isinstance(example, Trajectory):
+        return played_rows(example, chat, policy)
+    if example.plain:
+        return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
+    return chat_rows(example.given, example.shown, chat, policy, tools=example.tools)
 
 
 def chat_rows(

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrlm_pl.algorithms import SFT
 from mrlm_pl.data.files.base import DataSplit, FixedDataModule
-from mrlm_pl.data.files.chat_rows import chat_rows, messages_fault, messages_of, played_rows, text_row, tools_fault
+from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, token_rows, tools_of
 from mrlm_pl.episode import Episode, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.learner.batch import PolicyBatch, collate_rows, padded_masks
@@ -63,27 +63,8 @@ class TrajectoryDataModule(FixedDataModule):
         self.filter_reward = filter_reward
         super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
-    def fault(self, row: Mapping[str, Any]) -> str | None:
-        if "messages" in row:
-            lists = [row["messages"]]
-        elif "prompt" in row and "completion" in row:
-            if isinstance(row["prompt"], str) and isinstance(row["completion"], str):
-                return None if row["prompt"] else "the prompt is empty"
-            if isinstance(row["prompt"], str) or isinstance(row["completion"], str):
-                return "prompt and completion must both be text, or both lists of {role, content}"
-            lists = [row["prompt"], row["completion"]]
-        else:
-            return "it lacks the field 'messages'" if "prompt" not in row else "it lacks the field 'completion'"
-        fault = next(filter(None, map(messages_fault, lists)), None) or tools_fault(row.get("tools"))
-        if fault:
-            return fault
-        if not any(message["role"] == "assistant" for message in lists[-1]):
-            return "it has no assistant message to learn from"
-        if not lists[0]:
-            return "the prompt is empty"
-        if lists[0][0]["role"] == "assistant":
-            return "it begins with an assistant message, which answers nothing"
-        return None
+    def of_row(self, row: Mapping[str, Any]) -> Demonstration:
+        return demonstration_of(row)
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
         least = self.filter_reward
@@ -92,7 +73,7 @@ class TrajectoryDataModule(FixedDataModule):
             raise DataError(f"{source}: no episode has a reward of {least} or more; lower data.filter_reward")
         return kept
 
-    def tokenized(self, example: Mapping[str, Any] | Episode, where: str) -> list[Trajectory]:
+    def tokenized(self, example: Demonstration | Episode, where: str) -> list[Trajectory]:
         name, policy = self.learner()
         return demonstration_rows(example, policy.chat, name)
 
@@ -127,12 +108,35 @@ def observation_mask(row: Trajectory) -> list[bool]:
     return [index > first and not acts for index, acts in enumerate(row.action_mask)]
 
 
-def demonstration_rows(example: Mapping[str, Any] | Episode, chat: ChatFormat, policy: str) -> list[Trajectory]:
-    """Return the token rows of a data row: several for a template that rewrites history, or for several agents."""
-    if isinstance(example, Episode):
-        return [made for row in example.rows() for made in played_rows(row, chat, policy)]
-    if isinstance(example.get("prompt"), str):
-        return [text_row(example["prompt"], example["completion"], chat, policy)]
-    given = messages_of(example.get("prompt", ()))
-    shown = messages_of(example["messages"] if "messages" in example else example["completion"])
-    return chat_rows(given, shown, chat, policy, tools=example.get("tools") or ())
+def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
+    """Return the demonstration in a data row.
+
+    Raises:
+        ValueError: the row has a fault.
+    """
+    if "messages" in row:
+        prompt, completion = [], row["messages"]
+    elif "prompt" in row and "completion" in row:
+        prompt, completion = row["prompt"], row["completion"]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            if not prompt:
+                raise ValueError("the prompt is empty")
+            return Demonstration.of_text(prompt, completion)
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise ValueError("prompt and completion must both be text, or both lists of {role, content}")
+    else:
+        raise ValueError(f"it lacks the field {'completion' if 'prompt' in row else 'messages'!r}")
+    found = Demonstration(messages_of(prompt), messages_of(completion), tools=tools_of(row.get("tools")))
+    if not any(message.role == "assistant" for message in found.shown):
+        raise ValueError("it has no assistant message to learn from")
+    if not found.given and "messages" not in row:
+        raise ValueError("the prompt is empty")
+    if [*found.given, *found.shown][0].role == "assistant":
+        raise ValueError("it begins with an assistant message, which answers nothing")
+    return found
+
+
+def demonstration_rows(example: Demonstration | Episode, chat: ChatFormat, policy: str) -> list[Trajectory]:
+    """Return the token rows of an example: several for a template that rewrites history, or for several agents."""
+    parts = example.rows() if isinstance(example, Episode) else (example,)
+    return [made for part in parts for made in token_rows(part, chat, policy)]

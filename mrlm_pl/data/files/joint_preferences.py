@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrlm_pl.algorithms import MADPO, PairwiseRewardModel
-from mrlm_pl.data.files.chat_rows import played_rows
-from mrlm_pl.data.files.preferences import PreferenceDataModule, chat_parts, pair_fault, pair_rows, scored_pair
-from mrlm_pl.episode import Episode, Trajectory
+from mrlm_pl.data.files.chat_rows import played_rows, scored_row
+from mrlm_pl.data.files.preferences import AnswerPair, PreferenceDataModule, pair_of, pair_rows, split_prompt
+from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.learner.credit.pairs import JointPair, RowPair, joint_pairs
 from mrlm_pl.learner.credit.team import joint_conversation
 from mrlm_pl.reward_models.scorer import team_message
@@ -48,16 +48,22 @@ class JointPreferenceDataModule(PreferenceDataModule):
     unit = "pair in which an agent whose policy is trained acts differently"
     form = "{agents: {AGENT: {prompt, chosen, rejected}, ...}}"
 
-    def fault(self, row: Mapping[str, Any]) -> str | None:
+    def of_row(self, row: Mapping[str, Any]) -> dict[str, AnswerPair]:
         if not isinstance(row.get("agents"), dict):
-            return "it lacks the field 'agents'"
-        parts = _parts(row)
-        faults = {
-            agent: pair_fault(part) if isinstance(part, dict) else f"{part!r:.80} is no object"
-            for agent, part in parts.items()
-        }
-        found = (f"agent {agent!r}: {fault}" for agent, fault in faults.items() if fault)
-        return next(found, None) if parts else "its field 'agents' names no agent"
+            raise ValueError("it lacks the field 'agents'")
+        pairs = {}
+        for agent, part in row["agents"].items():
+            if part is None:  # parquet fills it in
+                continue
+            try:
+                if not isinstance(part, dict):
+                    raise ValueError(f"{part!r:.80} is no object")
+                pairs[agent] = pair_of(part)
+            except ValueError as fault:
+                raise ValueError(f"agent {agent!r}: {fault}") from fault
+        if not pairs:
+            raise ValueError("its field 'agents' names no agent")
+        return pairs
 
     def pairs_of(self, episodes: Sequence[Episode]) -> list[Any]:
         return list(joint_pairs(episodes, self.reward_gap))
@@ -65,12 +71,12 @@ class JointPreferenceDataModule(PreferenceDataModule):
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
         if isinstance(self.algorithm(), PairwiseRewardModel):
             name, policy = self.learner()
-            rows = scored_pair(team_pair(example), policy.chat, name)
-            return [] if rows[0] == rows[1] else [RowPair((rows[0],), (rows[1],))]
+            prompt, *answers = team_parts(example)
+            rows = [(scored_row(prompt, answer, policy.chat, name),) for answer in answers]
+            return [] if rows[0] == rows[1] else [RowPair(*rows)]
         chosen: list[Trajectory] = []
         rejected: list[Trajectory] = []
-        played = isinstance(example, JointPair)
-        sides = [episode.trajectories for episode in example] if played else [_parts(example)]
+        sides = [episode.trajectories for episode in example] if isinstance(example, JointPair) else [example]
         for agent in dict.fromkeys(agent for side in sides for agent in side):
             better, worse = self._rows_of_agent(example, agent, where)
             if _tokens(better) != _tokens(worse):
@@ -89,30 +95,21 @@ class JointPreferenceDataModule(PreferenceDataModule):
                 for episode in example
             ]
         else:
-            sides = [
-                [row] for row in pair_rows(example["agents"][agent], policy.chat, name, f"{where}, agent {agent!r}")
-            ]
+            sides = [[row] for row in pair_rows(example[agent], policy.chat, name, f"{where}, agent {agent!r}")]
         better, worse = ([dataclasses.replace(row, agent=agent) for row in rows if row.num_actions] for rows in sides)
         return better, worse
 
 
-def team_pair(example: JointPair | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pair of joint actions as a row of chats, in which the team is one assistant."""
+def team_parts(
+    example: JointPair | Mapping[str, AnswerPair],
+) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+    """Return the prompt and the messages of both joint actions of a pair, in which the team is one assistant."""
     if isinstance(example, JointPair):
-        return {
-            side: [message.to_chat() for message in joint_conversation(episode)]
-            for side, episode in zip(JointPair._fields, example, strict=True)
-        }
-    agents = {agent: chat_parts(part) for agent, part in _parts(example).items()}
-    said = [{agent: parts[place] for agent, parts in agents.items()} for place in range(3)]
-    texts = [team_message("assistant" if place else "user", messages) for place, messages in enumerate(said)]
-    return dict(zip(("prompt", "chosen", "rejected"), ([text.to_chat()] for text in texts), strict=True))
+        return split_prompt(*map(joint_conversation, example))
+    agents = {agent: pair.parts() for agent, pair in example.items()}
+    prompt, chosen, rejected = ({agent: parts[place] for agent, parts in agents.items()} for place in range(3))
+    return [team_message("user", prompt)], [team_message("assistant", chosen)], [team_message("assistant", rejected)]
 
 
 def _tokens(rows: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
     return [(row.token_ids, row.action_mask) for row in rows]
-
-
-def _parts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of each agent in a data row."""
-    return {agent: part for agent, part in row["agents"].items() if part is not None}  # parquet fills in None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.base import DataSplit
-from mrlm_pl.data.files.chat_rows import chat_rows, messages_fault, messages_of, played_rows, scored_row, text_row
+from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
@@ -21,11 +22,20 @@ from mrlm_pl.losses import BatchTotals
 from mrlm_pl.policy import ChatFormat
 
 
-class PlayedPair(NamedTuple):
-    """The best and the worst row that one agent played in the episodes of a group."""
+class AnswerPair(NamedTuple):
+    """The chosen and the rejected answer to a prompt: of a data row, or the rows that one agent played in a group."""
 
-    chosen: Trajectory
-    rejected: Trajectory
+    chosen: Demonstration | Trajectory
+    rejected: Demonstration | Trajectory
+
+    def parts(self) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+        """Return the prompt and the messages of both answers; of played rows the common beginning is the prompt."""
+        chosen, rejected = self
+        if isinstance(chosen, Demonstration) and isinstance(rejected, Demonstration):
+            return chosen.given, chosen.shown, rejected.shown
+        assert isinstance(chosen, Trajectory)
+        assert isinstance(rejected, Trajectory)
+        return split_prompt(chosen.messages, rejected.messages)
 
 
 class PreferenceDataModule(ReferencedDataModule):
@@ -75,8 +85,8 @@ class PreferenceDataModule(ReferencedDataModule):
         self.reward_gap = reward_gap
         super().__init__(train, validation, batch_size, max_tokens, seed, test)
 
-    def fault(self, row: Mapping[str, Any]) -> str | None:
-        return pair_fault(row)
+    def of_row(self, row: Mapping[str, Any]) -> Any:
+        return pair_of(row)
 
     def of_episodes(self, episodes: Sequence[Episode], source: str) -> list[Any]:
         pairs = self.pairs_of(episodes)
@@ -95,7 +105,8 @@ class PreferenceDataModule(ReferencedDataModule):
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
         name, policy = self.learner()
         if isinstance(self.algorithm(), PairwiseRewardModel):
-            chosen, rejected = scored_pair(example, policy.chat, name)
+            prompt, *answers = example.parts()
+            chosen, rejected = (scored_row(prompt, answer, policy.chat, name) for answer in answers)
         else:
             chosen, rejected = pair_rows(example, policy.chat, name, where)
         return [RowPair((chosen,), (rejected,))]
@@ -126,14 +137,14 @@ def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> li
         episodes: of any number of groups.
         reward_gap: least difference of the rewards, exclusive.
     """
-    pairs = []
-    for pair in played_pairs(episodes, reward_gap):
-        parts = _split_prompt(*([message.to_chat() for message in row.messages] for row in pair))
-        pairs.append(dict(zip(("prompt", "chosen", "rejected"), parts, strict=True)))
-    return pairs
+    names = ("prompt", "chosen", "rejected")
+    return [
+        {name: [message.to_chat() for message in part] for name, part in zip(names, pair.parts(), strict=True)}
+        for pair in played_pairs(episodes, reward_gap)
+    ]
 
 
-def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[PlayedPair]:
+def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[AnswerPair]:
     """Return the best against the worst episode of each group.
 
     Of equal rewards the first counts. Left out are failed episodes, groups whose rewards differ by ``reward_gap`` or
@@ -151,97 +162,57 @@ def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[P
         if not episode.failed and len(rows) == 1
     ]
     pairs = []
-    for best, worst in best_and_worst(rows, reward_gap):
-        prompt, *answers = _split_prompt(best.messages, worst.messages)
+    for pair in itertools.starmap(AnswerPair, best_and_worst(rows, reward_gap)):
+        prompt, *answers = pair.parts()
         if prompt and all(any(message.role == "assistant" for message in answer) for answer in answers):
-            pairs.append(PlayedPair(best, worst))
+            pairs.append(pair)
     return pairs
 
 
-def pair_rows(
-    example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str, where: str
-) -> tuple[Trajectory, Trajectory]:
-    """Return the token rows of the chosen and the rejected answer of a data row.
+def pair_rows(pair: AnswerPair, chat: ChatFormat, policy: str, where: str) -> tuple[Trajectory, Trajectory]:
+    """Return the token rows of the chosen and the rejected answer.
 
     Raises:
         DataError: the chat template rewrites history, so that an answer is no single row; the message begins with
             ``where``.
     """
-    if isinstance(example, PlayedPair):
-        made = [played_rows(row, chat, policy) for row in example]
-    else:
-        prompt, *answers = _parts(example)
-        text = isinstance(prompt, str)
-        made = [
-            [text_row(prompt, answer, chat, policy)] if text else chat_rows(prompt, answer, chat, policy)
-            for answer in answers
-        ]
-    for answer, rows in zip(PlayedPair._fields, made, strict=True):
+    made = [token_rows(answer, chat, policy) for answer in pair]
+    for name, rows in zip(pair._fields, made, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
             raise DataError(
-                f"{where}: the {answer!r} answer makes {len(rows)} rows, as the template rewrites earlier messages; "
+                f"{where}: the {name!r} answer makes {len(rows)} rows, as the template rewrites earlier messages; "
                 "give pairs that differ in their last turn only"
             )
     return made[0][0], made[1][0]
 
 
-def scored_pair(
-    example: Mapping[str, Any] | PlayedPair, chat: ChatFormat, policy: str
-) -> tuple[Trajectory, Trajectory]:
-    """Return the rows of both answers for a reward model; see :func:`chat_parts`."""
-    prompt, *answers = chat_parts(example)
-    chosen, rejected = (scored_row(prompt, answer, chat, policy) for answer in answers)
-    return chosen, rejected
-
-
-def chat_parts(
-    example: Mapping[str, Any] | PlayedPair,
-) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
-    """Return prompt, chosen and rejected answer; plain text becomes a user's message and its answers."""
-    prompt, chosen, rejected = _parts(example)
-    if isinstance(prompt, str):
-        return [Message("user", prompt)], [Message("assistant", chosen)], [Message("assistant", rejected)]
-    return prompt, chosen, rejected
-
-
-def _parts(example: Mapping[str, Any] | PlayedPair) -> tuple[Any, Any, Any]:
-    """Return prompt, chosen and rejected answer of a pair: three texts, or three lists of messages.
-
-    Without a prompt of its own, what both answers begin with is the prompt.
-    """
-    if isinstance(example, PlayedPair):
-        return _split_prompt(example.chosen.messages, example.rejected.messages)
-    chosen, rejected = example["chosen"], example["rejected"]
-    parts = (example["prompt"], chosen, rejected) if "prompt" in example else _split_prompt(chosen, rejected)
-    return parts if isinstance(parts[0], str) else (messages_of(parts[0]), messages_of(parts[1]), messages_of(parts[2]))
-
-
-def _split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+def split_prompt(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Return what both conversations begin with, and the rest of each."""
     shared = common_prefix(chosen, rejected)
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def pair_fault(row: Mapping[str, Any]) -> str | None:
-    """Return a description of the fault in a data row, or None."""
+def pair_of(row: Mapping[str, Any]) -> AnswerPair:
+    """Return the pair in a data row; without a prompt of its own, what both answers begin with is the prompt.
+
+    Raises:
+        ValueError: the row has a fault.
+    """
     for field in ("chosen", "rejected"):
         if field not in row:
-            return f"it lacks the field {field!r}"
-    answers = [row["chosen"], row["rejected"]]
+            raise ValueError(f"it lacks the field {field!r}")
+    given, answers = row.get("prompt", []), (row["chosen"], row["rejected"])
     if all(isinstance(answer, str) for answer in answers):
-        if not isinstance(row.get("prompt"), str) or not row["prompt"]:
-            return "answers of plain text need a field 'prompt' of plain text"
-        return None
-    given = row.get("prompt", [])
+        if not isinstance(given, str) or not given:
+            raise ValueError("answers of plain text need a field 'prompt' of plain text")
+        return AnswerPair(*(Demonstration.of_text(given, answer) for answer in answers))
     if any(isinstance(part, str) for part in (given, *answers)):
-        return "prompt, chosen and rejected must all be text, or all lists of {role, content}"
-    fault = next(filter(None, map(messages_fault, (given, *answers))), None)
-    if fault:
-        return fault
-    prompt, *parts = (given, *answers) if "prompt" in row else _split_prompt(row["chosen"], row["rejected"])
+        raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
+    shown = [messages_of(part) for part in (given, *answers)]
+    prompt, *parts = shown if "prompt" in row else split_prompt(shown[1], shown[2])
     if not prompt:
-        return "it has no prompt, and its answers begin differently"
-    for name, part in zip(("chosen", "rejected"), parts, strict=True):
-        if not any(message["role"] == "assistant" for message in part):
-            return f"its {name!r} answer has no assistant message of its own"
-    return None
+        raise ValueError("it has no prompt, and its answers begin differently")
+    for name, part in zip(AnswerPair._fields, parts, strict=True):
+        if not any(message.role == "assistant" for message in part):
+            raise ValueError(f"its {name!r} answer has no assistant message of its own")
+    return AnswerPair(*(Demonstration(prompt, part) for part in parts))

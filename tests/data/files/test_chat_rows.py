@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mrlm_pl.data import PreferenceDataModule, TrajectoryDataModule
 from mrlm_pl.data.files.chat_rows import played_rows, scored_row
-from mrlm_pl.data.files.preferences import PlayedPair, pair_rows, played_pairs
+from mrlm_pl.data.files.preferences import pair_rows, played_pairs
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes, write_episodes
 from mrlm_pl.errors import DataError
@@ -166,7 +166,7 @@ def test_pairs_of_episodes_compare_the_sampled_tokens(tmp_path: Path) -> None:
     chosen, rejected = pair_rows(pair, CHAT, "main", "row 1")
     assert chosen.token_ids == episodes[0].rows()[0].token_ids
     assert acted(rejected) == "fou"
-    assert isinstance(PreferenceDataModule(_written(tmp_path, episodes))._examples["train"][0], PlayedPair)
+    assert isinstance(PreferenceDataModule(_written(tmp_path, episodes))._examples["train"][0].chosen, Trajectory)
     (row,) = play(["four"])
     better = dataclasses.replace(row, turns=(dataclasses.replace(row.turns[0], reward=2.0),))
     assert not played_pairs([episode([row]), episode([better])]), "both say the same"

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from mrlm_pl.algorithms import GRPO, SFT
 from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.data.files.base import EpochStream
-from mrlm_pl.data.files.demonstrations import demonstration_rows
+from mrlm_pl.data.files.demonstrations import demonstration_of, demonstration_rows
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
@@ -33,7 +33,7 @@ def chat(question: str, answer: str) -> dict[str, Any]:
 
 
 def test_a_chat_trains_on_the_assistants_words_and_the_end_token() -> None:
-    (row,) = demonstration_rows(chat("2+2?", "4"), CHAT, "main")
+    (row,) = demonstration_rows(demonstration_of(chat("2+2?", "4")), CHAT, "main")
     assert TOKENIZER.decode(row.token_ids) == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
     trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
     assert TOKENIZER.decode(trained) == "4<|end|>"
@@ -62,7 +62,7 @@ def test_a_bad_row_after_empty_lines_has_the_number_of_its_line(tmp_path: Path) 
 
 def test_every_assistant_turn_of_a_chat_counts_once() -> None:
     messages = [*chat("a", "b")["messages"], *chat("c", "d")["messages"]]
-    (row,) = demonstration_rows({"messages": messages}, CHAT, "main")
+    (row,) = demonstration_rows(demonstration_of({"messages": messages}), CHAT, "main")
     text = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>d<|end|>"
     assert TOKENIZER.decode(row.token_ids) == text
     trained = [token for token, action in zip(row.token_ids, row.action_mask, strict=True) if action]
@@ -72,15 +72,22 @@ def test_every_assistant_turn_of_a_chat_counts_once() -> None:
 def test_a_prompt_of_messages_is_given_and_only_the_completion_is_trained() -> None:
     row = {"prompt": [*chat("a", "b")["messages"], {"role": "user", "content": "c"}]}
     row["completion"] = [{"role": "assistant", "content": "d"}]
-    (built,) = demonstration_rows(row, CHAT, "main")
+    (built,) = demonstration_rows(demonstration_of(row), CHAT, "main")
     trained = [token for token, action in zip(built.token_ids, built.action_mask, strict=True) if action]
     assert TOKENIZER.decode(trained) == "d<|end|>"
+
+
+def test_a_chat_with_a_prompt_beside_its_messages_is_its_messages(tmp_path: Path) -> None:
+    (alone,) = demonstration_rows(demonstration_of(chat("2+2?", "4")), CHAT, "main")
+    for prompt in ("2+2?", chat("2+2?", "4")["messages"][:1]):
+        data = TrajectoryDataModule(write(tmp_path / "a.jsonl", [{**chat("2+2?", "4"), "prompt": prompt}]))
+        assert demonstration_rows(data._examples["train"][0], CHAT, "main") == [alone]
 
 
 def test_the_tools_of_a_chat_are_told_as_the_template_tells_them() -> None:
     function = {"name": "add", "description": "Sum.", "parameters": {"type": "object"}}
     row = {**chat("2+2?", "4"), "tools": [{"type": "function", "function": function}]}
-    (built,) = demonstration_rows(row, CHAT, "main")
+    (built,) = demonstration_rows(demonstration_of(row), CHAT, "main")
     told = '<|system|>{"name": "add", "description": "Sum.", "parameters": {"type": "object"}}\n<|end|>'
     assert TOKENIZER.decode(built.token_ids) == f"{told}<|user|>2+2?<|end|><|assistant|>4<|end|>"
     assert sum(built.action_mask) == 2
@@ -94,12 +101,12 @@ def test_tools_that_no_template_could_tell_are_refused(tmp_path: Path, tools: An
 
 def test_a_row_whose_tools_are_null_has_none(tmp_path: Path) -> None:
     TrajectoryDataModule(write(tmp_path / "a.jsonl", [{**chat("a", "b"), "tools": None}]))
-    (row,) = demonstration_rows({**chat("a", "b"), "tools": None}, CHAT, "main")
+    (row,) = demonstration_rows(demonstration_of({**chat("a", "b"), "tools": None}), CHAT, "main")
     assert TOKENIZER.decode(row.token_ids) == "<|user|>a<|end|><|assistant|>b<|end|>"
 
 
 def test_plain_text_is_used_without_a_template() -> None:
-    (row,) = demonstration_rows({"prompt": "One, two,", "completion": " three"}, CHAT, "main")
+    (row,) = demonstration_rows(demonstration_of({"prompt": "One, two,", "completion": " three"}), CHAT, "main")
     assert TOKENIZER.decode(row.token_ids) == "One, two, three<|end|>"
     assert sum(row.action_mask) == len(" three") + 1
 

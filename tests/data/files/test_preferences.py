@@ -11,7 +11,7 @@ import pytest
 
 from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, preference_pairs
-from mrlm_pl.data.files.preferences import pair_rows
+from mrlm_pl.data.files.preferences import pair_of, pair_rows
 from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
@@ -36,7 +36,7 @@ def actions(pair: Any) -> list[str]:
 
 
 def test_plain_text_is_compared_without_a_template() -> None:
-    pair = pair_rows({"prompt": "2+2=", "chosen": "4", "rejected": "5"}, CHAT, "main", "row 1")
+    pair = pair_rows(pair_of({"prompt": "2+2=", "chosen": "4", "rejected": "5"}), CHAT, "main", "row 1")
     assert texts(pair) == ["2+2=4<|end|>", "2+2=5<|end|>"]
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
@@ -47,7 +47,7 @@ def test_messages_are_rendered_and_only_the_answers_count() -> None:
         "chosen": [message("assistant", "4")],
         "rejected": [message("assistant", "5")],
     }
-    pair = pair_rows(row, CHAT, "main", "row 1")
+    pair = pair_rows(pair_of(row), CHAT, "main", "row 1")
     assert texts(pair)[0] == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
@@ -63,7 +63,7 @@ def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
     rows = [{"chosen": [*both, message("assistant", "4")], "rejected": [*both, message("assistant", "5")]}]
     (example,) = module(tmp_path / "pairs.jsonl.gz", rows)._examples["train"]
     given = {"prompt": both, "chosen": [message("assistant", "4")], "rejected": [message("assistant", "5")]}
-    assert pair_rows(example, CHAT, "main", "") == pair_rows(given, CHAT, "main", "")
+    assert pair_rows(example, CHAT, "main", "") == pair_rows(pair_of(given), CHAT, "main", "")
 
 
 @pytest.mark.parametrize(

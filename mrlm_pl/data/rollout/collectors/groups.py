@@ -284,9 +284,8 @@ class Collector:
     Attributes:
         playing: the players of episodes, once they are made.
         training: plays the episodes that train.
-        due: plays the due specs of a group, by ``training`` or ``trees``.
+        due: plays the due specs of a group, or the turn trees of their roots where the algorithm trains on them.
         greedy: plays the greedy episode of each group, where the algorithm compares with it.
-        trees: plays turn trees, where the algorithm trains on them.
     """
 
     players: Players
@@ -296,7 +295,6 @@ class Collector:
     training: EpisodePlayer = field(init=False)
     due: PlaySpecs = field(init=False)
     greedy: PlaySpecs | None = field(init=False)
-    trees: TreePlayer | None = field(init=False)
 
     def make_players(self, **options: Any) -> None:
         """Make the players, with options of :meth:`Players.player`."""
@@ -307,14 +305,14 @@ class Collector:
             greedy = self.players.player(sampling.for_all(temperature=0.0, top_p=1.0, top_k=0), **options)
             self.greedy, self.playing = greedy.play, [self.training, greedy]
         tree = learner.tree
-        self.trees = None if tree is None else TreePlayer(self.training, tree.branching, self.plan.group_sizes)
-        self.due = (self.trees or self.training).play
+        player = TreePlayer(self.training, tree.branching, self.plan.group_sizes) if tree is not None else self.training
+        self.due = player.play
 
     async def play_due(self, drafts: Sequence[GroupDraft]) -> None:
         """Play the episodes that are due in these groups once, and add them."""
         played = iter(await self.due([spec for draft in drafts for spec in draft.due]))
         for draft in drafts:
-            draft.take(next(played) if self.trees else [next(played) for _ in draft.due])
+            draft.take(next(played) if self.plan.trees else [next(played) for _ in draft.due])
 
     async def play_greedy(self, iteration: int, groups: Sequence[int]) -> list[Episode]:
         """Return the greedy episode of each group; none where the algorithm does not use them."""
