@@ -9,7 +9,15 @@ from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.base import DataSplit
-from mrlm_pl.data.files.chat_rows import chat_rows, messages_fault, messages_of, played_rows, scored_row, text_row
+from mrlm_pl.data.files.chat_rows import (
+    chat_rows,
+    messages_fault,
+    messages_of,
+    played_rows,
+    scored_row,
+    text_row,
+    tools_fault,
+)
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
@@ -36,7 +44,7 @@ class PreferenceDataModule(ReferencedDataModule):
     - ``{"prompt": "text", "chosen": "text", "rejected": "text"}``: plain text without a chat template; the answers and
       the EOS token are compared;
     - ``{"prompt": [messages], "chosen": [messages], "rejected": [messages]}``: a chat; the assistant's messages of the
-      answers are compared; without ``prompt``, their common beginning is the prompt;
+      answers are compared; without ``prompt``, their common beginning is the prompt; ``tools`` as in demonstrations;
     - an episode, as ``mrlm collect --samples-per-task N`` and runs write them: of the episodes of a group, the best and
       the worst are a pair when their rewards differ by more than ``reward_gap``. The sampled tokens are compared as
       they are when the learner has the tokenizer and the chat template of the model that played.
@@ -171,11 +179,11 @@ def pair_rows(
         made = [played_rows(row, chat, policy) for row in example]
     else:
         prompt, *answers = _parts(example)
-        text = isinstance(prompt, str)
-        made = [
-            [text_row(prompt, answer, chat, policy)] if text else chat_rows(prompt, answer, chat, policy)
-            for answer in answers
-        ]
+        if isinstance(prompt, str):
+            made = [[text_row(prompt, answer, chat, policy)] for answer in answers]
+        else:
+            tools = example.get("tools") or ()
+            made = [chat_rows(prompt, answer, chat, policy, tools=tools) for answer in answers]
     for answer, rows in zip(PlayedPair._fields, made, strict=True):
         if len(rows) != 1 or not rows[0].num_actions:
             raise DataError(
@@ -235,7 +243,7 @@ def pair_fault(row: Mapping[str, Any]) -> str | None:
     given = row.get("prompt", [])
     if any(isinstance(part, str) for part in (given, *answers)):
         return "prompt, chosen and rejected must all be text, or all lists of {role, content}"
-    fault = next(filter(None, map(messages_fault, (given, *answers))), None)
+    fault = next(filter(None, map(messages_fault, (given, *answers))), None) or tools_fault(row.get("tools"))
     if fault:
         return fault
     prompt, *parts = (given, *answers) if "prompt" in row else _split_prompt(row["chosen"], row["rejected"])

@@ -52,6 +52,20 @@ def test_messages_are_rendered_and_only_the_answers_count() -> None:
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
 
+def test_the_tools_of_a_pair_are_in_its_prompt() -> None:
+    function = {"name": "add", "description": "Sum.", "parameters": {"type": "object"}}
+    row = {
+        "prompt": [message("user", "2+2?")],
+        "chosen": [message("assistant", "4")],
+        "rejected": [message("assistant", "5")],
+        "tools": [{"type": "function", "function": function}],
+    }
+    pair = pair_rows(row, CHAT, "main", "row 1")
+    told = '<|system|>{"name": "add", "description": "Sum.", "parameters": {"type": "object"}}\n<|end|>'
+    assert texts(pair)[0] == f"{told}<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    assert actions(pair) == ["4<|end|>", "5<|end|>"]
+
+
 def module(path: Path, rows: list[Any], **options: Any) -> PreferenceDataModule:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
@@ -75,6 +89,7 @@ def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
         ({"prompt": [message("user", "a")], "chosen": [message("user", "b")], "rejected": []}, "no assistant message"),
         ({"chosen": [message("user", "a")], "rejected": [message("user", "b")]}, "begin differently"),
         ({"prompt": [{"role": "judge"}], "chosen": [], "rejected": []}, "is not a message"),
+        ({"prompt": [message("user", "a")], "chosen": [], "rejected": [], "tools": ["add"]}, "is not a tool"),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], fault: str, tmp_path: Path) -> None:
