@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -136,7 +137,8 @@ def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> li
     """
     pairs = []
     for pair in played_pairs(episodes, reward_gap):
-        parts = _split_prompt(*([message.to_chat() for message in row.messages] for row in pair))
+        said = ([replace(message, tool_calls=()).to_chat() for message in row.messages] for row in pair)  # as text
+        parts = _split_prompt(*said)
         pairs.append(dict(zip(("prompt", "chosen", "rejected"), parts, strict=True)))
     return pairs
 

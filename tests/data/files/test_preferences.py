@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, preference_pairs
 from mrlm_pl.data.files.preferences import pair_rows
-from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.episode import Episode, Message, Task, ToolCall, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
 from mrlm_pl.policy.forward.packing import RowPlan
@@ -125,6 +126,20 @@ def test_the_best_and_the_worst_of_a_group_are_a_pair() -> None:
         }
     ]
     assert len(preference_pairs(episodes)) == 2
+
+
+def test_pairs_of_episodes_with_calls_are_rows_that_the_module_reads(tmp_path: Path) -> None:
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    calling = Message("assistant", text, (ToolCall("call00000", "add", {}),))
+    episodes = []
+    for number, reward in enumerate((1.0, 0.0)):
+        played = episode(number, "g", reward, "")
+        said = (Message("user", "2+2?"), calling, Message("tool", str(reward)), calling)
+        row = replace(played.rows()[0], messages=said)
+        episodes.append(replace(played, trajectories={"a": (row,)}))
+    pairs = preference_pairs(episodes)
+    assert pairs[0]["prompt"] == [message("user", "2+2?"), message("assistant", text)]
+    assert len(module(tmp_path / "pairs.jsonl", pairs)._examples["train"]) == 1
 
 
 def test_episode_files_are_read_and_without_a_difference_refused(tmp_path: Path) -> None:
