@@ -56,10 +56,13 @@ def messages_fault(messages: Any) -> str | None:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return "messages must be a list of {role, content}"
     for message in messages:
+        if message.get("tool_calls"):
+            return (
+                f"{message!r} calls tools, which is not text to learn from; write the call into its content as the "
+                'chat template does, such as <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
+            )
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             return f"{message!r} is not a message with a role and text as content"
-        if message.get("tool_calls"):
-            return f"{message!r} calls tools, which is not text to learn from; write the call into its content"
     return None
 
 
