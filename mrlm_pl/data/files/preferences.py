@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.base import DataSplit
-from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows
+from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows, tools_of
 from mrlm_pl.data.files.references import ReferencedDataModule
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
@@ -46,7 +47,7 @@ class PreferenceDataModule(ReferencedDataModule):
     - ``{"prompt": "text", "chosen": "text", "rejected": "text"}``: plain text without a chat template; the answers and
       the EOS token are compared;
     - ``{"prompt": [messages], "chosen": [messages], "rejected": [messages]}``: a chat; the assistant's messages of the
-      answers are compared; without ``prompt``, their common beginning is the prompt;
+      answers are compared; without ``prompt``, their common beginning is the prompt; ``tools`` as in demonstrations;
     - an episode, as ``mrlm collect --samples-per-task N`` and runs write them: of the episodes of a group, the best and
       the worst are a pair when their rewards differ by more than ``reward_gap``. The sampled tokens are compared as
       they are when the learner has the tokenizer and the chat template of the model that played.
@@ -139,7 +140,10 @@ def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> li
     """
     names = ("prompt", "chosen", "rejected")
     return [
-        {name: [message.to_chat() for message in part] for name, part in zip(names, pair.parts(), strict=True)}
+        {
+            name: [replace(message, tool_calls=()).to_chat() for message in part]  # as text
+            for name, part in zip(names, pair.parts(), strict=True)
+        }
         for pair in played_pairs(episodes, reward_gap)
     ]
 
@@ -208,11 +212,11 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
         return AnswerPair(*(Demonstration.of_text(given, answer) for answer in answers))
     if any(isinstance(part, str) for part in (given, *answers)):
         raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
-    shown = [messages_of(part) for part in (given, *answers)]
+    shown, tools = [messages_of(part) for part in (given, *answers)], tools_of(row.get("tools"))
     prompt, *parts = shown if "prompt" in row else split_prompt(shown[1], shown[2])
     if not prompt:
         raise ValueError("it has no prompt, and its answers begin differently")
     for name, part in zip(AnswerPair._fields, parts, strict=True):
         if not any(message.role == "assistant" for message in part):
             raise ValueError(f"its {name!r} answer has no assistant message of its own")
-    return AnswerPair(*(Demonstration(prompt, part) for part in parts))
+    return AnswerPair(*(Demonstration(prompt, part, tools=tools) for part in parts))

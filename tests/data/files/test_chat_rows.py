@@ -111,6 +111,13 @@ def test_descriptions_of_tools_before_the_conversation_stay() -> None:
     assert played_rows(played, CHAT, "main")[0].token_ids == played.token_ids
 
 
+def test_replies_with_calls_keep_their_tokens_and_the_tools_before_them() -> None:
+    (played,) = play(['<tool_call>{"name": "add", "arguments": {}}</tool_call>', "four"], tools=TOOLS)
+    assert [len(message.tool_calls) for message in played.messages] == [0, 1, 0, 0]
+    (row,) = played_rows(played, CHAT, "main")
+    assert (row.token_ids, row.action_mask) == (played.token_ids, played.action_mask)
+
+
 def test_another_template_or_tokenizer_renders_anew_and_a_cut_turn_does_not_end() -> None:
     plain = ChatFormat(TOKENIZER, "{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}assistant:")
     (whole,), (cut,) = (played_rows(play([reply])[0], plain, "main") for reply in ("four", "fou..."))

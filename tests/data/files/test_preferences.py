@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
 from mrlm_pl.data import PreferenceDataModule, preference_pairs
 from mrlm_pl.data.files.preferences import pair_of, pair_rows
-from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
+from mrlm_pl.episode import Episode, Message, Task, ToolCall, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
 from mrlm_pl.policy.forward.packing import RowPlan
@@ -52,6 +53,20 @@ def test_messages_are_rendered_and_only_the_answers_count() -> None:
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
 
+def test_the_tools_of_a_pair_are_in_its_prompt() -> None:
+    function = {"name": "add", "description": "Sum.", "parameters": {"type": "object"}}
+    row = {
+        "prompt": [message("user", "2+2?")],
+        "chosen": [message("assistant", "4")],
+        "rejected": [message("assistant", "5")],
+        "tools": [{"type": "function", "function": function}],
+    }
+    pair = pair_rows(pair_of(row), CHAT, "main", "row 1")
+    told = '<|system|>{"name": "add", "description": "Sum.", "parameters": {"type": "object"}}\n<|end|>'
+    assert texts(pair)[0] == f"{told}<|user|>2+2?<|end|><|assistant|>4<|end|>"
+    assert actions(pair) == ["4<|end|>", "5<|end|>"]
+
+
 def module(path: Path, rows: list[Any], **options: Any) -> PreferenceDataModule:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
@@ -75,6 +90,7 @@ def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
         ({"prompt": [message("user", "a")], "chosen": [message("user", "b")], "rejected": []}, "no assistant message"),
         ({"chosen": [message("user", "a")], "rejected": [message("user", "b")]}, "begin differently"),
         ({"prompt": [{"role": "judge"}], "chosen": [], "rejected": []}, "is not a message"),
+        ({"prompt": [message("user", "a")], "chosen": [], "rejected": [], "tools": ["add"]}, "is not a tool"),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], fault: str, tmp_path: Path) -> None:
@@ -110,6 +126,20 @@ def test_the_best_and_the_worst_of_a_group_are_a_pair() -> None:
         }
     ]
     assert len(preference_pairs(episodes)) == 2
+
+
+def test_pairs_of_episodes_with_calls_are_rows_that_the_module_reads(tmp_path: Path) -> None:
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    calling = Message("assistant", text, (ToolCall("call00000", "add", {}),))
+    episodes = []
+    for number, reward in enumerate((1.0, 0.0)):
+        played = episode(number, "g", reward, "")
+        said = (Message("user", "2+2?"), calling, Message("tool", str(reward)), calling)
+        row = replace(played.rows()[0], messages=said)
+        episodes.append(replace(played, trajectories={"a": (row,)}))
+    pairs = preference_pairs(episodes)
+    assert pairs[0]["prompt"] == [message("user", "2+2?"), message("assistant", text)]
+    assert len(module(tmp_path / "pairs.jsonl", pairs)._examples["train"]) == 1
 
 
 def test_episode_files_are_read_and_without_a_difference_refused(tmp_path: Path) -> None:
