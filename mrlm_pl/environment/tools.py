@@ -67,28 +67,8 @@ def tool_schema(
     return ToolSchema(name, description, parameters)
 
 
-class Tool(ABC):
-    """A tool with a schema. An episode opens it, calls it and closes it; copies of an environment have their own."""
-
-    schema: ToolSchema
-
-    def open(self, task: Task) -> None:
-        """Begin an episode with a fresh state."""
-
-    @abstractmethod
-    def call(self, arguments: Mapping[str, Any]) -> str:
-        """Call the tool and return its answer; the arguments have been checked against the schema.
-
-        Raises:
-            ToolError: the tool refuses the call or fails; the text is for the agent.
-        """
-
-    def close(self) -> None:
-        """Free the tool's resources; may be called twice, and before :meth:`open`."""
-
-
 class ToolSet(ABC):
-    """Several tools with one life, such as those of a server; opened and closed as a :class:`Tool` is."""
+    """Several tools with one life, such as those of a server; copies of an environment have their own."""
 
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
@@ -102,7 +82,25 @@ class ToolSet(ABC):
         self.close()
 
     def close(self) -> None:
-        """Free the resources of the set; may be called twice, and before :meth:`open`."""
+        """Free the resources; may be called twice, and before :meth:`open`."""
+
+
+class Tool(ToolSet):
+    """A tool with a schema, a set of one. An episode opens it, calls it and closes it."""
+
+    schema: ToolSchema
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the tool itself."""
+        return (self,)
+
+    @abstractmethod
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """Call the tool and return its answer; the arguments have been checked against the schema.
+
+        Raises:
+            ToolError: the tool refuses the call or fails; the text is for the agent.
+        """
 
 
 def requested_calls(message: Message) -> tuple[ToolCall | MalformedCall, ...]:

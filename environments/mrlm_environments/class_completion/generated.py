@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
+
+import yaml
 
 CLASS = "Tally"
 TESTS = 3
@@ -22,7 +25,7 @@ class _Method:
 
     name: str
     description: str
-    body: tuple[str, ...]
+    body: Sequence[str]
     used: str
     arguments: str = "self"
     decorator: str = ""
@@ -35,31 +38,8 @@ class _Method:
         return [*head, f"def {self.name}({self.arguments}):", *(f"    {line}" for line in (body or described))]
 
 
-_METHODS: tuple[_Method, ...] = (
-    _Method(
-        "add", "Add {a} times x to total and return total.", ("self.total += {a} * x", "return self.total"),
-        "tally.add(x)", arguments="self, x", changes=True,
-    ),
-    _Method(
-        "take", "Take {a} times x from total and return total.", ("self.total -= {a} * x", "return self.total"),
-        "tally.take(x)", arguments="self, x", changes=True,
-    ),
-    _Method(
-        "cap", "Make total {a} plus x at most and return total.",
-        ("self.total = min(self.total, {a} + x)", "return self.total"),
-        "tally.cap(x)", arguments="self, x", changes=True,
-    ),
-    _Method(
-        "reset", "Set total to {a} and return what it was.", ("old, self.total = self.total, {a}", "return old"),
-        "tally.reset()", changes=True,
-    ),
-    _Method("scaled", "total times {a}.", ("return self.total * {a}",), "tally.scaled", decorator="@property"),
-    _Method("rest", "total modulo {a}.", ("return self.total % {a}",), "tally.rest", decorator="@property"),
-    _Method("gap", "{a} minus total.", ("return {a} - self.total",), "tally.gap", decorator="@property"),
-    _Method(
-        "price", "x times {a}.", ("return x * {a}",), f"{CLASS}.price(x)", arguments="x", decorator="@staticmethod"
-    ),
-)  # fmt: skip
+_LISTED = yaml.safe_load(Path(__file__).with_name("methods.yaml").read_text(encoding="utf-8"))
+_METHODS = [_Method(**method) for method in _LISTED]
 
 
 def generate_class(rng: Random, methods: int) -> Mapping[str, Any]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
+
+import yaml
 
 CodeKind = Literal["number", "text", "list"]
 MAX_DIFFICULTY = 3
@@ -33,41 +36,8 @@ class _Rule:
     high: int = 99
 
 
-_RULES: dict[str, tuple[_Rule, ...]] = {
-    "number": (
-        _Rule("x plus {a}", "x+{a}"),
-        _Rule("x minus {a}", "x-{a}"),
-        _Rule("{a} times x", "{a}*x"),
-        _Rule("{a} minus x", "{a}-x"),
-        _Rule("x divided by {a}, rounded down", "x//{a}"),
-        _Rule("the remainder of x divided by {a}", "x%{a}"),
-        _Rule("the larger of x and {a}", "max(x,{a})"),
-        _Rule("the smaller of x and {a}", "min(x,{a})"),
-        _Rule("the distance of x from {a}", "abs(x-{a})"),
-        _Rule("whether x is above {a}", "x>{a}"),
-    ),
-    "text": (
-        _Rule("x repeated {a} times", "x*{a}", 2, 9),
-        _Rule("x without its first {a} letters", "x[{a}:]", 2, 9),
-        _Rule("the first {a} letters of x", "x[:{a}]", 2, 9),
-        _Rule("the last {a} letters of x", "x[-{a}:]", 2, 9),
-        _Rule("{a} plus the length of x", "len(x)+{a}"),
-        _Rule("whether x has more than {a} letters", "len(x)>{a}", 3, 9),
-        _Rule("x reversed and then repeated {a} times", "x[::-1]*{a}", 2, 9),
-        _Rule("x in upper case, repeated {a} times", "x.upper()*{a}", 2, 9),
-    ),
-    "list": (
-        _Rule("{a} plus the sum of x", "sum(x)+{a}"),
-        _Rule("{a} plus the largest of x", "max(x)+{a}"),
-        _Rule("the smallest of x, minus {a}", "min(x)-{a}"),
-        _Rule("how often {a} is in x", "x.count({a})"),
-        _Rule("whether {a} is in x", "{a} in x"),
-        _Rule("the items of x above {a}", "[v for v in x if v>{a}]"),
-        _Rule("the items of x below {a}", "[v for v in x if v<{a}]"),
-        _Rule("the items of x, each times {a}", "[{a}*v for v in x]"),
-        _Rule("x sorted, without its first {a} items", "sorted(x)[{a}:]", 2, 5),
-    ),
-}
+_LISTED = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
+_RULES = {kind: [_Rule(*rule) for rule in rules] for kind, rules in _LISTED.items()}
 _STEPS = (("{b} times ({x})", "{b}*({x})"), ("({x}) plus {b}", "({x})+{b}"), ("({x}) minus {b}", "({x})-{b}"))
 """Second steps on a number ``{x}``: their descriptions and expressions."""
 

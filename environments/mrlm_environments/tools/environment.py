@@ -215,10 +215,10 @@ class ToolEnvironment(SingleAgentEnvironment):
     def _finish_tools(self) -> None:
         with ExitStack() as stack:
             for item in self.toolbox:
-                stack.callback(item.finish if isinstance(item, ToolSet) else item.close)
+                stack.callback(item.finish)
 
     def _named_tools(self) -> dict[str, Tool]:
-        found = [tool for item in self.toolbox for tool in (item.tools() if isinstance(item, ToolSet) else [item])]
+        found = [tool for item in self.toolbox for tool in item.tools()]
         _check_names([tool.schema.name for tool in found])
         return {tool.schema.name: tool for tool in found}
 
@@ -241,7 +241,7 @@ def _normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
 
 
-def _built(item: Tool | ToolSet | str) -> Tool | ToolSet:
+def _built(item: ToolSet | str) -> ToolSet:
     if not isinstance(item, str):
         return item
     if item not in BUILT_IN:
@@ -256,9 +256,7 @@ def _check_names(names: Sequence[str]) -> None:
             raise ConfigurationError(f"tools: two tools are named {name!r}; leave one out or change its schema's name")
 
 
-def _solvable_kinds(
-    toolbox: Sequence[Tool | ToolSet], kinds: Sequence[Kind] | None, has_data: bool
-) -> tuple[Kind, ...]:
+def _solvable_kinds(toolbox: Sequence[ToolSet], kinds: Sequence[Kind] | None, has_data: bool) -> tuple[Kind, ...]:
     """Return the kinds to generate: those that are asked for, else all that the tools can solve."""
     some_of(KINDS, "tools: ", kinds=kinds)
     if has_data:

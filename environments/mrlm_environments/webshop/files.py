@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mrlm_environments.webshop.catalog import Catalog, Product
-from mrlm_environments.webshop.generated import goal_data
+from mrlm_environments.webshop.generated import WORDS, goal_data
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.seeding import keyed_random
@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 NO_PRICE = 100.0
 SHUFFLE_SEED = 233
 NAMED_ROWS = 5
-_FUNCTION_TEXT = (
-    "a an and at by for from in into of on or per plus s the to with without compatible great new easy non very your "
-    "our his her its this that these those is are be can all not no"
-)
-_FUNCTION_WORDS = frozenset(_FUNCTION_TEXT.split())
+_FUNCTION_WORDS = frozenset(WORDS["function_words"].split())
 T = TypeVar("T")
 
 

@@ -19,15 +19,15 @@ LIMITS = tuple(10.0 * step for step in range(1, 100))
 NO_LIMIT = 1_000_000.0
 MAX_PRODUCTS = 10_000
 
-_WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
-CATEGORIES: Sequence[Mapping[str, Any]] = _WORDS["categories"]
+WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+CATEGORIES: Sequence[Mapping[str, Any]] = WORDS["categories"]
 """Words of each category: names of its products, parts, uses, attributes, and the values of two options."""
 
 _REQUESTS = ("i need", "i am looking for", "find me", "i want to buy", "show me", "can you get me")
 _ASIN = string.digits + string.ascii_uppercase
 _WORD = re.compile("[a-z]+")
 _NAMES = [name for own in CATEGORIES for name in (*own["names"], *own["parts"], *own["uses"])]
-_NOUNS = frozenset(_WORD.findall(" ".join([*_WORDS["brands"], *_NAMES]).lower()))
+_NOUNS = frozenset(_WORD.findall(" ".join([*WORDS["brands"], *_NAMES]).lower()))
 
 
 @functools.lru_cache(maxsize=4)
@@ -78,7 +78,7 @@ def _product(number: int) -> Product:
     rng = keyed_random("webshop product", number)
     category = CATEGORIES[number % len(CATEGORIES)]
     name, part, use = (rng.choice(category[words]) for words in ("names", "parts", "uses"))
-    brand, attributes = rng.choice(_WORDS["brands"]), rng.sample(category["attributes"], 4)
+    brand, attributes = rng.choice(WORDS["brands"]), rng.sample(category["attributes"], 4)
     price = round(rng.randint(5, 180) + 0.99, 2)
     options = {
         option: tuple(value for value in values if rng.random() < 0.75) or (values[0],)

@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrlm_environments.webshop.catalog import Product
+from mrlm_environments.webshop.generated import WORDS
 
 MATCH = 85
 """Texts whose ratio is above this match."""
 
-_COLOR_NAMES = (
-    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
-    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
-    "crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather "
-    "indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha "
-    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal "
-    "rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise "
-    "violet walnut wheat white wine yellow"
-)
-COLORS = tuple(_COLOR_NAMES.split())
+COLORS = tuple(WORDS["colors"].split())
 """Names that options are reduced to, in WebShop's order."""
 
 _LATIN_1 = dict.fromkeys(range(128, 256))
