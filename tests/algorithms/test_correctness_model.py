@@ -122,6 +122,7 @@ def test_the_probe_learns_from_the_state_before_the_answer(
     assert seen.steps[0]["train/question_only_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.long
 def test_it_learns_and_begins_at_chance(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
     seen = Validations()
     data = AnswerDataModule(write(tmp_path, ROWS), batch_size=16)

@@ -191,6 +191,7 @@ def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
         assert torch.equal(weight, again.state_dict()[name]), name
 
 
+@pytest.mark.long
 def test_it_learns_to_collaborate(quiet_trainer: Any) -> None:
     watch = Watch()
     algorithm = IPPO({"main": Policy(learning_rate=2e-3)}, reward="team", value_learning_rate=1e-2)

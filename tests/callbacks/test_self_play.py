@@ -173,6 +173,7 @@ def test_the_alarm_tells_of_a_learner_that_collapses(
     assert Path(trainer.default_root_dir, "policies", "learner").is_dir(), "a run that is stopped ends in order"
 
 
+@pytest.mark.long
 def test_a_learner_that_gets_better_raises_no_alarm(duel: Any, quiet_trainer: Any) -> None:
     settings = {"iterations": 6, "groups": 4, "group_size": 16, "sampling": Sampling(max_tokens=12)}
     algorithm, data, callback = duel(data=settings, anchors=AnchorGames(every=3, games=64))

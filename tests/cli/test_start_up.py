@@ -31,6 +31,7 @@ def run(code: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_fit_imports_the_classes_that_it_names_and_collects_no_garbage_among_its_modules() -> None:
     status, collects, frozen, modules = json.loads(run(FIT).splitlines()[-1])
     assert status == 0

@@ -260,6 +260,7 @@ SOUND = [Adding(), Programs(), LetsAFailureThrough()]
 
 
 @pytest.mark.parametrize("environment", SOUND, ids=lambda environment: type(environment).__name__)
+@pytest.mark.long_after(1)
 def test_a_sound_environment_passes(environment: Environment) -> None:
     report = check_environment(environment, "semantic", tasks_per_split=3)
     report.raise_on_failure()

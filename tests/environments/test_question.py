@@ -477,6 +477,7 @@ def test_a_configuration_names_a_file_for_each_split(module: str, mrlm: Any) -> 
     assert "held out" in Path("held-out.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_and_replayed_with_its_functions(module: str, mrlm: Any) -> None:
     rewards = [f"{module}.exact", {"call": f"{module}.length", "weight": 0.1}]
     arguments = {"data": "rows.jsonl", "prompt": "{question}", "rewards": rewards, "success_at": 1.0}

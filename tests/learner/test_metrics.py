@@ -257,6 +257,7 @@ def short(model_folder: Path, echo: Any) -> tuple[GRPO, RolloutDataModule]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
+@pytest.mark.long_after(1)
 def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(
     step: int, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

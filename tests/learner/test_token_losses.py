@@ -23,6 +23,7 @@ def rollouts(echo: Any, iterations: int, **options: Any) -> RolloutDataModule:
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.long_after(3)
 def test_a_run_with_each_loss(loss: LossName, model_folder: Path, echo: Any, quiet_trainer: Any) -> None:
     policy = Policy(str(model_folder), learning_rate=1e-2)
     algorithm = GRPO({"main": policy}, loss=loss)

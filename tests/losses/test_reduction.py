@@ -76,6 +76,7 @@ def cut_batches(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int]:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @settings(max_examples=60, deadline=None)
 @given(batch=cut_batches(), seed=st.integers(0, 2**16))
+@pytest.mark.long_after(2)
 def test_any_cut_and_padding_gives_the_same_loss_and_gradient(reduction: Reduction, batch, seed: int) -> None:
     lengths, episodes, pieces, padding = batch
     mask = mask_of_lengths(*lengths)

@@ -42,6 +42,7 @@ def update(policy: Policy, rows: int, length: int) -> tuple[Tensor, list[Tensor]
         pytest.param({"lora": LoRA(rank=2)}, id="lora", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_gradients_are_those_of_the_layers(model_folder: Path, options: dict[str, Any]) -> None:
     torch._dynamo.reset()  # forgets the code of other tests
     plain, compiled = (Policy(str(model_folder), compile=on, **options) for on in (False, True))
@@ -60,6 +61,7 @@ def test_gradients_are_those_of_the_layers(model_folder: Path, options: dict[str
     assert compilation_seconds() > seconds
 
 
+@pytest.mark.long
 def test_layers_share_two_graphs(model_folder: Path) -> None:
     if not hasattr(torch._dynamo.config, "nested_graph_breaks"):
         pytest.skip(f"PyTorch {torch.__version__} divides a layer into four graphs")

@@ -183,6 +183,7 @@ def test_adapters_that_could_not_be_merged_are_refused(model_folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("other", [{"rank": 3}, {"target_modules": ["q_proj"]}, None])
+@pytest.mark.long_after(1)
 def test_a_checkpoint_of_other_adapters_is_refused(
     other: dict[str, Any] | None, model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

@@ -395,6 +395,7 @@ def test_kills_around_the_ends_of_epochs_add_no_batch(
 
 
 @pytest.mark.parametrize("name", ["validated inside an epoch", "a number of steps"])
+@pytest.mark.long_after(1)
 def test_a_signal_at_any_moment_changes_nothing(name: str, model_folder: Path, tmp_path: Path) -> None:
     case = Case(numbers, SETTINGS[name], CHECKPOINTS["every epoch"], model_folder, tmp_path)
     moments, wrong = interrupted_everywhere(case, every=97)

@@ -69,6 +69,7 @@ def test_weights_are_of_the_checkpoint_unless_all_policies_were_exported_since_o
     assert seeds(loaded_policies(read_run("run").policies, "cpu")) == {**read, "judge": 3}
 
 
+@pytest.mark.long
 def test_all_policies_are_of_the_checkpoint_that_was_opened_though_the_run_replaces_it() -> None:
     write_run(RUN, POLICIES)
     write_checkpoint(RUN, SAVED, 100)

@@ -252,6 +252,7 @@ class Reversed(Pair):
 
 
 @pytest.mark.parametrize("environment", [Louder, Reversed])
+@pytest.mark.long_after(1)
 def test_an_episode_whose_beginning_does_not_replay_is_refused(environment: type[Pair], tmp_path: Path) -> None:
     _, path = recorded(1, tmp_path)
     with pytest.raises(ConfigurationError, match=r"its beginning does not replay: .* at step 0"):

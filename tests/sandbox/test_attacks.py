@@ -65,6 +65,7 @@ def in_a_process(command: list[str]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_nothing_gets_through_at_the_strongest_level(tmp_path: Path) -> None:
     found = run(tmp_path / "bait", Sandbox(wall_seconds=WALL_SECONDS))
     if found["level"] == "limits":

@@ -243,6 +243,7 @@ def test_no_attack_is_an_honest_program() -> None:
         assert attack.source.count("a + b") == (1 if guarded or "sum_of" in attack.source else 0), attack.name
 
 
+@pytest.mark.long
 def test_cheats_have_no_marks_and_honest_programs_all(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         programs = [*SAFE, *HONEST]

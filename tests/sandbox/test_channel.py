@@ -106,6 +106,7 @@ threading.Thread(target=fill, daemon=True).start()
 """
 
 
+@pytest.mark.long_after(1)
 def test_a_child_that_fills_its_own_requests_is_no_error_of_the_trainer(level: str) -> None:
     with Sandbox(level=level, wall_seconds=60).open() as cell:
         cell.request({"operation": "run", "source": FILLING}, time.monotonic() + 60)

@@ -185,6 +185,7 @@ def test_where_workers_cannot_be_reached_the_controller_forwards(
     eventually(lambda: len(worker.service.sessions) == 0)
 
 
+@pytest.mark.long
 def test_a_controller_that_is_started_again_finds_its_workers_and_their_sessions(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

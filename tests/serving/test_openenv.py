@@ -290,6 +290,7 @@ def test_mistakes_are_named() -> None:
         OpenEnvServer(encrypted, 0)
 
 
+@pytest.mark.long
 def test_the_command_serves_both_protocols() -> None:
     server = ServerProcess(
         arguments=["-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0", "--openenv_port", "0"]

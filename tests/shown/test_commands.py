@@ -19,7 +19,11 @@ from mrlm_pl.cli.parsing.config_files import with_underscores
 from tests.support.documents import CONFIGS, OWN_MODULE, ROOT, blocks, commands, inline, parse, shown_commands
 
 SHOWN = shown_commands()
-PARSED = [words for words in SHOWN.values() if words[0] in ("mrlm", "python") and words[1] != "-m"]
+PARSED = {place: words for place, words in SHOWN.items() if words[0] in ("mrlm", "python") and words[1] != "-m"}
+IN_DOCUMENTS = [words for place, words in PARSED.items() if ".md:" in place.split()[0]]
+IN_FILES = [words for words in PARSED.values() if words not in IN_DOCUMENTS]
+"""Commands at the top of configurations and examples."""
+
 WORKFLOWS = {
     f"{path.name} {step['run']}": words
     for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -90,7 +94,8 @@ def there(
     return parse_there
 
 
-@pytest.mark.parametrize("words", [*PARSED, *UNSHOWN], ids=shlex.join)
+@pytest.mark.long_after(len(IN_DOCUMENTS))
+@pytest.mark.parametrize("words", [*IN_DOCUMENTS, *IN_FILES, *UNSHOWN], ids=shlex.join)
 def test_the_parser_accepts_it(words: list[str], there: Callable[[Sequence[str]], int]) -> None:
     if words[0] == "mrlm":
         assert there(words) == 0

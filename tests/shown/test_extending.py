@@ -51,6 +51,7 @@ def iterations_of(run: str) -> int:
 
 
 @pytest.mark.parametrize("by", ["path", "name"])
+@pytest.mark.long_after(1)
 def test_all_are_used_from_yaml(by: str, mrlm) -> None:
     package = "my_lab." if by == "path" else ""
     names = [f"{package}{name}" for name in ("Sums", "PlainEngine", "RewardGoal")]
@@ -67,6 +68,7 @@ def test_an_unreached_goal_does_not_stop_the_run(mrlm) -> None:
 
 
 @pytest.mark.parametrize("by", ["path", "name"])
+@pytest.mark.long_after(1)
 def test_the_algorithm_and_its_rule_are_used_from_yaml(by: str, mrlm) -> None:
     package = "my_lab." if by == "path" else ""
     config = configuration("sums", "PlainEngine", "RewardGoal", reward=2.0)

@@ -56,6 +56,7 @@ def test_later_turns_repeat_the_other_in_half_of_the_cases(script: ModuleType) -
     assert 0.4 < sum(repeated) / len(repeated) < 0.6
 
 
+@pytest.mark.long
 def test_both_are_written_with_their_questions(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def servers() -> Iterator[list[subprocess.Popen[str]]]:
         server.communicate(timeout=60)
 
 
+@pytest.mark.long
 def test_the_commands_of_the_readme_in_order(
     reader: None, servers: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_an_epoch_may_have_another_length_after_a_resume(
     assert resumed.seen == [(1, step) for step in range(done + 1, done + after + 1)]
 
 
+@pytest.mark.long
 def test_a_finished_run_with_more_iterations_equals_one_that_had_them_from_the_start(
     model_folder: Path, echo: Any, tmp_path: Path
 ) -> None:

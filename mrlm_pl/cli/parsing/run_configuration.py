@@ -73,7 +73,7 @@ class SaveConfig(SaveConfigCallback):
         names = itertools.chain(["config.yaml"], (f"config-{number}.yaml" for number in itertools.count(2)))
         path = next(folder / name for name in names if not (folder / name).exists())
         with replacing(path) as draft:
-            # what was parsed is valid: to validate it again takes as long as to write it
+            # parsed values are valid: to validate them again takes as long as to write them
             text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
             draft.write_text(text, encoding="utf-8")
             written = yaml.safe_load(text)

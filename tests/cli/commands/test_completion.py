@@ -35,6 +35,7 @@ def script(shell: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.long
 def test_bash_completes_commands_options_and_names(tmp_path: Path) -> None:
     (tmp_path / "script").write_text(script("bash"))
     (tmp_path / "quick.yaml").touch()

@@ -90,6 +90,7 @@ def test_a_run_of_two_agents_shows_and_logs_each_of_them(mrlm) -> None:
         assert float(row["rollout/reward"]) == pytest.approx(sum(own) / 2, abs=1e-6)
 
 
+@pytest.mark.long
 def test_the_first_lines_name_the_size_of_the_training_split(mrlm, caplog) -> None:
     rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(12)]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -118,6 +118,7 @@ def test_all_models_play_all_environments_and_each_is_loaded_once(
     assert f"[{low:.4f}, {high:.4f}]" in [row[1] for row in table]
 
 
+@pytest.mark.long
 def test_single_policies_of_a_table_sample_in_their_own_way_and_a_wrong_name_loads_no_model(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

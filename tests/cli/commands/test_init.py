@@ -27,6 +27,7 @@ def run(*words: str, folder: Path, path: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_its_environment_is_found_by_name_and_keeps_the_contract(mrlm: Command, tmp_path: Path) -> None:
     status, out, err = mrlm("init", "two-words", "--output", "deep/lab")
     assert status == 0, err

@@ -37,6 +37,7 @@ def flags(target: str, before: str = "", environment: str = "RemoteEnvironment")
     return [word for name, value in options.items() for word in (f"--{before}{name}", value)]
 
 
+@pytest.mark.long
 def test_the_commands_that_play_take_its_class_name(mrlm, target):
     words = flags(target)[2:]
     status, out, err = mrlm("check-env", "RemoteEnvironment", *words)

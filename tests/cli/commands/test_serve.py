@@ -165,6 +165,7 @@ def test_reward_functions_of_an_own_file_are_served(running, tmp_path):
     assert step.rewards == {"agent": 4.0}
 
 
+@pytest.mark.long
 def test_settings_of_clients_are_checked_like_a_configuration(running):
     server = running("--environments", "math", "--allow_settings", "true")
     environment = RemoteEnvironment(server.target, "math", {"difficulty": [5, 5], "kinds": ["algebra"]})
@@ -283,6 +284,7 @@ def test_a_key_of_another_certificate(mrlm, tmp_path):
     assert "or is tls_key not the key of tls_certificate?" in err
 
 
+@pytest.mark.long
 def test_a_wrong_port_for_openenv_is_all_that_is_told():
     command = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0"]
     done = subprocess.run([*command, "--openenv_port", "99999"], capture_output=True, text=True, timeout=120)

@@ -222,6 +222,7 @@ def test_mistakes_are_named_before_anything_is_written(
     assert not Path("s").exists()
 
 
+@pytest.mark.long
 def test_the_record_holds_the_options_and_the_files(train: Callable[[str], None], mrlm) -> None:
     status, _, err = mrlm("sweep", *WORDS)
     assert status == 0, err
@@ -234,6 +235,7 @@ def test_the_record_holds_the_options_and_the_files(train: Callable[[str], None]
     assert record["settings"] == {"": [], "gamma=0.5": [["model.gamma", "0.5"]]}
 
 
+@pytest.mark.long
 def test_a_folder_of_other_settings_is_refused(train: Callable[[str], None], mrlm) -> None:
     assert mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")[0] == 0
     record = json.loads(Path("s/sweep.json").read_text())

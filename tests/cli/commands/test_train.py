@@ -377,6 +377,7 @@ def test_a_command_works_again_after_a_mistake_that_its_setup_has_found(mrlm, op
     assert (status, f"the run is in {options[-1] if options else 'runs/sft'}\n" in out) == (0, True), err
 
 
+@pytest.mark.long
 def test_the_report_of_a_checkpoint_names_it(mrlm) -> None:
     words = ("--model", "GRPO", "--data", "RolloutDataModule", "--data.environment", "math", "--data.iterations", "1")
     short = ("--data.groups", "1", "--data.group_size", "2", "--data.validation_episodes", "2")
@@ -405,6 +406,7 @@ def ended_by(number: int, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 @pytest.mark.parametrize(
     ("number", "status", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
+@pytest.mark.long_after(1)
 def test_a_run_that_a_signal_ends_says_how_to_continue(
     number: int,
     status: int,

@@ -157,6 +157,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.long_after(2)
 def test_a_setting_may_come_before_its_class(mrlm, before):
     Path("run.yaml").write_text(CONFIG.replace(", difficulty: [1, 2]", ""))
     Path("no_class.yaml").write_text("data: {init_args: {environment: {difficulty: [2, 2]}}}\n")

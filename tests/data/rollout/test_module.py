@@ -67,6 +67,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
 
 
 @pytest.mark.parametrize("rounds", [None, RoundOptions(3, 2)])
+@pytest.mark.long_after(1)
 def test_validation_does_not_change_training(
     model_folder: Path, echo: Any, quiet_trainer: Any, rounds: RoundOptions | None
 ) -> None:

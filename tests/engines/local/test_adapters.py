@@ -72,6 +72,7 @@ SOME = LoRA(rank=2, alpha=3.0, target_modules=["q_proj", "v_proj", "up_proj"])
 
 @pytest.mark.parametrize("counts", [(2, 2, 2), (3, 1, 2)])
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.long_after(6)
 def test_each_policy_has_its_own_log_probabilities(name: str, counts: tuple[int, ...]) -> None:
     models = adapted(name, [ALL] * 3)
     check(models, engine_of(models), counts, 1e-5)

@@ -59,6 +59,7 @@ def assert_as_written(
         assert_same(run(compiled, *requests), run(plain, *requests), error)
 
 
+@pytest.mark.long
 def test_the_tokens_are_those_of_the_layers_as_written_and_code_is_made_once(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_the_tokens_are_those_of_the_layers_as_written_and_code_is_made_once(
 
 
 @pytest.mark.parametrize("policies", ["p", "pq", "qpr"])
+@pytest.mark.long
 def test_sessions_of_all_policies_continue_in_one_batch(
     policies: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,6 +316,7 @@ def test_a_worker_that_dies_is_replaced_and_its_requests_are_sent_again(make_poo
 
 
 @pytest.mark.parametrize("method", ["build", "stage", "switch"])
+@pytest.mark.long_after(1)
 def test_a_worker_that_dies_while_it_is_updated_never_serves_old_weights(method: str, make_pool: MakePool) -> None:
     pool, cluster = make_pool(3)
     model = build("llama")

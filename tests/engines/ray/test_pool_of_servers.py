@@ -118,6 +118,7 @@ def test_the_servers_get_the_weights_of_every_version(
         changed(model, version)
 
 
+@pytest.mark.long
 def test_each_worker_has_its_share_of_the_servers_and_a_folder(
     serve: Callable[..., Any], make_pool: MakePool, tmp_path: Path
 ) -> None:

@@ -306,6 +306,7 @@ def test_the_instruction_has_no_braces_of_a_template() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_turns": 1, "reward": "f1"}, {"team": True, "kinds": ["and"]}])
+@pytest.mark.long_after(1)
 def test_the_contract_holds(options: dict[str, Any]) -> None:
     check_environment(KnowledgeGraphEnvironment(**options), tasks_per_split=2).raise_on_failure()
 

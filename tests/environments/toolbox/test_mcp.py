@@ -133,6 +133,7 @@ def test_a_call_has_a_deadline(server: McpTools) -> None:
     assert named(server, "add").call({"a": 1, "b": 1}) == "2"
 
 
+@pytest.mark.long
 def test_a_server_that_dies_is_an_error_and_the_next_episode_has_a_new_one(program: str) -> None:
     before = processes()
     tools = McpTools(sys.executable, [program], shared=True, only=["count", "die"])
@@ -157,6 +158,7 @@ def test_a_server_that_dies_is_an_error_and_the_next_episode_has_a_new_one(progr
     assert processes() == before, "a server ends with its tools"
 
 
+@pytest.mark.long
 def test_every_episode_and_copy_has_its_own_server(server: McpTools) -> None:
     before = processes()
     first = named(server, "count").call({})

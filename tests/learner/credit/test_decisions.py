@@ -443,6 +443,7 @@ class Digits(Environment):
 
 @pytest.mark.parametrize("cls", FAMILY)
 @pytest.mark.parametrize("policies", [1, 2])
+@pytest.mark.long_after(4)
 def test_each_runs_and_the_ratio_is_one_at_first(
     cls: Any, policies: int, model_folder: Path, quiet_trainer: Any, tmp_path: Path
 ) -> None:
@@ -464,6 +465,7 @@ def test_each_runs_and_the_ratio_is_one_at_first(
     assert len(paths) == 2 * {COMA: 81, ATGRPO: 2 + 3}.get(cls, 9)
 
 
+@pytest.mark.long
 def test_accumulation_does_not_change_the_update(model_folder: Path, quiet_trainer: Any) -> None:
     weights = []
     for pieces in (1, 4, 12):

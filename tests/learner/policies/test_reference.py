@@ -137,6 +137,7 @@ class Weights(Callback):
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
+@pytest.mark.long_after(1)
 def test_a_reference_is_refreshed_every_n_steps(
     lora: LoRA | None, model_folder: Path, echo: Any, quiet_trainer: Any
 ) -> None:

@@ -284,6 +284,7 @@ def test_parts_of_a_mask_have_the_same_dropout_in_the_backward_pass(monkeypatch:
 
 @pytest.mark.parametrize("causal", [1, 1024])
 @pytest.mark.parametrize(("second", "max_tokens"), [(40, None), (60, None), (60, 1000)])
+@pytest.mark.long_after(2)
 def test_no_tensor_has_the_square_of_a_rows_tokens(
     causal: int, second: int, max_tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

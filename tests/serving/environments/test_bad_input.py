@@ -24,6 +24,7 @@ def test_an_answer_that_is_too_large_for_a_message(serve: Any) -> None:
     assert served.step(second, 0).turn == 0
 
 
+@pytest.mark.long
 def test_an_action_of_a_hundred_megabytes(served: Served) -> None:
     session = served.open().session
     code, text = refusal(served.step, session, 0, "9" * 100_000_000)

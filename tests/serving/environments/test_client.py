@@ -359,6 +359,7 @@ def test_a_size_of_messages_that_cannot_be(size: int) -> None:
         RemoteEnvironment("a:1", "x", message_mb=size)
 
 
+@pytest.mark.long
 def test_many_sessions_get_their_own_answers(served: Served) -> None:
     environment = remote(served)
 

@@ -175,6 +175,7 @@ def test_vocabularies_are_equal_when_each_number_is_the_same_token(model_folder:
     assert tiny.vocabulary_digest != before
 
 
+@pytest.mark.long
 def test_a_partner_that_stays_away_ends_the_run_with_the_reason(
     partner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

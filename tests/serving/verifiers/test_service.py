@@ -71,6 +71,7 @@ def test_order_holds_under_concurrency_at_any_sizes(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["value", "classifier"])
+@pytest.mark.long_after(1)
 def test_a_model_gives_a_text_the_same_number_in_any_company(serve: Any, kind: str, tmp_path: Path) -> None:
     tiny(tmp_path, kind)
     server: Verifier = serve(RewardModel(str(tmp_path), precision="64", batch_tokens=600))
