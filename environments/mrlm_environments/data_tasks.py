@@ -11,11 +11,12 @@ from typing import Any
 
 from mrlm_pl.environment import DatasetTasks, Message, SeededTasks, TaskSource
 from mrlm_pl.environment.rows import BadRows, Rows, read_split
+from mrlm_pl.environment.tasks import Shared
 
 logger = logging.getLogger(__name__)
 
 
-class DataTasks:
+class DataTasks(Shared):
     """Task sources of an environment that generates its tasks or reads them from a data set.
 
     Args:
@@ -30,9 +31,6 @@ class DataTasks:
     ) -> None:
         self.environment, self.data, self.bad_rows, self.form = environment, data, bad_rows, form
         self._sources: dict[str, TaskSource] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DataTasks:
-        return self  # copies of an environment share the rows
 
     def source(
         self,

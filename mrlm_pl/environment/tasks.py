@@ -13,7 +13,14 @@ from mrlm_pl.seeding import derive_seed, keyed_random
 SPLITS = ("train", "validation", "test")
 
 
-class TaskSource(ABC):
+class Shared:
+    """Base of objects that the copies of an environment share: a deep copy is the object itself."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+class TaskSource(Shared, ABC):
     """The tasks of one split: a sized data set, or an endless generator that is a function of the index.
 
     Sources are immutable; copies of an environment share them.
@@ -29,9 +36,6 @@ class TaskSource(ABC):
         Raises:
             IndexError: the index is negative, or beyond the end of a sized source.
         """
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TaskSource:
-        return self
 
     def __iter__(self) -> Iterator[Task]:
         index = 0

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
+from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.errors import ConfigurationError, RemoteError
 from mrlm_pl.serving.gateway.protocol import ProtocolError, chat_body, read_call
 from mrlm_pl.serving.gateway.session import Limits, Session
@@ -104,7 +105,7 @@ class VerifiersEnvironment(Environment):
         return shown
 
 
-class _Host:
+class _Host(Shared):
     """A loaded environment of verifiers and the endpoint of its model calls; copies share it."""
 
     def __init__(self, taskset: str, config: Mapping[str, Any], limit: int) -> None:
@@ -126,9 +127,6 @@ class _Host:
         self._lock = asyncio.Lock()
         self._client: Any = None
         self._playing: dict[Session, list[Any]] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Host:
-        return self
 
     async def begin(self, index: int) -> Session:
         """Start the episode of a task and return its calls."""

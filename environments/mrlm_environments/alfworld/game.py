@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from mrlm_environments.alfworld.house import House, kind_of, listed
+from mrlm_pl.environment.tasks import Shared
 
 Kind = Literal["pick", "look", "clean", "heat", "cool", "pick_two"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -65,7 +66,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Game:
+class Game(Shared):
     """A house, a goal and the state at the beginning.
 
     Args:
@@ -85,9 +86,6 @@ class Game:
     instruction: str
     start: State
     wording: Wording = NEWEST
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Game:
-        return self
 
     def actions(self, state: State) -> dict[str, Action]:
         """Return the admissible actions by their texts, in alphabetical order."""

@@ -6,7 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from mrlm_pl.environment.tasks import Shared
 
 Side = Literal["PRO", "CON"]
 SIDES: tuple[Side, Side] = ("PRO", "CON")
@@ -69,7 +71,7 @@ class Verdict:
         return TIE if abs(margin) <= tie_margin else "PRO" if margin > 0 else "CON"
 
 
-class Judge(ABC):
+class Judge(Shared, ABC):
     """Scores both sides of a debate. A judge keeps nothing of a debate, so that copies of an environment share it.
 
     It is called from several threads at the same time, and is pickled where environments live in host processes.
@@ -81,6 +83,3 @@ class Judge(ABC):
 
     def close(self) -> None:
         """Free the judge's resources; may be called twice, and the judge may be used again."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
-        return self

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any, TypeAlias
 
+from mrlm_pl.environment.tasks import Shared
+
 Nodes: TypeAlias = Any
 """A set of entities in the form of the graph that made it; plain data."""
 
@@ -15,7 +17,7 @@ Value: TypeAlias = float | date
 UNTYPED = "common.topic"
 
 
-class TripleStore:
+class TripleStore(Shared):
     """A graph in memory: dictionaries from entities to their relations and attributes. Its sets are frozen sets.
 
     It does not change once it is made, so copies of an environment share it.
@@ -32,9 +34,6 @@ class TripleStore:
         self._types = types
         self.objects: dict[str, dict[str, set[str]]] = {}
         self.values: dict[str, dict[str, Value]] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TripleStore:
-        return self
 
     def add(self, subject: str, relation: str, target: str, inverse: str | None = None) -> None:
         """Add a triple, and the one in the other direction where the relation has an inverse."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
 
@@ -14,7 +14,7 @@ ORDERED = ("type.int", "type.float", "type.datetime")
 """Types of attributes with numbers or dates."""
 
 
-class Ontology:
+class Ontology(Shared):
     """Types and inverses of relations, and the relations and attributes of each class.
 
     Args:
@@ -32,9 +32,6 @@ class Ontology:
         self.inverses: Mapping[str, str] = {**{second: first for first, second in pairs}, **dict(pairs)}
         self.relations = grouped((owner, name) for owner, name, target in roles if not target.startswith("type."))
         self.attributes = grouped((owner, name) for owner, name, target in roles if target in ORDERED)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ontology:
-        return self  # copies of an environment share it
 
 
 def _lines(path: Path, fields: int) -> list[list[str]]:

@@ -16,6 +16,7 @@ from typing import Any
 from mrlm_environments.knowledge_graph.graph import UNTYPED
 from mrlm_environments.knowledge_graph.ontology import Ontology
 from mrlm_environments.libraries import library
+from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.environment.tools import ToolError
 from mrlm_pl.errors import DataError, RemoteError
 
@@ -40,7 +41,7 @@ Program = tuple[Any, ...]
 relation, ``both`` two sets, ``best`` a set, an attribute and whether the largest value is meant."""
 
 
-class SparqlGraph:
+class SparqlGraph(Shared):
     """A graph behind SPARQL, with the methods of :class:`~mrlm_environments.knowledge_graph.graph.TripleStore`.
 
     Its sets are programs, which become one query when their entities are asked for.
@@ -54,9 +55,6 @@ class SparqlGraph:
 
     def __init__(self, query: Callable[[str], Any], namespace: str, ontology: Ontology | None) -> None:
         self._query, self.namespace, self.ontology = query, namespace, ontology
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SparqlGraph:
-        return self
 
     def entity(self, name: str) -> Program | None:
         """See :meth:`TripleStore.entity`."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrlm_environments.libraries import library
+from mrlm_pl.environment.tasks import Shared
 
 RESULTS = 50
 """Products that a search finds at most."""
@@ -58,7 +59,7 @@ class Product:
         return " ".join((self.title, self.description, *self.features[:1], ", and ".join(options)))
 
 
-class Catalog:
+class Catalog(Shared):
     """Products by number, and their index. Copies of an environment share it.
 
     The index is Lucene's BM25 with k1 = .9 and b = .4, the values of pyserini, over Porter stems without Lucene's 33
@@ -85,9 +86,6 @@ class Catalog:
         self._asins = tuple(self.products)
         self._index = library("bm25s", "webshop").BM25(k1=0.9, b=0.4, method="lucene")
         self._index.index([words(product.document()) for product in self.products.values()], show_progress=False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Catalog:
-        return self
 
     def search(self, keywords: str) -> tuple[str, ...]:
         """Return the numbers of the best :data:`RESULTS` products that hold any of the words, best first."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mrlm_environments.webshop.catalog import Catalog, Product
+from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.environment.tools import ToolError, clipped
 
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
@@ -16,7 +17,7 @@ SEPARATOR = " [SEP] "
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(Shared):
     """A moment of a visit to the shop; a search and a click return the next one.
 
     Args:
@@ -42,9 +43,6 @@ class Session:
     product: Product | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     bought: bool = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Session:
-        return self
 
     def search(self, keywords: str) -> Session:
         """Return the session on the first page of results.
