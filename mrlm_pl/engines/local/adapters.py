@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +15,19 @@ from mrlm_pl.policy.lora import adapter_factors, is_adapter
 
 
 class Adapted(NamedTuple):
-    """A linear layer ``base + b a``, with ``a`` ``[rank, in]`` and ``b`` ``[out, rank]``."""
+    """A linear layer of each of P policies with adapters on one base, for rows in the order of the policies.
+
+    Args:
+        base: of all.
+        a: ``[P, rank, in]``.
+        b: ``[P, out, rank]``.
+        counts: number of rows of each policy; None: equally many.
+    """
 
     base: Affine
     a: Tensor
     b: Tensor
+    counts: list[int] | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -27,47 +35,7 @@ class Adapted(NamedTuple):
         return self.base.weight
 
     def of(self, h: Tensor) -> Tensor:
-        """Return ``h`` ``[N, in]`` through the layer, ``[N, out]``; see :meth:`Affine.of`."""
-        return self.base.of(h) + low_rank(h[None], self.a[None], self.b[None])
-
-    def added(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return ``x + of(h)``."""
-        return self.base.added(x, h) + low_rank(h[None], self.a[None], self.b[None])
-
-
-def low_rank(h: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return ``h a.T b.T`` of each of P policies, their rows one after the other.
-
-    Args:
-        h: rows of each policy, ``[P, N, in]``.
-        a: ``[P, rank, in]``.
-        b: ``[P, out, rank]``.
-
-    Returns:
-        ``[P N, out]``, like :meth:`Affine.of` the transpose of a contiguous result.
-    """
-    inner = torch.bmm(a, h.transpose(1, 2))  # [P, rank, N]
-    return torch.bmm(b, inner).transpose(0, 1).flatten(1).t()
-
-
-@dataclass(frozen=True)
-class TeamAdapted:
-    """A linear layer of each of several policies with adapters on one base, for rows in the order of the policies.
-
-    Args:
-        base: of all.
-        a: ``[P, rank, in]``.
-        b: ``[P, out, rank]``.
-        counts: number of rows of each policy.
-    """
-
-    base: Affine
-    a: Tensor
-    b: Tensor
-    counts: list[int]
-
-    def of(self, h: Tensor) -> Tensor:
-        """Return each row through its policy's layer, ``[N, out]``."""
+        """Return each row of ``h`` ``[N, in]`` through its policy's layer, ``[N, out]``; see :meth:`Affine.of`."""
         return self.base.of(h) + self._low_rank(h)
 
     def added(self, x: Tensor, h: Tensor) -> Tensor:
@@ -75,19 +43,25 @@ class TeamAdapted:
         return self.base.added(x, h) + self._low_rank(h)
 
     def _low_rank(self, h: Tensor) -> Tensor:
-        most = max(self.counts)
-        if min(self.counts) == most:
-            return low_rank(h.reshape(len(self.counts), most, -1), self.a, self.b)
+        """Return ``h a.T b.T`` of each policy, ``[N, out]``."""
+        policies = len(self.a)
+        if self.counts is None or min(self.counts) == max(self.counts):
+            return self._products(h.reshape(policies, -1, h.shape[1]))
         padded = nn.utils.rnn.pad_sequence(h.split(self.counts), batch_first=True)
-        sums = low_rank(padded, self.a, self.b).unflatten(0, (len(self.counts), most))
+        sums = self._products(padded).unflatten(0, (policies, -1))
         return torch.cat([rows[:count] for rows, count in zip(sums, self.counts, strict=True)])
 
+    def _products(self, h: Tensor) -> Tensor:
+        """Return the products of rows ``[P, N, in]``, ``[P N, out]``, the transpose of a contiguous result."""
+        inner = torch.bmm(self.a, h.transpose(1, 2))  # [P, rank, N]
+        return torch.bmm(self.b, inner).transpose(0, 1).flatten(1).t()
 
-def joined(layers: Sequence[Adapted], counts: list[int]) -> TeamAdapted:
-    """Return one layer of several policies; smaller ranks are filled up with zeros."""
-    a = nn.utils.rnn.pad_sequence([layer.a for layer in layers], batch_first=True)
-    b = nn.utils.rnn.pad_sequence([layer.b.t() for layer in layers], batch_first=True).transpose(1, 2)
-    return TeamAdapted(layers[0].base, a, b, counts)
+
+def joined(layers: Sequence[Adapted], counts: list[int]) -> Adapted:
+    """Return one layer of several policies, from one of each; smaller ranks are filled up with zeros."""
+    a = nn.utils.rnn.pad_sequence([layer.a[0] for layer in layers], batch_first=True)
+    b = nn.utils.rnn.pad_sequence([layer.b[0].t() for layer in layers], batch_first=True).transpose(1, 2)
+    return Adapted(layers[0].base, a, b, counts)
 
 
 def base_of(model: PreTrainedModel) -> tuple[int, ...] | None:
@@ -159,4 +133,4 @@ class AdaptedWeights:
                 b[row : row + outputs, first:last].copy_(pair[1])
                 first = last
             row += outputs
-        return Adapted(base, a, b)
+        return Adapted(base, a[None], b[None])

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines import InProcessEngine
-from mrlm_pl.engines.local.adapters import AdaptedWeights, TeamAdapted, base_of
+from mrlm_pl.engines.local.adapters import Adapted, AdaptedWeights, base_of
 from mrlm_pl.engines.local.llama import FusedDecoder
 from mrlm_pl.engines.local.team import TeamWeights
 from mrlm_pl.policy.lora import LoRA, add_adapter, with_shared_weights
@@ -96,7 +96,7 @@ def test_one_base_is_held_and_multiplied_for_all() -> None:
     assert all(isinstance(weights, AdaptedWeights) and weights.base is found[0].base for weights in found)
     team = TeamWeights([engine._loaded[policy].backend for policy in models], [1, 2, 1])  # type: ignore[misc]
     linears = [linear for layer in team.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    assert all(isinstance(linear, TeamAdapted) for linear in linears)
+    assert all(isinstance(linear, Adapted) and linear.counts == [1, 2, 1] for linear in linears)
     assert team.head is found[2].head or team.head is found[0].head  # without an adapter: the base's
 
 
