@@ -21,7 +21,7 @@ class Adapted(NamedTuple):
         base: of all.
         a: ``[P, rank, in]``.
         b: ``[P, out, rank]``.
-        counts: number of rows of each policy; None: equally many.
+        counts: number of rows of each policy; None: there is one policy.
     """
 
     base: Affine
@@ -44,11 +44,13 @@ class Adapted(NamedTuple):
 
     def _low_rank(self, h: Tensor) -> Tensor:
         """Return ``h a.T b.T`` of each policy, ``[N, out]``."""
-        policies = len(self.a)
-        if self.counts is None or min(self.counts) == max(self.counts):
-            return self._products(h.reshape(policies, -1, h.shape[1]))
+        if self.counts is None:
+            return self._products(h[None])
+        most = max(self.counts)
+        if min(self.counts) == most:
+            return self._products(h.reshape(len(self.counts), most, -1))
         padded = nn.utils.rnn.pad_sequence(h.split(self.counts), batch_first=True)
-        sums = self._products(padded).unflatten(0, (policies, -1))
+        sums = self._products(padded).unflatten(0, (len(self.counts), most))
         return torch.cat([rows[:count] for rows, count in zip(sums, self.counts, strict=True)])
 
     def _products(self, h: Tensor) -> Tensor:
