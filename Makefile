@@ -21,7 +21,7 @@ test test-long: export OMP_NUM_THREADS = 1
 test: install  ## the default tier of the tests
 	$(BIN)/python $(TESTS)
 
-test-long: install  ## longer tests of the same guarantees
+test-long: install  ## the longer tests, which CI runs too
 	$(BIN)/python $(TESTS) -m long
 
 # Schemas of check-jsonschema itself: no network.

@@ -32,7 +32,7 @@ from mrlm_pl.algorithms import GRPO, IPPO, GiGPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Task, TaskSource
-from mrlm_pl.evaluation.report import problem_of
+from mrlm_pl.evaluation.summary import problem_of
 from mrlm_pl.policy import Policy
 
 ROOT = Path(__file__).parents[2]

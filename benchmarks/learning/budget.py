@@ -34,7 +34,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
-from mrlm_pl.evaluation.report import evaluation_specs
+from mrlm_pl.evaluation.summary import evaluation_specs
 from mrlm_pl.grouping import grouped
 from mrlm_pl.policy import Policy
 

@@ -14,7 +14,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError, RolloutError
 from mrlm_pl.evaluation.intervals import share_interval
-from mrlm_pl.evaluation.report import evaluation_specs
+from mrlm_pl.evaluation.summary import evaluation_specs
 from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.settings import at_least, between, positive

@@ -17,7 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.environment import SPLITS, Environment
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.intervals import with_interval
-from mrlm_pl.evaluation.table import EvaluationReport, played_episodes
+from mrlm_pl.evaluation.report import EvaluationReport, played_episodes
 from mrlm_pl.runs.metrics_file import MetricsFile
 from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import recorded_settings

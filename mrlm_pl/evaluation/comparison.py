@@ -82,7 +82,7 @@ def common_tasks(
     """Return the tasks of an evaluation that a report has too.
 
     Args:
-        tasks: of the evaluation, perhaps not played yet; see :func:`~mrlm_pl.evaluation.report.task_identity`.
+        tasks: of the evaluation, perhaps not played yet; see :func:`~mrlm_pl.evaluation.summary.task_identity`.
         about: its ``environment``, ``split`` and ``seed``.
         other: the report.
 

@@ -1,287 +1,229 @@
-"""Score policies on an environment: mean reward with its confidence interval, accuracy, pass@k, transcripts."""
+"""The report of an evaluation, as data and as text."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mrlm_pl.environment import Environment
-from mrlm_pl.episode import Episode, Task, judging_environments
-from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.agents import Components, parts_by_agent, parts_by_policy, seats_of
-from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, share_interval
-from mrlm_pl.evaluation.table import EvaluationReport, Measured
-from mrlm_pl.grouping import grouped
-from mrlm_pl.rollout.play import EpisodeSpec
-from mrlm_pl.seeding import derive_seed, keyed_random
+from mrlm_pl.durable_files import finite
+from mrlm_pl.engines.base import Sampling
+from mrlm_pl.evaluation.agents import Part
 
-logger = logging.getLogger(__name__)
-
-Majority = Callable[[Task, Sequence[str]], "bool | None"]
-"""See :meth:`mrlm_pl.environment.Environment.majority`."""
-
-Bounds = Callable[[Task], "tuple[float, float] | None"]
-"""See :meth:`mrlm_pl.environment.Environment.bounds`."""
+_PART_COLUMNS = ("reward", "turns", "first turn", "opens", "tokens/turn", "at max_tokens", "components")
 
 
-def evaluation_specs(
-    environment: Environment,
-    num_episodes: int,
-    split: str,
-    seed: int,
-    samples_per_task: int = 1,
-    name: str | None = None,
-) -> list[EpisodeSpec]:
-    """Return the episodes of an evaluation; see :func:`mrlm_pl.runs.evaluate`.
-
-    Raises:
-        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
-    """
-    name = environment.name if name is None else name
-    check_samples(num_episodes, samples_per_task)
-    source = environment.tasks(split)
-    count = num_episodes // samples_per_task
-    if source.size is None:
-        tasks = [source[index] for index in range(count)]
-    else:
-        order = list(range(source.size))
-        keyed_random("evaluation", seed, name, split).shuffle(order)
-        tasks = [source[index] for index in sorted(order[:count])]
-    tasks = [task if task.environment == name else replace(task, environment=name) for task in tasks]
-    return [
-        EpisodeSpec(
-            id=f"evaluation/{task.key}/{sample}",
-            task=task,
-            group=task.key,
-            seed=derive_seed("evaluation", seed, task.key, sample),
-        )
-        for task in tasks
-        for sample in range(samples_per_task)
-    ]
-
-
-def check_samples(num_episodes: int, samples_per_task: int) -> None:
-    """Validate the numbers of episodes in all and of each task.
-
-    Raises:
-        ConfigurationError: a number is below 1, or ``num_episodes`` is no multiple of ``samples_per_task``.
-    """
-    if samples_per_task < 1 or num_episodes < 1 or num_episodes % samples_per_task:
-        raise ConfigurationError(
-            f"num_episodes {num_episodes} must be a multiple of samples_per_task {samples_per_task}, both at least 1"
-        )
-
-
-def summarize(
-    episodes: Sequence[Episode],
-    *,
-    environment: str,
-    model: str,
-    split: str,
-    seed: int,
-    requested: int | None = None,
-    majority: Majority | None = None,
-    bounds: Bounds | None = None,
-) -> EvaluationReport:
-    """Return the report of episodes that were played.
+@dataclass(frozen=True)
+class Measured:
+    """A number about many cases.
 
     Args:
-        episodes: those of a task one after another.
+        value: its mean, or the share of the cases in which it holds; None of no case.
+        ci95: 95 % interval, clustered by problem: Wilson's where cases are counted or every value is 0 or 1, else
+            Student's t, within [0, 1] where every value is; None likewise.
+        of: how many cases: the episodes that have the metric, or all cases that these count.
+    """
+
+    value: float | None
+    ci95: tuple[float, float] | None
+    of: int
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Result of an evaluation.
+
+    Args:
         environment: name of the environment.
         model: its name.
         split: split of the tasks.
-        seed: of the tasks' choice and of the sampling.
-        requested: episodes that were asked for; None is as many as there are.
-        majority: tells whether the majority of replies to a task is right, where one agent replies.
-        bounds: the returns that the environment declares for a task, summed over the agents; None declares none.
+        seed: of the tasks' order and of the sampling.
+        requested: episodes that were asked for; a split with fewer tasks gives fewer.
+        episodes: episodes that ended without an infrastructure error; all numbers are over these.
+        failed: episodes that did not.
+        mean_reward: mean over episodes of the mean over agents of their returns; NaN where all failed, like ``ci95``.
+        ci95: 95 % interval of ``mean_reward`` by Student's t, with tasks (not their repeated samples) as the unit;
+            infinite where no spread is known: a single task, or equal rewards everywhere. It ends at the bounds that
+            the environment declares of its tasks, unless an episode is beyond them.
+        accuracy: share of episodes that the environment called a success, or None if it says nothing of success. An
+            episode that a limit truncated before it was judged counts as a failure.
+        accuracy_ci95: its 95 % interval, clustered by problem; see :func:`mrlm_pl.evaluation.intervals.share_interval`;
+            None likewise.
+        pass_at_k: for each k up to the samples per task, the chance that one of k samples succeeds (unbiased,
+            arXiv 2107.03374); empty likewise.
+        components: mean of each reward component; see :class:`mrlm_pl.evaluation.agents.Components`.
+        metrics: the environment's own numbers. A metric that counts cases among ``NAME_of`` is their share of the cases
+            of all episodes; any other is the mean over the episodes that have it.
+        majority_at_k: for each k above 1 up to the samples per task, how often the majority of k samples of a task is
+            right; empty where there are no votes, or several agents.
+        decisions_per_task: how many times agents decided for one task, in all of its samples: the budget.
+        truncated: share of the episodes that a limit truncated; NaN where all failed.
+        stop_reasons: number of episodes by the reason for which they ended.
+        seats: the policy of each agent.
+        precision: in which turns were generated, as Lightning names it; empty of an evaluation within a run.
+        checkpoint: iteration or update of the weights, in words, of a run that had not finished; empty of others.
+        agents: what each agent earned and did, in the order in which they act.
+        policies: what each policy earned and did, in all of its seats.
+        tasks: each task's key, what tells its problem from others, episodes, mean reward, share of successes and
+            majority.
+        transcripts: the messages, episode after episode.
     """
-    played = [episode for episode in episodes if not episode.failed]
-    requested = len(episodes) if requested is None else requested
-    failures = [episode.error for episode in episodes if episode.failed]
-    if failures:
-        text = (
-            "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`, a "
-            "run's with `--model RUN`"
-        )
-        logger.warning(text, len(failures), len(episodes), environment, failures[0], environment)
-    if not played:
-        transcripts = [_transcript(episode) for episode in episodes]
-        return EvaluationReport(environment, model, split, seed, requested, 0, len(episodes), transcripts=transcripts)
-    rewards = [episode.reward for episode in played]
-    by_task = grouped((episode.task.key, episode) for episode in played)
-    by_problem = grouped((problem_of(episode.task), episode) for episode in played)
-    judged = any(episode.success is not None for episode in played)
-    # A task whose other samples failed is still voted on: its one reply is the majority.
-    voting = max(map(len, by_task.values())) > 1
-    wins = sum(bool(episode.success) for episode in played)
-    parts = Components.of((episode.components(), 1.0) for episode in played)
-    return EvaluationReport(
-        environment=environment,
-        model=model,
-        split=split,
-        seed=seed,
-        requested=requested,
-        episodes=len(played),
-        failed=len(failures),
-        mean_reward=math.fsum(rewards) / len(rewards),
-        ci95=_within_bounds(
-            mean_interval([[episode.reward for episode in group] for group in by_problem.values()]), by_task, bounds
-        ),
-        accuracy=wins / len(played) if judged else None,
-        accuracy_ci95=share_interval(
-            [(sum(bool(episode.success) for episode in group), len(group)) for group in by_problem.values()]
-        )
-        if judged
-        else None,
-        pass_at_k=_pass_at_k(by_task) if judged else {},
-        components=dict(sorted(parts.means().items())),
-        metrics=measured_metrics(list(by_problem.values())),
-        majority_at_k=_majority_at_k(by_task, majority) if majority else {},
-        truncated=sum(episode.truncated for episode in played) / len(played),
-        stop_reasons=dict(Counter(episode.stop_reason for episode in played)),
-        seats=seats_of(played),
-        agents=parts_by_agent(by_problem),
-        policies=parts_by_policy(by_problem),
-        decisions_per_task=sum(len(episode.turns()) for episode in played) / len(by_task),
-        tasks=[_task_result(group, majority if voting else None) for group in by_task.values()],
-        transcripts=[_transcript(episode) for episode in episodes],
-    )
+
+    environment: str
+    model: str
+    split: str
+    seed: int
+    requested: int
+    episodes: int
+    failed: int
+    mean_reward: float = math.nan
+    ci95: tuple[float, float] = (math.nan, math.nan)
+    accuracy: float | None = None
+    accuracy_ci95: tuple[float, float] | None = None
+    pass_at_k: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    majority_at_k: Mapping[str, float] = field(default_factory=dict)
+    decisions_per_task: float = 0.0
+    truncated: float = math.nan
+    stop_reasons: Mapping[str, int] = field(default_factory=dict)
+    seats: Mapping[str, str] = field(default_factory=dict)
+    precision: str = ""
+    checkpoint: str = ""
+    agents: Mapping[str, Part] = field(default_factory=dict)
+    policies: Mapping[str, Part] = field(default_factory=dict)
+    tasks: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
+    transcripts: Sequence[Mapping[str, Any]] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        """Return the numbers as ``mrlm eval`` prints them."""
+        return report_table(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-like data; it holds no time and no path, so that equal runs give equal files.
+
+        The bounds of an interval that no spread is known for (a single task, equal rewards) are None, and so is the
+        mean of no episode: JSON has no infinity and no NaN.
+        """
+        data: dict[str, Any] = finite(asdict(self))
+        return data
 
 
-def judged_successes(episodes: Sequence[Episode]) -> list[bool]:
-    """Return whether each episode succeeded, for environments that judge.
+def report_table(report: EvaluationReport, sampling: Sampling | None = None, settings: str | None = None) -> str:
+    """Return the numbers of a report, one on each line, and tables of agents and policies where there are several.
 
-    An episode that a limit truncated before its environment could judge it is a failure.
+    Args:
+        report: whose numbers are shown.
+        sampling: how its turns were sampled; None leaves the line out.
+        settings: of the environment, likewise.
     """
-    judging = judging_environments(episodes)
-    return [bool(episode.success) for episode in episodes if episode.task.environment in judging]
-
-
-def problem_of(task: Task) -> str:
-    """Return text that is equal for tasks which pose the same problem: a generator may draw one several times."""
-    return f"{task.environment} {json.dumps(task.data, sort_keys=True, default=repr)}" if task.data else task.key
-
-
-def task_identity(task: Task) -> tuple[str, str]:
-    """Return the key of a task and a digest of the problem that it poses, which identify it in reports."""
-    return task.key, f"{derive_seed('problem', problem_of(task)):016x}"
-
-
-def measured_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, Measured]:
-    """Return the metrics of episodes, given in groups of one problem each."""
-    names = dict.fromkeys(name for group in groups for episode in group for name in episode.metrics)
-    return {
-        name: _measured(groups, name, f"{name}_of" if f"{name}_of" in names else None)
-        for name in names
-        if not (name.endswith("_of") and name.removesuffix("_of") in names)
-    }
-
-
-def _measured(groups: Sequence[Sequence[Episode]], name: str, cases: str | None) -> Measured:
-    having = [[episode.metrics for episode in group if name in episode.metrics] for group in groups]
-    sums = [
-        (math.fsum(found[name] for found in group), math.fsum(found[cases] if cases else 1.0 for found in group))
-        for group in having
-        if group
+    lines = [
+        ("environment", f"{report.environment} ({report.split}, seed {report.seed})"),
+        *([("settings", settings)] if settings is not None else []),
+        ("model", report.model),
+        *([("checkpoint", report.checkpoint)] if report.checkpoint else []),
+        *([("sampling", sampling_text(sampling))] if sampling is not None else []),
+        *([("precision", report.precision)] if report.precision else []),
+        ("episodes", played_episodes(report)),
     ]
-    total = math.fsum(count for _, count in sums)
-    if not total:
-        return Measured(None, None, 0)
-    values = [found[name] for group in having for found in group]
-    if all(value in (0, 1) for value in values) if cases is None else all(0 <= value <= count for value, count in sums):
-        interval = share_interval(sums)
-    elif cases is None and all(0 <= value <= 1 for value in values):
-        interval = ratio_interval(sums, 0.0, 1.0)
-    else:
-        interval = ratio_interval(sums)
-    return Measured(math.fsum(value for value, _ in sums) / total, interval, round(total))
+    if report.episodes:
+        lines.append(("mean reward", f"{report.mean_reward:.4f}{interval_text(report.ci95)}"))
+    if report.accuracy is not None:
+        lines.append(("accuracy", f"{report.accuracy:.4f}" + interval_text(report.accuracy_ci95)))
+    lines += [(f"pass@{k}", f"{value:.4f}") for k, value in report.pass_at_k.items()]
+    lines += [(f"majority@{k}", f"{value:.4f}") for k, value in report.majority_at_k.items()]
+    lines += [(f"  {name}", f"{value:.4f}") for name, value in report.components.items()]
+    lines += [(f"  {name}", _measured(measured, report.episodes)) for name, measured in report.metrics.items()]
+    if report.episodes:
+        reasons = ", ".join(f"{name} {count}" for name, count in sorted(report.stop_reasons.items()))
+        lines.append(("stop reasons", f"{reasons}; {report.truncated:.4f} truncated by a limit"))
+    if len(report.agents) == 1:
+        (part,) = report.agents.values()
+        told = f"{_shown(part.turns, 2)} an episode, of {_shown(part.response_tokens, 1)} tokens"
+        lines.append(("turns", f"{told}; {_shown(part.truncated_turns, 4)} cut at max_tokens"))
+    width = max(14, *(len(name) for name, _ in lines))
+    text = "\n".join(f"{name:<{width}} {text}" for name, text in lines)
+    tables = [_parts("agent", report), _parts("policy", report)] if len(report.agents) > 1 else []
+    return "\n\n".join([text, *tables])
 
 
-def _within_bounds(
-    interval: tuple[float, float], by_task: Mapping[str, Sequence[Episode]], bounds: Bounds | None
-) -> tuple[float, float]:
-    """Return the interval of a mean reward up to the declared bounds that no episode exceeds.
+def played_episodes(report: EvaluationReport) -> str:
+    """Return how many episodes a report is about, in words: of how many requested and problems, and how many failed."""
+    missing = report.requested - report.episodes - report.failed
+    counts = str(report.episodes) + (f" and {report.failed} failed" if report.failed else "")
+    counts += f", {report.requested} requested (no more tasks)" if missing > 0 else ""
+    problems = len({task["problem"] for task in report.tasks})  # intervals rest on these
+    return f"{counts}; {different_problems(problems)}" if problems < report.episodes else counts
 
-    A declared minimum is what worthless replies earn, and worse ones may earn less. An interval without known spread
-    stays infinite.
+
+def different_problems(count: int) -> str:
+    """Return a number of problems in words."""
+    return f"{count} different problem{'' if count == 1 else 's'}"
+
+
+def sampling_text(sampling: Sampling) -> str:
+    """Return the settings in one line, those of single policies behind the others.
+
+    >>> sampling_text(Sampling(policies={"solver": {"temperature": 0.7}}))
+    'temperature 1, top_p 1, top_k 0, max_tokens 128; solver: temperature 0.7'
     """
-    if bounds is None or not all(map(math.isfinite, interval)):
-        return interval
-    declared = [(bounds(group[0].task), group[0].team_size) for group in by_task.values()]
-    known = [(found[0] / size, found[1] / size) for found, size in declared if found is not None]
-    if len(known) < len(declared):
-        return interval
-    rewards = [episode.reward for group in by_task.values() for episode in group]
-    low, high = min(least for least, _ in known), max(most for _, most in known)
-    return (
-        max(interval[0], low) if min(rewards) >= low else interval[0],
-        min(interval[1], high) if max(rewards) <= high else interval[1],
+
+    def shown(settings: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in settings.items())
+
+    of_all = {name: value for name, value in asdict(sampling).items() if name != "policies"}
+    return "; ".join([shown(of_all), *(f"{name}: {shown(own.given())}" for name, own in sampling.policies.items())])
+
+
+def _parts(kind: str, report: EvaluationReport) -> str:
+    """Return a table of the agents, in the order in which they act, or of the policies."""
+    parts = report.agents if kind == "agent" else report.policies
+    seats = report.seats.items()
+    rows = [(kind, "policy" if kind == "agent" else "agents", *_PART_COLUMNS)]
+    for name, part in parts.items():
+        agents = [agent for agent, policy in seats if policy == name]
+        own = [report.seats[name]] if kind == "agent" and name in report.seats else agents if kind == "policy" else []
+        rows.append(
+            (
+                name,
+                ", ".join(own) or "-",
+                f"{part.reward:.4f}{interval_text(part.ci95)}",
+                _shown(part.turns, 2),
+                _shown(part.first_turn, 2),
+                _shown(part.opens, 2),
+                _shown(part.response_tokens, 1),
+                _shown(part.truncated_turns, 4),
+                ", ".join(f"{key} {value:.4f}" for key, value in part.components.items()),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 
-def _pass_at_k(by_task: Mapping[str, Sequence[Episode]]) -> dict[str, float]:
-    counts = [(sum(bool(episode.success) for episode in group), len(group)) for group in by_task.values()]
-    return {
-        str(k): math.fsum(pass_at_k(wins, total, k) for wins, total in counts) / len(counts) for k in _sizes(by_task)
-    }
+def _shown(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _sizes(by_task: Mapping[str, Sequence[Episode]]) -> list[int]:
-    """Return the powers of 2, from 1, up to the smallest number of samples of a task, and that number."""
-    smallest = min(len(group) for group in by_task.values())
-    return sorted({2**exponent for exponent in range(smallest.bit_length())} | {smallest})
+def _measured(measured: Measured, episodes: int) -> str:
+    """Return the value, with the number of cases where it differs from that of the episodes."""
+    if measured.value is None:
+        return "-  of 0"
+    return f"{measured.value:.4f}{interval_text(measured.ci95)}" + (
+        f"  of {measured.of}" if measured.of != episodes else ""
+    )
 
 
-def _majority_at_k(by_task: Mapping[str, Sequence[Episode]], majority: Majority) -> dict[str, float]:
-    """Return the mean over tasks of the share of right majorities, for each number of samples."""
-    found: dict[str, float] = {}
-    for k in _sizes(by_task)[1:]:
-        votes = []
-        for group in by_task.values():
-            replies = [_reply(episode) for episode in group]
-            blocks = [replies[start : start + k] for start in range(0, len(replies) - k + 1, k)]
-            votes.append([majority(group[0].task, block) for block in blocks])
-        if any(vote is None for held in votes for vote in held):
-            return {}
-        found[str(k)] = math.fsum(sum(map(bool, held)) / len(held) for held in votes) / len(votes)
-    return found
+def interval_text(bounds: tuple[float, float] | None) -> str:
+    """Return an interval as text; empty for None, and words where no spread is known to estimate it from.
 
-
-def _task_result(group: Sequence[Episode], majority: Majority | None) -> dict[str, Any]:
-    task = group[0].task
-    key, problem = task_identity(task)
-    judged = [bool(episode.success) for episode in group if episode.success is not None]
-    voted = majority(task, [_reply(episode) for episode in group]) if majority else None
-    return {
-        "task": key,
-        "problem": problem,
-        "episodes": len(group),
-        "reward": math.fsum(episode.reward for episode in group) / len(group),
-        "accuracy": sum(judged) / len(group) if judged else None,
-        "majority": voted,
-    }
-
-
-def _reply(episode: Episode) -> str:
-    """Return the last reply of the only agent of an episode; empty without one."""
-    said = [message.content for row in episode.rows() for message in row.messages if message.role == "assistant"]
-    return said[-1] if said else ""
-
-
-def _transcript(episode: Episode) -> dict[str, Any]:
-    return {
-        "task": episode.task.key,
-        "reward": episode.reward,
-        "success": episode.success,
-        "stop_reason": episode.stop_reason,
-        "error": episode.error,
-        "messages": {
-            row.agent: [{"role": message.role, "content": message.content} for message in row.messages]
-            for row in episode.rows()
-        },
-    }
+    >>> interval_text((0.25, 0.5)), interval_text((-math.inf, math.inf)), interval_text(None)
+    ('  95 % [0.2500, 0.5000]', '  no 95 % interval (equal values or one task)', '')
+    """
+    if bounds is None or any(map(math.isnan, bounds)):
+        return ""
+    if any(map(math.isinf, bounds)):
+        return "  no 95 % interval (equal values or one task)"
+    return f"  95 % [{bounds[0]:.4f}, {bounds[1]:.4f}]"

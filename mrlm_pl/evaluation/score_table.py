@@ -29,7 +29,7 @@ class Score:
         ci95: 95 % interval of ``mean_reward``; its bounds are None where no spread is known.
         accuracy: fraction of successes; None if the environment does not judge.
         accuracy_ci95: its 95 % interval.
-        checkpoint: of a run that had not finished; see :class:`~mrlm_pl.evaluation.table.EvaluationReport`.
+        checkpoint: of a run that had not finished; see :class:`~mrlm_pl.evaluation.report.EvaluationReport`.
         report: file of the whole report; None if there is none.
         error: reason for a missing result; None if there is a result.
     """

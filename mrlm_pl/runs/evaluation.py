@@ -17,8 +17,8 @@ from mrlm_pl.engines.base import Sampling
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
-from mrlm_pl.evaluation.report import evaluation_specs, summarize
-from mrlm_pl.evaluation.table import EvaluationReport
+from mrlm_pl.evaluation.report import EvaluationReport
+from mrlm_pl.evaluation.summary import evaluation_specs, summarize
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat

@@ -27,8 +27,8 @@ from mrlm_pl.durable_files import write_json
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import write_episodes
 from mrlm_pl.errors import ROLLOUT_ERRORS, ConfigurationError, tell
-from mrlm_pl.evaluation.report import summarize
-from mrlm_pl.evaluation.table import EvaluationReport, report_table
+from mrlm_pl.evaluation.report import EvaluationReport, report_table
+from mrlm_pl.evaluation.summary import summarize
 from mrlm_pl.learner.ranks import gather_ranks
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.checkpoint import DurableCheckpointIO, LastCheckpoint

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from mrlm_pl.data.rollout.metrics import CollectionSums
-from mrlm_pl.evaluation.report import summarize
-from mrlm_pl.evaluation.table import played_episodes
+from mrlm_pl.evaluation.report import played_episodes
+from mrlm_pl.evaluation.summary import summarize
 from tests.support.counted_turns import episode, trajectory
 
 FIRST = episode(

@@ -12,8 +12,8 @@ from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.comparison import compare, read_report, rewards_differ
 from mrlm_pl.evaluation.intervals import mean_interval, pass_at_k, ratio_interval, wilson_interval
-from mrlm_pl.evaluation.report import evaluation_specs, summarize
-from mrlm_pl.evaluation.table import report_table
+from mrlm_pl.evaluation.report import report_table
+from mrlm_pl.evaluation.summary import evaluation_specs, summarize
 
 
 def episode(

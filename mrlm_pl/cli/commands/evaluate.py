@@ -25,8 +25,8 @@ from mrlm_pl.errors import ConfigurationError, tell
 from mrlm_pl.evaluation.arena import ArenaReport, Mean
 from mrlm_pl.evaluation.comparison import Comparison, common_tasks, compare, read_report, rewards_differ
 from mrlm_pl.evaluation.elo import Rating
-from mrlm_pl.evaluation.report import evaluation_specs, task_identity
-from mrlm_pl.evaluation.table import EvaluationReport, different_problems, interval_text, report_table
+from mrlm_pl.evaluation.report import EvaluationReport, different_problems, interval_text, report_table
+from mrlm_pl.evaluation.summary import evaluation_specs, task_identity
 from mrlm_pl.policy import Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, SeatedModel, arena, sampling_from
 from mrlm_pl.runs.records.environment_code import code_of

@@ -27,9 +27,9 @@ from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
-from mrlm_pl.evaluation.report import check_samples
+from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
-from mrlm_pl.evaluation.table import interval_text
+from mrlm_pl.evaluation.summary import check_samples
 from mrlm_pl.policy import BUILTIN_TINY, Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, generation_precision
 from mrlm_pl.runs.plugins import find_environment

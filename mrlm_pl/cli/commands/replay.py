@@ -16,7 +16,7 @@ from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.cli.parsing.parser import CommandParser
 from mrlm_pl.durable_files import write_json
 from mrlm_pl.errors import ConfigurationError, tell
-from mrlm_pl.evaluation.table import interval_text
+from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.grouping import grouped
 from mrlm_pl.runs.console import EpisodeProgress
 from mrlm_pl.runs.plugins import class_path

@@ -14,8 +14,8 @@ from mrlm_pl.data.rollout.collectors.players import Players
 from mrlm_pl.engines import Sampling
 from mrlm_pl.episode import Episode
 from mrlm_pl.evaluation.agents import means_by_agent
-from mrlm_pl.evaluation.report import evaluation_specs, judged_successes, summarize
-from mrlm_pl.evaluation.table import EvaluationReport
+from mrlm_pl.evaluation.report import EvaluationReport
+from mrlm_pl.evaluation.summary import evaluation_specs, judged_successes, summarize
 from mrlm_pl.learner.ranks import data_parallel_rank, gather_ranks
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.trainer.termination import ended_by_sigterm

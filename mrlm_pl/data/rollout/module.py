@@ -23,7 +23,7 @@ from mrlm_pl.environment import Environment
 from mrlm_pl.episode import Episode
 from mrlm_pl.episode_files import EpisodeRetention
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.evaluation.table import EvaluationReport
+from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.learner.contract import RolloutFacts
 from mrlm_pl.learner.ranks import data_parallel_rank
@@ -263,7 +263,7 @@ class RolloutDataModule(LightningDataModule):
     def evaluate(
         self, environment: str, *, split: str, episodes: int, sampling: Sampling | None = None, model: str = ""
     ) -> EvaluationReport:
-        """Return the report of the current weights on tasks of a split; see :mod:`mrlm_pl.evaluation.report`.
+        """Return the report of the current weights on tasks of a split; see :mod:`mrlm_pl.evaluation.summary`.
 
         The ranks divide the episodes, so every rank must call it; all get the report on all of them.
         """

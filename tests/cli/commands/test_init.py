@@ -27,12 +27,19 @@ def run(*words: str, folder: Path, path: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.long
-def test_its_environment_is_found_by_name_and_keeps_the_contract(mrlm: Command, tmp_path: Path) -> None:
+def test_a_package_is_written_with_every_name_filled_in(mrlm: Command) -> None:
     status, out, err = mrlm("init", "two-words", "--output", "deep/lab")
     assert status == 0, err
     assert "  deep/lab/two_words/environment.py" in out
     assert 'cd deep/lab && pip install -e ".[test]"' in out
+    files = [path for path in Path("deep/lab").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if "$" in path.read_text(errors="replace")]
+
+
+@pytest.mark.long
+def test_its_environment_is_found_by_name_and_keeps_the_contract(mrlm: Command, tmp_path: Path) -> None:
+    assert mrlm("init", "two-words", "--output", "deep/lab")[0] == 0
     information = Path("deep/lab/two_words-0.1.0.dist-info")
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: two-words\nVersion: 0.1.0\n")
@@ -43,9 +50,6 @@ def test_its_environment_is_found_by_name_and_keeps_the_contract(mrlm: Command, 
     checked = run(*words, folder=tmp_path, path=Path("deep/lab").resolve())
     assert "ok   oracle: gold replies earn 1 on 8 tasks" in checked
     assert "FAIL" not in checked
-    files = [path for path in Path("deep/lab").rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    left = [path for path in files if "$" in path.read_text(errors="replace")]
-    assert not left, "every name is filled in"
 
 
 @pytest.mark.parametrize("name", ["My-Lab", "json", "class", "a b", "-lab", "lab-", "9lab", "mrlm_pl", "tests"])

@@ -121,6 +121,7 @@ def client(served: Served, **keys: Any) -> RemoteEnvironment:
     return RemoteEnvironment(served.target, "scripted", open_seconds=0.2, **keys)
 
 
+@pytest.mark.timeout(60)  # a repeated call would wait for hours
 def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
     served: Served = serve(identity=Identity(*authority.identity("server")))
     assert played(client(served, tls_authority=authority.file), "end").done
@@ -133,6 +134,7 @@ def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
     assert served.live == 0
 
 
+@pytest.mark.timeout(60)  # a repeated call would wait for hours
 def test_tls_at_the_client_alone_is_refused_at_once(serve: Any, authority: Authority) -> None:
     served: Served = serve()
     alone = RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0, tls_authority=authority.file)
