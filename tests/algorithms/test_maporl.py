@@ -497,6 +497,7 @@ def test_a_frozen_partner_is_scored_but_not_trained(model_folder: Path, quiet_tr
     assert watch.moved() == [{"policies.ann"}] * 2
 
 
+@pytest.mark.long
 def test_two_different_models_learn_to_answer_together(model_folder: Path, quiet_trainer: Any) -> None:
     watch = Weights()
     policies = {"ann": Policy(learning_rate=6e-3), "bob": Policy(str(model_folder), learning_rate=1e-2)}

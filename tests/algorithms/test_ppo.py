@@ -251,6 +251,7 @@ def test_the_controller_counts_episodes_whatever_the_policy_plays_in_them(
     assert algorithm.kl.coefficients["main"] == pytest.approx(0.5 * factor)
 
 
+@pytest.mark.long
 def test_a_run_resumed_within_the_passes_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

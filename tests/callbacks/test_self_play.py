@@ -152,7 +152,7 @@ def test_what_is_logged_agrees_with_the_report(duel: Any, quiet_trainer: Any, tm
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_the_alarm_tells_of_a_learner_that_collapses(
     duel: Any, quiet_trainer: Any, caplog: pytest.LogCaptureFixture, action: str
 ) -> None:

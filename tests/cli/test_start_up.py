@@ -67,7 +67,7 @@ def test_a_variable_names_a_class_without_its_path() -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_transformers_reads_its_model_folders_once_and_finds_the_same(once: bool) -> None:
     code = f"""
 import sys

@@ -315,7 +315,7 @@ def test_generated_problems_are_those_of_the_math_environment() -> None:
     ],
     ids=str,
 )
-@pytest.mark.long_after(2)
+@pytest.mark.long_after(1)
 def test_the_contract_is_kept(options: dict[str, Any]) -> None:
     masks = AnswerMasks(penalty=0.25, min_characters=1)
     check_environment(environment(masks=masks, **options), tasks_per_split=2).raise_on_failure()

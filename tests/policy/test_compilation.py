@@ -74,6 +74,7 @@ def test_layers_share_two_graphs(model_folder: Path) -> None:
     assert counters["stats"]["unique_graphs"] == 2, "before and after attention"
 
 
+@pytest.mark.long
 def test_new_shapes_take_no_new_code(model_folder: Path) -> None:
     policy = Policy(str(model_folder), compile=True)
     policy.load()

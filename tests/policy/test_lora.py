@@ -56,6 +56,7 @@ def test_only_adapters_change_and_checkpoints_hold_no_more(
     assert len(first) == 3 * 16
 
 
+@pytest.mark.long
 def test_a_resumed_run_equals_an_uninterrupted_one(
     model_folder: Path, echo: Any, quiet_trainer: Any, tmp_path: Path
 ) -> None:

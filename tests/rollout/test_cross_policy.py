@@ -412,7 +412,7 @@ def test_the_entropy_is_the_current_policys() -> None:
         (CrossPolicy(0.5, refresh=2, unit="trajectory"), LoRA(rank=2), (3, 6)),
     ],
 )
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_a_resumed_run_equals_an_uninterrupted_one(
     cross: CrossPolicy,
     lora: LoRA | None,

@@ -69,7 +69,7 @@ trainer: {accelerator: cpu, limit_val_batches: 0}
 
 
 @pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_a_run_that_has_not_finished_plays_with_its_last_checkpoint(
     mrlm: Any, capsys: pytest.CaptureFixture[str], shards: bool
 ) -> None:

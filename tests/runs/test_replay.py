@@ -120,7 +120,7 @@ def test_all_environments_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.long_after(8)
+@pytest.mark.long_after(3)
 def test_twenty_episodes_of_every_environment_are_equal_to_their_record_here_and_over_grpc(
     name: str, served: Callable[..., RemoteEnvironment], tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_an_episode_is_that_of_the_environment(export: Callable[..., Exported]) 
     environment.copy()  # for another episode
 
 
+@pytest.mark.long
 def test_exported_environments_keep_the_contract_through_the_client(export: Callable[..., Exported]) -> None:
     url = export("math", "scripted").url
     rows = [{"index": n, "split": "test"} for n in range(40)]

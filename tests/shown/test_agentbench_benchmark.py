@@ -25,7 +25,7 @@ def benchmark(learning_benchmark: Callable[[str], ModuleType], monkeypatch: pyte
 
 
 @pytest.mark.parametrize("arm", ["GiGPO", "IPPO, team"])
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_a_run_spends_its_budget_and_is_evaluated_before_and_after(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arm: str
 ) -> None:

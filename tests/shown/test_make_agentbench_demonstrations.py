@@ -51,7 +51,7 @@ def replayed(environment: Any, task: Any, rows: list[dict[str, Any]]) -> bool:
 @pytest.mark.parametrize(
     ("name", "changes"), [*((name, {}) for name in NAMES), *((name, {"team": True}) for name in TEAMS)]
 )
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_the_expert_solves_all_tasks_unless_it_is_hurried(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, bool]
 ) -> None:

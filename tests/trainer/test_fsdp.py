@@ -75,6 +75,7 @@ def episodes(folder: Path) -> list[Any]:
     return list(read_episodes(folder / "episodes"))
 
 
+@pytest.mark.long
 def test_two_processes_have_the_gradient_of_one_with_twice_the_rows(
     launch: Any, tmp_path: Path, model_folder: Path
 ) -> None:

@@ -160,7 +160,7 @@ def zstandard_frame(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "compress"), [("line.jsonl.gz", gzip.compress), ("line.jsonl.zst", zstandard_frame)])
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_memory_stays_bounded_with_a_line_of_a_gigabyte(
     name: str, compress: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:

@@ -128,7 +128,7 @@ def test_an_environment_that_the_server_has_not(mrlm: Any, start: Callable[[Envi
     ("controller", "text"),
     [(True, "does not take this worker: the token is missing or wrong"), (False, "it is no controller")],
 )
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_a_worker_that_is_not_taken_ends(start: Any, guarded: str, controller: bool, text: str) -> None:
     target = start(ControllerServer(Endpoint(token="right"), Limits())) if controller else guarded
     words = [

@@ -93,6 +93,7 @@ def test_servers_with_other_settings_are_named(running, caplog):
     assert "hosts environment 'math' with other settings than" in caplog.text
 
 
+@pytest.mark.long
 def test_sessions_lists_the_workers_of_a_controller(running, mrlm):
     controller = running("--controller", "true")
     worker = running("--environments", "math,coordination", "--join", controller.target, "--max_sessions", "7")

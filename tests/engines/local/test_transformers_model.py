@@ -39,7 +39,7 @@ EXACT = 1e-4
         ("minimax", "padded"),
     ],
 )
-@pytest.mark.long_after(3)
+@pytest.mark.long_after(1)
 def test_groups_and_later_turns_of_every_kind_of_cache(family: str, cache: str) -> None:
     found = measure(tiny_model(family))
     assert found["cache"] == cache

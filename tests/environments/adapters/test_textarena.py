@@ -41,7 +41,7 @@ def shown(observations: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", GAMES)
-@pytest.mark.long_after(3)
+@pytest.mark.long_after(1)
 def test_every_offline_game_of_two_players_keeps_the_contract(name: str) -> None:
     check_environment(TextArenaEnvironment(name)).raise_on_failure()
 

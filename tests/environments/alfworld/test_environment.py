@@ -304,6 +304,7 @@ def test_many_sessions_take_little_memory() -> None:
     assert held < 20_000, f"{held:.0f} bytes a session"
 
 
+@pytest.mark.long
 def test_the_contract_holds_for_one_agent_and_for_the_team() -> None:
     check_environment(AlfWorldEnvironment(**BARE)).raise_on_failure()
     check_environment(AlfWorldEnvironment(team=True)).raise_on_failure()

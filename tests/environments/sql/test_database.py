@@ -199,7 +199,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("kind", SLOW)
-@pytest.mark.long_after(2)
+@pytest.mark.long_after(1)
 def test_the_time_of_a_statement_is_bounded_within_functions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_worker, "WATCH_SECONDS", 250.0)  # the worker ends itself
     database = SqliteDatabase([TEAMS], 30.0)

@@ -91,6 +91,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "policies/learner/model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_is_the_same_wherever_its_partner_generates(partner: Any, tmp_path: Path) -> None:
     served = partner()
     assert main(arguments(tmp_path / "there", 3, served.target)) == 0

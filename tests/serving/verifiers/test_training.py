@@ -164,6 +164,7 @@ def check(run: Run, undisturbed: Run) -> None:
     assert len(set(run.rewards)) > 3, "the scores tell replies apart"
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_and_started_again_costs_nothing(killer: Any, train: Any) -> None:
     server: Killer = killer()
     undisturbed = train("undisturbed", server.target, lambda number: None)
