@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -126,6 +126,12 @@ def written_call(tool: str, /, **arguments: Any) -> str:
     '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     """
     return f"{_OPEN}{json.dumps({'name': tool, 'arguments': arguments})}{_CLOSE}"
+
+
+def with_written_calls(message: Message) -> Message:
+    """Return a message with its calls in the text too, in the form of :func:`written_call`."""
+    calls = (written_call(call.name, **call.arguments) for call in message.tool_calls)
+    return replace(message, content="\n".join([*([message.content] if message.content else []), *calls]))
 
 
 def read_call(text: str, number: int) -> ToolCall | MalformedCall:

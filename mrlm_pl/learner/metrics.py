@@ -193,13 +193,11 @@ class Metrics:
 
         Args:
             prefix: of the names: ``val`` or ``test``.
-            means: (mean, weight) by name; a mean that is not finite counts only if its weight is 0.
+            means: (mean, weight) by name; a mean with the weight 0 may be NaN.
             counts: numbers whose sum is logged, by name.
         """
         pairs, numbers = self._evaluated.setdefault(prefix, ([], []))
-        for name, (value, weight) in means.items():
-            if math.isfinite(value) or not weight:
-                pairs.append((name, (value * weight if weight else 0.0, weight)))
+        pairs += ((name, (value * weight if weight else 0.0, weight)) for name, (value, weight) in means.items())
         numbers += (counts or {}).items()
 
     def add_evaluation_means(self, prefix: str, means: Mapping[str, Tensor], weight: float) -> None:

@@ -12,18 +12,18 @@ import json
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateSyntaxError, meta, nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from mrlm_pl.environment.tools import described
+from mrlm_pl.environment.tools import MAX_CALLS, described, with_written_calls
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError, meant
 from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
-from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form
+from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form, written_reply
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"
@@ -172,6 +172,23 @@ class ChatFormat:
         if not self._special_ids.isdisjoint(spoken):
             marked = self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return Message("assistant", text, self.call_form.read(marked, tools))
+
+    def written(self, reply: Message, tools: Sequence[dict[str, Any]]) -> Message:
+        """Return a reply that was not sampled with its calls in the text too, as the template writes them.
+
+        Raises:
+            ValueError: the template leaves out the text of the reply, or a call.
+        """
+        if not reply.tool_calls:
+            return reply
+        if self.call_form is None:
+            return with_written_calls(reply)
+        text = written_reply(lambda messages, prompt: self._applied(messages, tools, prompt), reply)
+        if reply.content.strip() not in text:
+            raise ValueError(f"the chat template leaves out the text of a reply with calls: {reply.content!r:.80}")
+        if len(self.call_form.read(text, tools)) < min(len(reply.tool_calls), MAX_CALLS):
+            raise ValueError(f"the chat template does not write all {len(reply.tool_calls)} calls of a reply: {text!r}")
+        return replace(reply, content=text)
 
     @cached_property
     def call_form(self) -> CallForm | None:
@@ -441,9 +458,11 @@ class Conversation:
     def demonstrate(self, text: str, *, ends: bool = True) -> None:
         """Append an assistant turn from a demonstration; it counts as action.
 
-        With ``ends`` it includes the token at the end of turns; a truncated turn has none.
+        With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
         """
-        ids = [*self.chat.encode(text), *([self.chat.end_id] if ends else [])]
+        ids = self.chat.encode(text)
+        if ends and not (ids and ids[-1] in self.chat.stop_ids):
+            ids.append(self.chat.end_id)
         self.row.extend(ids, [0.0] * len(ids))
         self.row.messages = [*self.row.messages, Message("assistant", text)]
 

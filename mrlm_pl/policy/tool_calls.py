@@ -146,20 +146,29 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
     Args:
         render: returns the text of messages, with or without the generation prompt; may raise any error.
     """
-    question = Message("user", "x")
     try:
-        asked, prompted = render([question], False), render([question], True)
-        answered = render([question, Message("assistant", "", (PROBE_CALL,))], False)
-        _, _, closing = render([question, Message("assistant", "probe")], False).rpartition("probe")
+        written = written_reply(render, Message("assistant", "", (PROBE_CALL,)))
     except Exception:  # templates raise errors of their own classes
         return None
+    form = _json_form(written) or _tagged_form(written)
+    return form if form is not None and form.read(written, [PROBE_TOOL]) == (PROBE_CALL,) else None
+
+
+def written_reply(render: Callable[[list[Message], bool], str], reply: Message) -> str:
+    """Return what a template writes for a reply with calls, between the assistant's header and the end of a turn.
+
+    Args:
+        render: see :func:`find_call_form`.
+        reply: the assistant's message.
+    """
+    question = Message("user", "x")
+    asked, prompted, answered = render([question], False), render([question], True), render([question, reply], False)
+    _, _, closing = render([question, Message("assistant", "probe")], False).rpartition("probe")
     begun, called = prompted[len(asked) :], answered[len(asked) :]
     header = begun[: common_prefix(begun, called)]
     if header != begun:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
-    written = called[len(header) :].removesuffix(closing)
-    form = _json_form(written) or _tagged_form(written)
-    return form if form is not None and form.read(written, [PROBE_TOOL]) == (PROBE_CALL,) else None
+    return called[len(header) :].removesuffix(closing)
 
 
 def _json_form(written: str) -> CallForm | None:

@@ -282,3 +282,18 @@ def test_the_numbers_of_a_fit_are_in_its_rows(model_folder: Path, echo: Any, qui
     _, data = short(model_folder, echo)
     quiet_trainer(logger=rows, log_every_n_steps=4).fit(algorithm, data)
     assert not any("left" in row for _, row in rows.rows)
+
+
+def test_a_mean_of_an_evaluation_that_is_not_finite_is_logged_as_it_is(
+    model_folder: Path, echo: Any, quiet_trainer: Any
+) -> None:
+    """A loss that is NaN was left out of the mean: the epoch had that of the other batches."""
+    trainer, algorithm = quiet_trainer(max_steps=1), GRPO({"main": Policy(str(model_folder))})
+    trainer.fit(algorithm, RolloutDataModule(echo(), groups=1, group_size=2, sampling=Sampling(max_tokens=2)))
+    for loss in (1.0, math.nan):
+        algorithm.metrics.add_evaluation("val", {"loss": (loss, 2.0), "unseen": (math.nan, 0.0), "kl": (loss, 0.0)})
+    algorithm.metrics.add_evaluation("val", {"unseen": (3.0, 1.0)})
+    found = algorithm.metrics.take_evaluation("val", trainer)
+    assert math.isnan(found["val/loss"])
+    assert math.isnan(found["val/kl"])  # no batch has a weight
+    assert found["val/unseen"] == 3.0

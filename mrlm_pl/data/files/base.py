@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+from jinja2 import TemplateError
 from lightning.pytorch import LightningDataModule
 
 from mrlm_pl import data
@@ -149,17 +150,19 @@ class FixedDataModule(LightningDataModule, ABC):
         """Set :attr:`examples` for the algorithm.
 
         Raises:
-            DataError: all examples of a source are too long.
+            DataError: the chat template refuses an example, or all examples of a source are too long.
         """
         algorithm = self.algorithm()
         self.examples, self._tokenized_for = {}, None
         limits = {name: self.max_tokens or algorithm.policy(name).context_window for name in algorithm.policies}
         for split, source in self.sources.items():
-            made = [
-                example
-                for number, given in enumerate(self._examples[split], start=1)
-                for example in self.tokenized(given, f"{source}, row {number}")
-            ]
+            made = []
+            for number, given in enumerate(self._examples[split], start=1):
+                where = f"{source}, row {number}"
+                try:
+                    made += self.tokenized(given, where)
+                except (TemplateError, ValueError) as fault:
+                    raise DataError(f"{where}: {fault}") from fault
             fits = [[len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in made]
             kept = [example for example, rows in zip(made, fits, strict=True) if rows and all(rows)]
             if not kept:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mrlm_pl.answers.records import read_records
-from mrlm_pl.episode import ROLES, Episode, Message, Trajectory
+from mrlm_pl.environment.tools import call_of
+from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
@@ -55,7 +56,7 @@ class Demonstration(NamedTuple):
     """A chat, or plain text without a chat template, of a data row.
 
     Attributes:
-        given: the first messages, which are no actions.
+        given: the first messages, which are no actions. The tool calls of replies are in ``tool_calls`` alone.
         shown: the messages after them; those of the assistant are actions.
         plain: whether both are the text of a single message, which no chat template renders.
         tools: schemas of the agent's tools, as :meth:`ToolSchema.to_chat` returns them.
@@ -71,6 +72,15 @@ class Demonstration(NamedTuple):
         """Return plain text as a user's message and its reply."""
         return cls([Message("user", prompt)], [Message("assistant", completion)], plain=True)
 
+    def written(self, chat: ChatFormat) -> Demonstration:
+        """Return the chat with the calls of its replies in their text, as a chat template writes them.
+
+        Raises:
+            ValueError: the template leaves out a part of a reply.
+        """
+        given, shown = ([chat.written(message, self.tools) for message in part] for part in (self.given, self.shown))
+        return self._replace(given=given, shown=shown)
+
 
 def messages_of(messages: Any) -> list[Message]:
     """Return the messages of a data row.
@@ -80,15 +90,35 @@ def messages_of(messages: Any) -> list[Message]:
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages must be a list of {role, content}")
+    found = []
     for message in messages:
-        if message.get("tool_calls"):
-            raise ValueError(
-                f"{message!r} calls tools, which is not text to learn from; write the call into its content as the "
-                'chat template does, such as <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-            )
-        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+        calls = _calls_of(message)
+        text = "" if calls and message.get("content") is None else message.get("content")
+        if message.get("role") not in ROLES or not isinstance(text, str):
             raise ValueError(f"{message!r} is not a message with a role and text as content")
-    return [Message(row["role"], row["content"], (), row.get("tool_call_id"), row.get("name")) for row in messages]
+        found.append(Message(message["role"], text, calls, message.get("tool_call_id"), message.get("name")))
+    return found
+
+
+def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
+    """Return the tool calls of a message in OpenAI's form.
+
+    Raises:
+        ValueError: they have a fault.
+    """
+    given, found = message.get("tool_calls") or [], []
+    if given and message.get("role") != "assistant":
+        raise ValueError(f"{message!r:.80} is not the assistant's and calls tools")
+    for number, item in enumerate(given if isinstance(given, list) else [given]):
+        function = item.get("function") if isinstance(item, dict) else None
+        call = call_of({**function, "id": item.get("id")} if isinstance(function, dict) else None, number, "")
+        if not isinstance(call, ToolCall):
+            raise ValueError(
+                f"its call {item!r:.80} cannot be read: {call.fault}; write "
+                '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+            )
+        found.append(call)
+    return tuple(found)
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
@@ -116,7 +146,8 @@ def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: st
         return played_rows(example, chat, policy)
     if example.plain:
         return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
-    return chat_rows(example.given, example.shown, chat, policy, tools=example.tools)
+    given, shown, _, tools = example.written(chat)
+    return chat_rows(given, shown, chat, policy, tools=tools)
 
 
 def chat_rows(

@@ -28,8 +28,8 @@ class TrajectoryDataModule(FixedDataModule):
       are when the learner has the tokenizer and the chat template of the model that played. Failed episodes are left
       out.
 
-    A chat may bring ``tools``, a list of schemas (``{"type": "function", "function": {"name": ..., ...}}``): the chat
-    template renders them as for an agent with these tools.
+    A chat may bring ``tools``, a list of schemas (``{"type": "function", "function": {"name": ..., ...}}``), and its
+    replies ``tool_calls`` in OpenAI's form: the chat template renders them as for an agent with these tools.
 
     Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
@@ -43,7 +43,7 @@ class TrajectoryDataModule(FixedDataModule):
         seed: of the shuffling; the command line passes ``seed_everything``.
 
     Raises:
-        DataError: a file is missing, or a row lacks its fields or an assistant message.
+        DataError: a file is missing, or a row lacks its fields or an assistant message, or has calls without a name.
     """
 
     algorithms = (SFT,)

@@ -12,6 +12,7 @@ from mrlm_pl.data.files.preferences import AnswerPair, PreferenceDataModule, pai
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.learner.credit.pairs import JointPair, RowPair, joint_pairs
 from mrlm_pl.learner.credit.team import joint_conversation
+from mrlm_pl.policy import ChatFormat
 from mrlm_pl.reward_models.scorer import team_message
 
 
@@ -71,7 +72,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
         if isinstance(self.algorithm(), PairwiseRewardModel):
             name, policy = self.learner()
-            prompt, *answers = team_parts(example)
+            prompt, *answers = team_parts(example, policy.chat)
             rows = [(scored_row(prompt, answer, policy.chat, name),) for answer in answers]
             return [] if rows[0] == rows[1] else [RowPair(*rows)]
         chosen: list[Trajectory] = []
@@ -101,12 +102,12 @@ class JointPreferenceDataModule(PreferenceDataModule):
 
 
 def team_parts(
-    example: JointPair | Mapping[str, AnswerPair],
+    example: JointPair | Mapping[str, AnswerPair], chat: ChatFormat
 ) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """Return the prompt and the messages of both joint actions of a pair, in which the team is one assistant."""
     if isinstance(example, JointPair):
         return split_prompt(*map(joint_conversation, example))
-    agents = {agent: pair.parts() for agent, pair in example.items()}
+    agents = {agent: pair.parts(chat) for agent, pair in example.items()}
     prompt, chosen, rejected = ({agent: parts[place] for agent, parts in agents.items()} for place in range(3))
     return [team_message("user", prompt)], [team_message("assistant", chosen)], [team_message("assistant", rejected)]
 

@@ -29,10 +29,15 @@ class AnswerPair(NamedTuple):
     chosen: Demonstration | Trajectory
     rejected: Demonstration | Trajectory
 
-    def parts(self) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
-        """Return the prompt and the messages of both answers; of played rows the common beginning is the prompt."""
+    def parts(self, chat: ChatFormat | None = None) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+        """Return the prompt and the messages of both answers; of played rows the common beginning is the prompt.
+
+        Args:
+            chat: whose template writes the calls of replies in data rows, which are not in their text.
+        """
         chosen, rejected = self
         if isinstance(chosen, Demonstration) and isinstance(rejected, Demonstration):
+            chosen, rejected = (answer.written(chat) if chat else answer for answer in (chosen, rejected))
             return chosen.given, chosen.shown, rejected.shown
         assert isinstance(chosen, Trajectory)
         assert isinstance(rejected, Trajectory)
@@ -106,7 +111,7 @@ class PreferenceDataModule(ReferencedDataModule):
     def tokenized(self, example: Any, where: str) -> list[RowPair]:
         name, policy = self.learner()
         if isinstance(self.algorithm(), PairwiseRewardModel):
-            prompt, *answers = example.parts()
+            prompt, *answers = example.parts(policy.chat)
             chosen, rejected = (scored_row(prompt, answer, policy.chat, name) for answer in answers)
         else:
             chosen, rejected = pair_rows(example, policy.chat, name, where)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mrlm_pl.concurrency.event_loop import END_SECONDS
 from mrlm_pl.environment.prompts import Prompt, Reply
-from mrlm_pl.environment.tools import requested_calls, written_call
+from mrlm_pl.environment.tools import requested_calls, with_written_calls
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ProgramError
 from mrlm_pl.serving.gateway.protocol import Call, ProtocolError, Served, served_form
@@ -209,7 +209,7 @@ class Session:
     def _as_sampled(self, message: Message) -> Message:
         if message.role == "assistant":
             key = _served_key(message.content, message.tool_calls)
-            return self._sampled.get(key) or _with_calls_as_text(message)
+            return self._sampled.get(key) or with_written_calls(message)
         if message.role == "tool" and (call := self._calls.get(message.tool_call_id or "")) is not None:
             return replace(message, tool_call_id=call.id, name=call.name)
         return message
@@ -239,12 +239,6 @@ def reward_parts(value: Any) -> dict[str, float] | None:
 def ended() -> ProtocolError:
     """Return the refusal of a call after the end of its episode."""
     return ProtocolError(410, "episode_ended", "the episode of this key has ended; end the program")
-
-
-def _with_calls_as_text(message: Message) -> Message:
-    """Return a reply that was not sampled here with its calls in the text, which is what templates show."""
-    calls = (written_call(call.name, **call.arguments) for call in message.tool_calls)
-    return replace(message, content="\n".join([*([message.content] if message.content else []), *calls]))
 
 
 def _served_key(text: str, calls: tuple[ToolCall, ...]) -> str:

@@ -270,14 +270,109 @@ def test_the_test_file_is_evaluated_and_its_absence_is_told(
         quiet_trainer().test(SFT({"main": Policy(str(model_folder))}), TrajectoryDataModule(path))
 
 
-def test_messages_that_call_tools_are_refused(tmp_path: Path) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {}}}
-    row = chat("2+2?", "")
-    row["messages"][1] |= {"tool_calls": [call], "content": None}  # as OpenAI's clients write it
-    with pytest.raises(DataError, match=r"row 1: .*calls tools.* such as <tool_call>\{"):
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Sum.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+    },
+}
+
+
+def calling(*arguments: Any, content: str | None = None) -> dict[str, Any]:
+    """Return a chat with a reply that calls a tool with each of the arguments, as OpenAI's clients write it."""
+    functions = [{"name": "add", "arguments": given} for given in arguments]
+    calls = [{"id": f"call{n:05d}", "type": "function", "function": f} for n, f in enumerate(functions)]
+    answers = [{"role": "tool", "name": "add", "tool_call_id": call["id"], "content": "4"} for call in calls]
+    reply = {"role": "assistant", "content": content, "tool_calls": calls}
+    user, end = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4."}
+    return {"messages": [user, reply, *answers, end], "tools": [ADD]}
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "llama3.1"])
+@pytest.mark.parametrize("several", [False, True])
+def test_tool_calls_are_written_as_the_template_writes_them(family: str, several: bool) -> None:
+    """The text is that of transformers, whose template closes each turn after the EOS token of ours."""
+    template = (Path(__file__).parents[1] / "templates" / f"{family}.jinja").read_text()
+    chat_format = ChatFormat(TOKENIZER, template)
+    row = calling({"a": 2, "b": "x"}, {"a": 3, "b": "y"}, content="Hm.") if several else calling({"a": 2, "b": "x"})
+    if several and family == "llama3.1":  # it has a place for a single call
+        with pytest.raises(ValueError, match=r"leaves out the text of a reply with calls: 'Hm\.'"):
+            demonstration_rows(demonstration_of(row), chat_format, "main")
+        row["messages"][1]["content"] = ""
+        with pytest.raises(ValueError, match=r"does not write all 2 calls"):
+            demonstration_rows(demonstration_of(row), chat_format, "main")
+        return
+    native = TOKENIZER.apply_chat_template(row["messages"], tools=[ADD], chat_template=template, tokenize=False)
+    (made,) = demonstration_rows(demonstration_of(row), chat_format, "main")
+    text = TOKENIZER.decode(made.token_ids).replace(TOKENIZER.eos_token, "")
+    assert native in (f"{text}<|im_end|>\n", f"{text}<|eot_id|>")
+    acted = [token for token, acts in zip(made.token_ids, made.action_mask, strict=True) if acts]
+    shown, end, last = TOKENIZER.decode(acted).partition(TOKENIZER.eos_token)
+    assert shown in native
+    assert shown.count('"add"') == 1 + several
+    assert (shown.startswith("Hm."), last) == (several, f"It is 4.{end}")
+
+
+def test_arguments_may_be_text_and_a_template_without_calls_shows_them_as_agents_are_told() -> None:
+    as_text = calling('{"a": 2}')
+    del as_text["messages"][1]["tool_calls"][0]["id"], as_text["tools"]
+    chat_format = ChatFormat(
+        TOKENIZER, "{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}assistant:"
+    )
+    (row,) = demonstration_rows(demonstration_of(as_text), chat_format, "main")
+    called = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    answered = "tool:4<|end|>assistant:It is 4.<|end|>"
+    assert TOKENIZER.decode(row.token_ids) == f"user:2+2?<|end|>assistant:{called}<|end|>{answered}"
+
+
+def test_a_call_with_an_end_of_its_own_has_no_other() -> None:
+    """As in gpt-oss, whose calls end with a stop token that other turns do not end with."""
+    call = '<call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}<|user|>'
+    template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        f"{{% for c in m.tool_calls or [] %}}{call}{{% else %}}<|end|>{{% endfor %}}{{% endfor %}}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    chat_format = ChatFormat(TOKENIZER, template, TOKENIZER.encode("<|user|>", add_special_tokens=False))
+    (row,) = demonstration_rows(demonstration_of(calling({"a": 2})), chat_format, "main")
+    acted = [token for token, acts in zip(row.token_ids, row.action_mask, strict=True) if acts]
+    assert TOKENIZER.decode(acted) == '<call>{"name": "add", "arguments": {"a": 2}}<|user|>It is 4.<|end|>'
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ({"function": {"arguments": {}}}, "not an object with a"),
+        ({"function": {"name": "add", "arguments": "{"}}, "arguments.* are not an object"),
+        ({"name": "add", "arguments": {}}, "not an object with a"),
+        ("add", "not an object with a"),
+    ],
+)
+def test_calls_that_cannot_be_read_are_refused_with_the_form(tmp_path: Path, call: Any, fault: str) -> None:
+    row = calling({})
+    row["messages"][1]["tool_calls"] = [call]
+    with pytest.raises(DataError, match=rf"row 1: its call .*{fault}.*write .*\"type\": \"function\""):
         TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
     row["messages"][1] |= {"tool_calls": None, "content": "4"}  # as parquet writes it
     assert TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))._examples["train"]
+
+
+def test_a_user_who_calls_tools_is_refused(tmp_path: Path) -> None:
+    row = calling({})
+    row["messages"][0]["tool_calls"] = row["messages"][1]["tool_calls"]
+    with pytest.raises(DataError, match=r"row 1: .*is not the assistant's and calls tools"):
+        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+
+
+def test_an_example_that_the_template_refuses_is_named(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}"
+    template += "{% endif %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}"
+    rows = [chat("a", "b"), {"messages": [{"role": "system", "content": "s"}, *chat("a", "b")["messages"]]}]
+    data = TrajectoryDataModule(write(tmp_path / "d.jsonl", rows))
+    with pytest.raises(DataError, match=r"d\.jsonl, row 2: no system messages"):
+        quiet_trainer(max_steps=1).fit(SFT({"main": Policy(str(model_folder), chat_template=template)}), data)
 
 
 def test_a_checkpoint_is_refused_by_a_run_on_rollouts(

@@ -53,6 +53,21 @@ def test_messages_are_rendered_and_only_the_answers_count() -> None:
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
 
+def test_calls_of_answers_are_written_for_a_policy_and_for_a_reward_model() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    row = {
+        "prompt": [message("user", "2+2?")],
+        "chosen": [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        "rejected": [message("assistant", "5")],
+    }
+    pair = pair_of(row)
+    (called, _), (_, scored, _) = actions(pair_rows(pair, CHAT, "main", "row 1")), pair.parts(CHAT)
+    assert json.loads(called.removesuffix("<|end|>").strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))[
+        "arguments"
+    ] == {"a": 2}
+    assert scored[0].content == called.removesuffix("<|end|>")
+
+
 def test_the_tools_of_a_pair_are_in_its_prompt() -> None:
     function = {"name": "add", "description": "Sum.", "parameters": {"type": "object"}}
     row = {
