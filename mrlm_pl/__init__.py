@@ -24,13 +24,17 @@ def __getattr__(name: str) -> Any:
     except AttributeError as error:
         if name.startswith("_"):
             raise
-        from mrlm_pl.errors import nearest
+        raise AttributeError(_absence(name)) from error
 
-        if name in import_module("mrlm_pl.algorithms").__all__:
-            raise AttributeError(f"mrlm_pl has no {name!r} at its top; it is mrlm_pl.algorithms.{name}") from error
-        near = nearest(name.removesuffix("Trainer"), names)  # TRL and CoMLRL name trainers
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise AttributeError(f"mrlm_pl has no {name!r}{hint}") from error
+
+@cache  # the parser of configurations looks here for each of our classes, many times
+def _absence(name: str) -> str:
+    from mrlm_pl.errors import nearest
+
+    if name in import_module("mrlm_pl.algorithms").__all__:
+        return f"mrlm_pl has no {name!r} at its top; it is mrlm_pl.algorithms.{name}"
+    near = nearest(name.removesuffix("Trainer"), _exports()[2])  # TRL and CoMLRL name trainers
+    return f"mrlm_pl has no {name!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def __dir__() -> list[str]:

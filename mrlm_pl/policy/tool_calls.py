@@ -155,7 +155,7 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
 
 
 def written_reply(render: Callable[[list[Message], bool], str], reply: Message) -> str:
-    """Return what a template writes for a reply with calls, between the assistant's header and the end of a turn.
+    """Return a template's text of a reply with calls, between the assistant's header and the end of a turn.
 
     Args:
         render: see :func:`find_call_form`.
