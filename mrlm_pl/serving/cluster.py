@@ -26,7 +26,7 @@ from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limit
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.connection import FINAL, Address, Connection, RefusalError, StatusError, refuse
+from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError, refuse
 from mrlm_pl.serving.transport.security import Identity
 
 logger = logging.getLogger(__name__)
@@ -314,13 +314,14 @@ class Membership:
                     backoff, told, joined = Backoff(longest=1.0), "", True
                     if order.drain:
                         logger.info("the controller is going down")
-            except grpc.aio.AioRpcError as error:
+            except StatusError as error:
                 target = self._connection.address.target
-                if error.code() in FINAL and not joined:
-                    known = error.code() is not Code.UNIMPLEMENTED
-                    why = error.details() if known else "it is no controller, which `--controller true` makes of it"
+                problem = error.text.removeprefix(f"{target}: ")
+                if error.lasting and not joined:
+                    known = error.code is not Code.UNIMPLEMENTED
+                    why = problem if known else "it is no controller, which `--controller true` makes of it"
                     raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error
-                if (problem := error.details() or error.code().name) != told:
+                if problem != told:
                     logger.warning("the controller at %s cannot be reached; retrying: %s", target, problem)
                     told = problem
             await backoff.pause()

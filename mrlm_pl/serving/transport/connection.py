@@ -82,9 +82,14 @@ class StatusError(Exception):
         return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in self.text
 
     @property
+    def lasting(self) -> bool:
+        """True if no repetition changes it: token, certificate or protocol are wrong."""
+        return self.code in FINAL or any(word in self.text for word in _WRONG_KEYS)
+
+    @property
     def transient(self) -> bool:
         """True if the network failed in a way that a repetition may change."""
-        return self.code not in FINAL and not self.too_large and not any(word in self.text for word in _WRONG_KEYS)
+        return not self.lasting and not self.too_large
 
 
 class RefusalError(StatusError):
@@ -223,9 +228,18 @@ class Connection:
             return StatusError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)
 
-    def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
-        """Return a controller's answers to a worker's reports."""
-        return environment_pb2_grpc.ControllerServiceStub(self._channel).Join(reports, metadata=self._metadata)
+    async def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
+        """Yield a controller's answers to a worker's reports.
+
+        Raises:
+            StatusError: the controller refused the worker, or is gone.
+        """
+        controller = environment_pb2_grpc.ControllerServiceStub(self._channel)
+        try:
+            async for order in controller.Join(reports, metadata=self._metadata):
+                yield order
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, math.inf) from error
 
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""

@@ -19,6 +19,7 @@ from mrlm_pl.serving.environments import client
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import Limits
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from tests.support.certificates import Authority
 from tests.support.ports import nowhere
 
 ROOT = Path(__file__).parents[3]
@@ -148,6 +149,21 @@ def test_a_worker_that_is_not_taken_ends(start: Any, guarded: str, controller: b
     assert ended.returncode == 2, ended.stderr
     assert f"mrlm: error: join: {target}" in ended.stderr
     assert text in ended.stderr
+    assert short(ended.stderr)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(60)
+def test_a_worker_with_tls_at_a_controller_without_is_told_at_once(start: Any, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="certificates are made with the cryptography package")
+    authority, target = Authority(tmp_path, "ours"), start(ControllerServer(Endpoint(), Limits()))
+    words = [sys.executable, "-m", "mrlm_pl.cli.main", "serve", "--environments", "math", "--port", "0"]
+    certificate, key = authority.identity("worker")
+    words += ["--join", target, "--tls_authority", authority.file, "--tls_certificate", certificate, "--tls_key", key]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 2, ended.stderr
+    assert f"mrlm: error: join: {target} does not take this worker: " in ended.stderr
+    assert "the server has no TLS: leave tls_... out" in ended.stderr
     assert short(ended.stderr)
 
 
