@@ -22,7 +22,7 @@ test: install  ## the default tier of the tests
 	$(BIN)/python $(TESTS)
 
 test-long: install  ## the longer tests, which CI runs too
-	$(BIN)/python $(TESTS) -m long
+	$(BIN)/python $(TESTS) -m "long and not slow and not gpu and not browser"
 
 # Schemas of check-jsonschema itself: no network.
 SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema

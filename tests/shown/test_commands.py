@@ -174,6 +174,13 @@ def test_an_installation_announces_its_minutes(target: str, tmp_path: Path) -> N
     assert re.search(r'^echo ".*torch.*some minutes', planned[:torch], re.MULTILINE)
 
 
+def test_every_python_runs_the_default_and_the_long_tier_and_no_other() -> None:
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]["check"]["steps"]
+    assert {"make test", "make test-long"} <= {step.get("run") for step in steps}
+    planned = subprocess.run(["make", "--dry-run", "test-long"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert '-m "long and not slow and not gpu and not browser"' in planned.stdout
+
+
 def test_blocks_with_commands_say_that_they_are_bash() -> None:
     for place, text in [*blocks(""), *blocks("text"), *blocks("sh"), *blocks("console")]:
         assert not re.search(r"^(\$ )?(mrlm|make|python|pip|bash) ", text, re.MULTILINE), place
