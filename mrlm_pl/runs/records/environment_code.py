@@ -19,7 +19,8 @@ def code_of(environment: Environment) -> dict[str, str]:
     """Return a hash of each Python file that an environment depends on, by the name of its module.
 
     These are the files of its classes and of its values, such as reward functions, with their imports, of the user and
-    of plugin packages; ``mrlm_pl`` and libraries are left out.
+    of plugin packages; ``mrlm_pl`` and libraries are left out. The YAML files beside the modules of a plugin, such as
+    its rules and lists of words, are code too.
     """
     plugins = {entry_point.value.partition(".")[0] for entry_point in plugin_entry_points()} - {"mrlm_pl"}
     found, seen = dict[str, str](), set[str]()
@@ -29,7 +30,9 @@ def code_of(environment: Environment) -> dict[str, str]:
         root, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None) or ""
         own = file.endswith(".py") and (root in plugins or not (root in ("mrlm_pl", "__main__") or is_installed(root)))
         if own:
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+            tables = Path(file).parent.glob("*.yaml") if root in plugins else ()
+            files = {name: Path(file), **{f"{sys.modules[name].__package__}/{path.name}": path for path in tables}}
+            found |= {key: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for key, path in files.items()}
             waiting |= {*map(_module, vars(sys.modules[name]).values())} - seen
     return dict(sorted(found.items()))
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from mrlm_environments import MathEnvironment
+from mrlm_environments import CodeEnvironment, MathEnvironment
+from mrlm_environments.code import generated
 
 import mrlm_pl
 from mrlm_pl.cli.commands.evaluate import sampling_of
@@ -16,6 +17,7 @@ from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.model_folders import missing_folder
 from mrlm_pl.runs.console import run_summary
+from mrlm_pl.runs.records.environment_code import code_of
 from mrlm_pl.runs.records.run import RecordedRun, read_run
 
 FIELDS = {"environment", "model", "split", "seed", "episodes", "mean_reward", "ci95", "accuracy", "pass_at_k"}
@@ -379,6 +381,13 @@ def test_other_code_than_that_of_the_compared_report_is_told(mrlm, model_folder)
     Path("graded_here.py").write_text("def same(reply, answer):\n    return 1.0\n")
     _, _, err = mrlm(*play, "--compare", "r.json")
     assert "warning: r.json was played with other code of graded_here; rewards may differ" in err
+
+
+def test_the_rules_that_an_environment_of_a_plugin_reads_from_yaml_are_its_code():
+    rules = Path(generated.__file__).with_name("rules.yaml")
+    code = code_of(CodeEnvironment())
+    assert code["mrlm_environments.code/rules.yaml"] == hashlib.sha256(rules.read_bytes()).hexdigest()[:16]
+    assert [name for name in code if name.endswith(".yaml")] == ["mrlm_environments.code/rules.yaml"]
 
 
 def test_a_report_or_a_folder_that_does_not_exist_is_told_at_once(mrlm, evaluate, monkeypatch):
