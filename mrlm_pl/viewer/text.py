@@ -212,9 +212,9 @@ def _iteration(episode: Mapping[str, Any]) -> str:
 def _number(value: float | None) -> str:
     """Return a number with four digits, from 1,000 on rounded to an integer, below 1e-12 to 0; empty for none.
 
-    >>> _number(15360), _number(1234.5678), _number(0.123456), _number(1.0), _number(-2.6e-18), _number(None)
-    ('15,360', '1,235', '0.1235', '1', '0', '')
+    >>> _number(15360), _number(1234.5678), _number(0.123456), _number(-2.6e-18), _number(math.nan), _number(None)
+    ('15,360', '1,235', '0.1235', '0', 'nan', '')
     """
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value if abs(value) >= 1e-12 else 0:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{0 if abs(value) < 1e-12 else value:.4g}"
