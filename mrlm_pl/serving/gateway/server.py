@@ -200,21 +200,18 @@ class Gateway:
         """Answer a request; refusals are counted and have the protocol's form."""
         try:
             return await handler(request)
-        except ProtocolError as error:
+        except ConnectionResetError:
+            raise
+        except (ProtocolError, web.HTTPException) as error:
+            refusal = error if isinstance(error, ProtocolError) else _not_served(request, error.status)
             session = self._sessions.get(_key(request).partition(".")[0].removeprefix(KEY))
             if session is not None:
                 session.counts["refused"] += 1
             else:
-                self.counts[error.code] += 1
-                if self.counts[error.code] == 1 and error.code != LEFT:
-                    logger.warning("the gateway refused a call that belongs to no episode: %s", error)
-            return _refusal(request, error)
-        except ConnectionResetError:
-            raise
-        except web.HTTPException as error:  # there is no such route
-            served = ", ".join(f"POST {path}" for path in (*_FORMS, "/episodes"))
-            text = f"{request.method} {request.path[:60]} is not served; there are {served} and GET /v1/models"
-            return _refusal(request, ProtocolError(error.status, "not_found", text))
+                self.counts[refusal.code] += 1
+                if self.counts[refusal.code] == 1 and refusal.code != LEFT:
+                    logger.warning("the gateway refused a call that belongs to no episode: %s", refusal)
+            return _refusal(request, refusal)
         except Exception as error:
             logger.exception("a call failed in the gateway")
             return _refusal(request, ProtocolError(500, "internal", f"{type(error).__name__}: {error}"))
@@ -306,9 +303,16 @@ class Gateway:
         return web.json_response({})
 
 
+def _not_served(request: web.Request, status: int) -> ProtocolError:
+    """Return the refusal of an address or a method that there is not."""
+    served = ", ".join(f"POST {path}" for path in (*_FORMS, "/episodes"))
+    text = f"{request.method} {request.path[:60]} is not served; there are {served} and GET /v1/models"
+    return ProtocolError(status, "not_found", text)
+
+
 def _refusal(request: web.Request, error: ProtocolError) -> web.Response:
     """Return an error in the form of the protocol of the request."""
-    body = messages_error(error) if request.path == "/v1/messages" else error.body()
+    body = messages_error(error) if request.path.startswith("/v1/messages") else error.body()
     return web.json_response(body, status=error.status)
 
 

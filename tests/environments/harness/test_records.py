@@ -222,22 +222,29 @@ def test_the_settings_of_a_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/v1/embeddings", 404), ("GET", "/v1/chat/completions", 405)]
+    ("method", "path", "status", "kind", "code"),
+    [
+        ("GET", "/v1/embeddings", 404, "invalid_request_error", "not_found"),
+        ("GET", "/v1/chat/completions", 405, "invalid_request_error", "not_found"),
+        ("POST", "/v1/messages/count_tokens", 404, "not_found_error", None),
+    ],
 )
-def test_an_address_that_is_not_served_is_refused_in_the_protocol_s_form(method: str, path: str, status: int) -> None:
+def test_an_address_that_is_not_served_is_refused_in_the_protocol_s_form(
+    method: str, path: str, status: int, kind: str, code: str | None
+) -> None:
     found: list[Any] = []
 
     async def program(row: Any, endpoint: Any) -> float:
-        async with aiohttp.ClientSession() as http:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {endpoint.key}"}) as http:
             await asked(http, endpoint, "agent", [{"role": "user", "content": "Q"}])
             async with http.request(method, endpoint.base_url.removesuffix("/v1") + path) as response:
                 found.append((response.status, await response.json()))
         return 1.0
 
     (episode,) = played(harness(program), [{"agent": ["a"]}])
-    assert episode.error is None
+    assert (episode.error, episode.metrics["refused"]) == (None, 1)
     ((given, body),) = found
-    assert (given, body["error"]["type"], body["error"]["code"]) == (status, "invalid_request_error", "not_found")
+    assert (given, body["error"]["type"], body["error"].get("code")) == (status, kind, code)
     assert body["error"]["message"].startswith(f"{method} {path} is not served; there are POST /v1/chat/completions, ")
 
 
