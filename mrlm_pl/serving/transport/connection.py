@@ -59,6 +59,7 @@ _WRONG_KEYS = {
 """Words of gRPC for faults of TLS that a repetition does not change, with their remedies."""
 
 _REMEDIES = _WRONG_KEYS | {
+    "Failed parsing HTTP/2": "another program listens there: check the address",
     # The server took the connection and closed it; one that goes down does so as well.
     "failed to connect to all addresses; last error: UNAVAILABLE": (
         "if the server wants TLS, give tls_authority, and tls_certificate and tls_key where it wants those of clients"
@@ -223,7 +224,7 @@ class Connection:
             return RefusalError(code, error.details() or "")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             text += "; make the message smaller, or raise message_mb on both sides"
-        text += "".join(f"; {remedy}" for words, remedy in _REMEDIES.items() if words in text)
+        text += next((f"; {remedy}" for words, remedy in _REMEDIES.items() if words in text), "")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return StatusError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,16 @@ def test_tls_at_the_client_alone_is_refused_at_once(serve: Any, authority: Autho
     alone = RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0, tls_authority=authority.file)
     with pytest.raises(RemoteError, match=r"WRONG_VERSION_NUMBER.*the server has no TLS: leave tls_\.\.\. out"):
         played(alone, "end")
+
+
+def test_a_web_server_is_no_server_without_tls() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web, ThreadPoolExecutor(1) as pool:
+        pool.submit(web.serve_forever)
+        other = RemoteEnvironment(f"127.0.0.1:{web.server_port}", "scripted", open_seconds=0.2)
+        with pytest.raises(RemoteError) as error:
+            played(other, "end")
+        web.shutdown()
+    assert str(error.value).endswith("; another program listens there: check the address)")
 
 
 def test_a_server_that_wants_certificates_of_its_clients(serve: Any, authority: Authority) -> None:
