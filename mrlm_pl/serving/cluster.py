@@ -319,7 +319,7 @@ class Membership:
                 problem = error.text.removeprefix(f"{target}: ")
                 if error.lasting and not joined:
                     known = error.code is not Code.UNIMPLEMENTED
-                    why = problem if known else "it is no controller, which `--controller true` makes of it"
+                    why = problem if known else "it is no controller, which `--controller` makes of it"
                     raise ConfigurationError(f"join: {target} does not take this worker: {why}") from error
                 if problem != told:
                     logger.warning("the controller at %s cannot be reached; retrying: %s", target, problem)

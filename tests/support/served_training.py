@@ -43,8 +43,8 @@ def serve_math(process: Callable[..., Any], *options: str, port: int = 0) -> Any
 
 
 def serve_controller(process: Callable[..., Any], port: int = 0) -> Any:
-    """Start ``mrlm serve --controller true``."""
-    return process(arguments=["-m", "mrlm_pl.cli.main", "serve", "--controller", "true", "--port", str(port)])
+    """Start ``mrlm serve --controller``."""
+    return process(arguments=["-m", "mrlm_pl.cli.main", "serve", "--controller", "--port", str(port)])
 
 
 def on(*targets: str) -> str:

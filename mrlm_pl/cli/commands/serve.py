@@ -288,7 +288,7 @@ class HostedClass:
         allowed = cls.client_settings if self.allow_settings else ()
         if refused := sorted(set(overrides) - set(allowed)):
             taken = f"clients may set {', '.join(allowed) or 'nothing'} of {cls.name!r}"
-            alone = "this server takes none from clients without --allow_settings true"
+            alone = "this server takes none from clients without --allow_settings"
             fault = taken if self.allow_settings else alone
             raise ConfigurationError(f"settings {refused}: {fault}; put them into the file of the server's --settings")
         arguments = json.dumps({"class_path": class_path(cls), "init_args": {**self.settings, **overrides}})
