@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.episode import Message, Role
 from mrlm_pl.errors import DataError, NonFiniteError
 
@@ -24,14 +25,11 @@ class TextScore:
     truncated: bool = False
 
 
-class TextScorer(ABC):
+class TextScorer(Shared, ABC):
     """Score conversations, higher for a better last reply. Called from several threads; pickled.
 
     Copies of an environment share a scorer, and so its model.
     """
-
-    def __deepcopy__(self, memo: dict[int, object]) -> TextScorer:
-        return self
 
     @property
     def probability(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
+from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.errors import ProgramError, RemoteError
 from mrlm_pl.serving.gateway.messages import messages_body, messages_error, messages_events, read_messages
 from mrlm_pl.serving.gateway.programs import Endpoint
@@ -49,7 +50,7 @@ _FORMS: dict[str, tuple[Callable[..., Call], Callable[..., dict[str, Any]], Call
 logger = logging.getLogger(__name__)
 
 
-class Gateway:
+class Gateway(Shared):
     """An endpoint of OpenAI's and Anthropic's protocols for a process's episodes; copies of an environment share it.
 
     It listens from the first episode on, until :meth:`rest` finds none.
@@ -74,9 +75,6 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self._address = ""
         self._lock = threading.RLock()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gateway:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Gateway, (self.host, self.port, self.programs)  # another process has an endpoint of its own
