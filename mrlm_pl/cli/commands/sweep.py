@@ -99,13 +99,16 @@ def run(arguments: Sequence[str]) -> int:
         "mrlm sweep --config FILE --seeds N --output FOLDER [--grid KEY=VALUE,VALUE ...] [options of mrlm fit]"
     )
     parser.add_argument("--seeds", type=int, required=True, help="runs of each setting, with the seeds 0 to N - 1")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the runs")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="folder of the runs")
     text = "values of an option of mrlm fit; several keys make all combinations"
     parser.add_argument("--grid", nargs="+", action="extend", default=[], metavar="KEY=VALUE,VALUE", help=text)
     parser.add_argument("--jobs", type=int, help="runs at once; default: one for each core, or 1 with a GPU")
     add_options(parser)
     options, words = parser.parse_known_args(arguments)
     at_least(1, seeds=options.seeds, jobs=options.jobs)
+    if not options.output:
+        raise ConfigurationError("output is ''; name a folder, as in `--output runs/sweep`")
+    options.output = Path(options.output)
     members = list(planned(options.output, words, options.seeds, options.grid))
     for member in members[:: options.seeds]:
         _check(member.words)

@@ -210,6 +210,8 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         (["--grid", "model.gama=1,2"], "did you mean 'gamma'"),
         (["--data.gruops", "3"], "did you mean 'groups'"),
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
+        (["--output", ""], "output is ''; name a folder, as in `--output runs/sweep`"),
+        (["--output=", "--jobs", "1"], "output is ''; name a folder, as in `--output runs/sweep`"),
         (["--jobs", "0"], "jobs is 0; it must be 1 or above"),
         (["--jobs", "many"], "error: --jobs: expected int, but the value is many\n"),
     ],
