@@ -67,9 +67,7 @@ class C3(PolicyGradient):
         trained = tuple(self.trained_policies)
         self.further = self.branched = Alternatives(alternatives, messages, rest, trained)
 
-    def returns(
-        self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()
-    ) -> DecisionReturns:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> DecisionReturns:
         if self.reward == "team":
             warn_of_constant_sum(episodes, "set `model.reward: own`", self.warned)
         return alternatives_of(episodes, self.branched.rest, self.reward, bonus)

@@ -71,15 +71,13 @@ class IGPO(PolicyGradient):
         if "{answer}" not in answer_form:
             raise ConfigurationError(f"answer_form is {answer_form!r}; put {{answer}} where the answer stands in it")
         self.gain_weight, self.answer_key, self.answer_form = gain_weight, answer_key, answer_form
-        self.turns: TurnCredit = TurnCredit(gamma, turn_baseline, normalize)
+        self.turns = TurnCredit(gamma, turn_baseline, normalize)
 
     @property
     def weights_in_credit(self) -> str | None:
         return "the information gains"
 
-    def returns(
-        self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()
-    ) -> TurnReturns:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> TurnReturns:
         turns = turn_returns_of(episodes, bonus)
         gains = information_gains(self.answer_logp(turns), turns.play)
         followed = sum_over_ranks(self.trainer, {"gain": float(gains.sum()), "turns": int((turns.number > 0).sum())})

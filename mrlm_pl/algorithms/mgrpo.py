@@ -66,7 +66,7 @@ class MGRPO(PolicyGradient):
         self.planner, self.calls_per_group = planner, calls_per_group
 
     def credit(self, episodes: Sequence[Episode], sampling: Sampling, greedy: Sequence[Episode]) -> Tables:
-        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling)))
+        returns, advantages = self._with_advantages(self.returns(episodes, self.turn_bonus(sampling), greedy))
         chosen = self.chosen(returns)
         return returns.take(chosen).rows(advantages[chosen])
 
@@ -103,4 +103,4 @@ class MGRPO(PolicyGradient):
         return self.planner or agents[0]
 
     def without_signal(self, group: Sequence[Episode]) -> bool:
-        return not self.advantages(self.compared(self.returns(group))).any()
+        return not self.advantages(self.compared(self.returns(group, None, ()))).any()

@@ -236,7 +236,7 @@ class PolicyGradient(Algorithm):
         return cls.token_losses is base.token_losses and cls.policy_loss is base.policy_loss
 
     def _check_credit(self) -> None:
-        """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or the rule cannot be called so."""
+        """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
         methods = ("advantages", "compared", "credit", "trained_rows", "prepare")
         own = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
         if not (own or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
@@ -249,6 +249,7 @@ class PolicyGradient(Algorithm):
             if self.advantage is not None and type(self).advantages is PolicyGradient.advantages:
                 check_takes(self.advantage, "rewards", "groups")
             check_takes(self.advantages, "returns")
+            check_takes(self.returns, "episodes", "bonus", "greedy")
         if self.reduction == "episode_mean" and (self.tree is not None or isinstance(self.further, Alternatives)):
             raise ConfigurationError(
                 "reduction is 'episode_mean', but rows of single decisions are no episodes; use sequence_mean"
@@ -268,7 +269,7 @@ class PolicyGradient(Algorithm):
             return self.tree.rows(self.trainer, self.metrics, returns, advantages)
         return returns.rows(advantages)
 
-    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus = None, greedy: Sequence[Episode] = ()) -> Any:
+    def returns(self, episodes: Sequence[Episode], bonus: TurnBonus, greedy: Sequence[Episode]) -> Any:
         """Return the returns that are compared: of agents in episodes, of turns or of decisions; see :meth:`compared`.
 
         Args:
@@ -295,11 +296,12 @@ class PolicyGradient(Algorithm):
                 :class:`~mrlm_pl.learner.credit.decisions.DecisionReturns`, or with :attr:`turns`
                 :class:`~mrlm_pl.learner.credit.turns.TurnReturns`.
         """
+        own = type(self).advantages is not PolicyGradient.advantages
         if self.turns is not None:
-            return self.turns.compared(returns)
+            turns = self.turns.compared(returns)
+            return replace(turns, baseline=None) if own else turns
         if self.uses_greedy_baseline:
             return replace(returns, baseline=returns.greedy)
-        own = type(self).advantages is not PolicyGradient.advantages
         rules = [] if own else [rule for compares, rule in BASELINES.items() if compares is self.advantage]
         return replace(returns, baseline=rules[0](returns.reward, returns.comparison)) if rules else returns
 

@@ -92,6 +92,18 @@ def test_a_method_with_self_is_told_to_take_the_returns(model_folder: Path) -> N
         WithoutReturns({"main": str(model_folder)})
 
 
+class TwoArguments(Attribute):
+    def returns(self, episodes: Any, bonus: Any) -> Any:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def test_own_returns_of_other_arguments_are_refused_before_the_first_rollout(model_folder: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"TwoArguments\.returns\(episodes.* is called with \(episodes, bonus, greedy\): .*"
+    ):
+        TwoArguments({"main": str(model_folder)})
+
+
 class Counting(GRPO):
     """Fails after it has prepared a rollout, whose number it counts."""
 
