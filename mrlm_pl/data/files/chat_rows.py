@@ -68,8 +68,16 @@ class Demonstration(NamedTuple):
     tools: Sequence[dict[str, Any]] = ()
 
     @classmethod
-    def of_text(cls, prompt: str, completion: str) -> Demonstration:
-        """Return plain text as a user's message and its reply."""
+    def of_text(cls, prompt: str, completion: str, tools: Any) -> Demonstration:
+        """Return plain text as a user's message and its reply.
+
+        Raises:
+            ValueError: the row has tools.
+        """
+        if tools:
+            raise ValueError(
+                "plain text has no chat template that describes its tools; leave them out, or give lists of messages"
+            )
         return cls([Message("user", prompt)], [Message("assistant", completion)], plain=True)
 
     def written(self, chat: ChatFormat) -> Demonstration:

@@ -121,7 +121,7 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
         if isinstance(prompt, str) and isinstance(completion, str):
             if not prompt:
                 raise ValueError("the prompt is empty")
-            return Demonstration.of_text(prompt, completion)
+            return Demonstration.of_text(prompt, completion, row.get("tools"))
         if isinstance(prompt, str) or isinstance(completion, str):
             raise ValueError("prompt and completion must both be text, or both lists of {role, content}")
     else:

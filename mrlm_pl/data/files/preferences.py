@@ -214,7 +214,7 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     if all(isinstance(answer, str) for answer in answers):
         if not isinstance(given, str) or not given:
             raise ValueError("answers of plain text need a field 'prompt' of plain text")
-        return AnswerPair(*(Demonstration.of_text(given, answer) for answer in answers))
+        return AnswerPair(*(Demonstration.of_text(given, answer, row.get("tools")) for answer in answers))
     if any(isinstance(part, str) for part in (given, *answers)):
         raise ValueError("prompt, chosen and rejected must all be text, or all lists of {role, content}")
     shown, tools = [messages_of(part) for part in (given, *answers)], tools_of(row.get("tools"))

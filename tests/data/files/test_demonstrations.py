@@ -99,6 +99,21 @@ def test_tools_that_no_template_could_tell_are_refused(tmp_path: Path, tools: An
         TrajectoryDataModule(write(tmp_path / "a.jsonl", [chat("a", "b"), {**chat("a", "b"), "tools": tools}]))
 
 
+def test_tools_of_plain_text_are_refused(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    modules: list[tuple[Any, list[str]]] = [
+        (TrajectoryDataModule, ["prompt", "completion"]),
+        (PreferenceDataModule, ["prompt", "chosen", "rejected"]),
+    ]
+    for module, fields in modules:
+        row = {**dict.fromkeys(fields, "text"), "tools": None}
+        module(write(tmp_path / "a.jsonl", [row]))
+        with pytest.raises(
+            DataError, match="row 1: plain text has no chat template that describes its tools; leave them out"
+        ):
+            module(write(tmp_path / "a.jsonl", [{**row, "tools": tools}]))
+
+
 def test_a_row_whose_tools_are_null_has_none(tmp_path: Path) -> None:
     TrajectoryDataModule(write(tmp_path / "a.jsonl", [{**chat("a", "b"), "tools": None}]))
     (row,) = demonstration_rows(demonstration_of({**chat("a", "b"), "tools": None}), CHAT, "main")
