@@ -20,7 +20,8 @@ class TrajectoryDataModule(FixedDataModule):
 
     A data row is one of
 
-    - ``{"messages": [{"role": ..., "content": ...}, ...]}``: a chat; every assistant message is trained on;
+    - ``{"messages": [{"role": ..., "content": ...}, ...]}``: a chat; every assistant message is trained on,
+      and a ``prompt`` beside it does not count;
     - ``{"prompt": [messages], "completion": [messages]}``: a chat; the completion's assistant messages are trained on;
     - ``{"prompt": "text", "completion": "text"}``: plain text without a chat template; the completion and the EOS token
       are trained on;

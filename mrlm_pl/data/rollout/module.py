@@ -90,7 +90,7 @@ class RolloutDataModule(LightningDataModule):
         seed: of tasks, sampling and shuffling; the command line passes ``seed_everything``.
 
     Raises:
-        ConfigurationError: a number is below 1, or two environments share a name.
+        ConfigurationError: a number is out of range, or two environments share a name.
     """
 
     def __init__(
