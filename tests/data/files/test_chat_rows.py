@@ -111,6 +111,13 @@ def test_descriptions_of_tools_before_the_conversation_stay() -> None:
     assert played_rows(played, CHAT, "main")[0].token_ids == played.token_ids
 
 
+def test_a_template_that_writes_the_last_message_otherwise_renders_anew() -> None:
+    prompt = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    loud = ChatFormat(TOKENIZER, "{% for m in messages %}{{ m.content | upper }}{% endfor %}" + prompt)
+    (row,) = played_rows(play(["FOUR"])[0], loud, "main")
+    assert TOKENIZER.decode(row.token_ids) == "TURN 0?<|assistant|>FOUR<|end|>"
+
+
 def test_replies_with_calls_keep_their_tokens_and_the_tools_before_them() -> None:
     (played,) = play(['<tool_call>{"name": "add", "arguments": {}}</tool_call>', "four"], tools=TOOLS)
     assert [len(message.tool_calls) for message in played.messages] == [0, 1, 0, 0]
