@@ -67,6 +67,11 @@ class Demonstration(NamedTuple):
     plain: bool = False
     tools: Sequence[dict[str, Any]] = ()
 
+    @property
+    def messages(self) -> list[Message]:
+        """All messages."""
+        return [*self.given, *self.shown]
+
     @classmethod
     def of_text(cls, prompt: str, completion: str, tools: Any) -> Demonstration:
         """Return plain text as a user's message and its reply.

@@ -132,7 +132,7 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
         raise ValueError("it has no assistant message to learn from")
     if not found.given and "messages" not in row:
         raise ValueError("the prompt is empty")
-    if [*found.given, *found.shown][0].role == "assistant":
+    if found.messages[0].role == "assistant":
         raise ValueError("it begins with an assistant message, which answers nothing")
     return found
 

@@ -36,12 +36,10 @@ class AnswerPair(NamedTuple):
             chat: whose template writes the calls of replies in data rows, which are not in their text.
         """
         chosen, rejected = self
-        if isinstance(chosen, Demonstration) and isinstance(rejected, Demonstration):
-            chosen, rejected = (answer.written(chat) if chat else answer for answer in (chosen, rejected))
-            return chosen.given, chosen.shown, rejected.shown
-        assert isinstance(chosen, Trajectory)
-        assert isinstance(rejected, Trajectory)
-        return split_prompt(chosen.messages, rejected.messages)
+        if isinstance(chosen, Trajectory) or isinstance(rejected, Trajectory):
+            return split_prompt(chosen.messages, rejected.messages)
+        chosen, rejected = (answer.written(chat) if chat else answer for answer in (chosen, rejected))
+        return chosen.given, chosen.shown, rejected.shown
 
 
 class PreferenceDataModule(ReferencedDataModule):
