@@ -13,6 +13,7 @@ from mrlm_pl.algorithms import DPO, ORPO, PairwiseRewardModel, SimPO
 from mrlm_pl.data.files.base import DataSplit
 from mrlm_pl.data.files.chat_rows import Demonstration, messages_of, scored_row, token_rows, tools_of
 from mrlm_pl.data.files.references import ReferencedDataModule
+from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import Episode, Message, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
@@ -135,20 +136,34 @@ class PreferenceDataModule(ReferencedDataModule):
 def preference_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[dict[str, Any]]:
     """Rows ``{prompt, chosen, rejected}`` of messages: the best against the worst episode of each group.
 
-    See :func:`played_pairs` for the groups that are left out.
+    See :func:`played_pairs` for the groups that are left out. Rows lack ``tools`` that a chat template described.
 
     Args:
         episodes: of any number of groups.
         reward_gap: least difference of the rewards, exclusive.
+
+    Raises:
+        DataError: a reply has calls that its text lacks.
     """
     names = ("prompt", "chosen", "rejected")
     return [
         {
-            name: [replace(message, tool_calls=()).to_chat() for message in part]  # as text
+            name: [_as_text(message).to_chat() for message in part]
             for name, part in zip(names, pair.parts(), strict=True)
         }
         for pair in played_pairs(episodes, reward_gap)
     ]
+
+
+def _as_text(message: Message) -> Message:
+    """Return a message with its calls in the text alone."""
+    text = replace(message, tool_calls=())
+    if len(requested_calls(text)) < len(message.tool_calls):
+        raise DataError(
+            f"the calls of the reply {message.content!r:.80} are not in its text as <tool_call>: a special token of "
+            "the chat template may begin them; give the episodes to PreferenceDataModule as they are"
+        )
+    return text
 
 
 def played_pairs(episodes: Sequence[Episode], reward_gap: float = 0.0) -> list[AnswerPair]:

@@ -145,7 +145,7 @@ def test_the_best_and_the_worst_of_a_group_are_a_pair() -> None:
 
 def test_pairs_of_episodes_with_calls_are_rows_that_the_module_reads(tmp_path: Path) -> None:
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    calling = Message("assistant", text, (ToolCall("call00000", "add", {}),))
+    calling = Message("assistant", text, (ToolCall("id of a client", "add", {}),))
     episodes = []
     for number, reward in enumerate((1.0, 0.0)):
         played = episode(number, "g", reward, "")
@@ -155,6 +155,17 @@ def test_pairs_of_episodes_with_calls_are_rows_that_the_module_reads(tmp_path: P
     pairs = preference_pairs(episodes)
     assert pairs[0]["prompt"] == [message("user", "2+2?"), message("assistant", text)]
     assert len(module(tmp_path / "pairs.jsonl", pairs)._examples["train"]) == 1
+
+
+def test_calls_that_the_text_lacks_make_no_pair() -> None:
+    """A template begins calls by a special token, which is no text."""
+    said = (Message("user", "Task g"), Message("assistant", '{"name": "add"}', (ToolCall("call00000", "add", {}),)))
+    played = episode(0, "g", 1.0, "")
+    calling = replace(played, trajectories={"a": (replace(played.rows()[0], messages=said),)})
+    with pytest.raises(
+        DataError, match=r"calls of the reply .*add.* give the episodes to PreferenceDataModule as they"
+    ):
+        preference_pairs([calling, episode(1, "g", 0.0, "5")])
 
 
 def test_episode_files_are_read_and_without_a_difference_refused(tmp_path: Path) -> None:
