@@ -15,6 +15,9 @@ from mrlm_pl.errors import PolicyError, first_line, nearest_path
 ADAPTER_FOLDER = "adapter"
 """Name of an exported policy's adapter folder, below the folder with the merged weights."""
 
+CRITIC_FILE = "critic.txt"
+"""A file in the folder of an exported critic."""
+
 HUB_SECONDS = 5.0
 """Time for the hub to say whether it has a model."""
 
@@ -38,7 +41,7 @@ def policy_folder(name: str, option: str) -> str:
         return name
     if (folder / "config.json").is_file():
         return str(folder)
-    exported = exported_policies(folder)
+    exported = exported_policies(folder, critics=False)
     if len(exported) == 1:
         return str(exported[0])
     if exported:
@@ -53,10 +56,16 @@ def policy_folder(name: str, option: str) -> str:
     raise PolicyError(f"{option}: {name!r} is neither a run nor the folder of a model: it has no config.json")
 
 
-def exported_policies(run: Path) -> list[Path]:
-    """Return the folders of the policies that a run has written, without drafts that a kill left."""
+def exported_policies(run: Path, critics: bool = True) -> list[Path]:
+    """Return the folders of the policies that a run has written, without drafts that a kill left.
+
+    Args:
+        run: its folder.
+        critics: whether critics, which play no agent, are among them.
+    """
     folders = (path.parent for path in (run / "policies").glob("*/config.json"))
-    return sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
+    whole = sorted(folder for folder in folders if folder.suffix not in (".part", ".old"))
+    return [folder for folder in whole if critics or not (folder / CRITIC_FILE).exists()]
 
 
 @contextmanager

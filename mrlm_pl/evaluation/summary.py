@@ -105,10 +105,10 @@ def summarize(
     failures = [episode.error for episode in episodes if episode.failed]
     if failures:
         text = (
-            "%d of %d episodes of %r failed and are left out; the first: %s; check it with `mrlm check-env %s`, a "
-            "run's with `--model RUN`"
+            "%d of %d episodes of %r failed and are left out; the first: %s; check the environment with "
+            "`mrlm check-env`, a run's with `--model RUN`"
         )
-        logger.warning(text, len(failures), len(episodes), environment, failures[0], environment)
+        logger.warning(text, len(failures), len(episodes), environment, failures[0])
     if not played:
         transcripts = [_transcript(episode) for episode in episodes]
         return EvaluationReport(environment, model, split, seed, requested, 0, len(episodes), transcripts=transcripts)

@@ -454,7 +454,7 @@ class Algorithm(LightningModule, ABC):
     def export(self, folder: str | Path, write: bool = True) -> None:
         """Write every trained policy as a plain Hugging Face folder ``folder/NAME``, atomically.
 
-        Critics with weights of their own are ``folder/NAME-critic``.
+        Critics with weights of their own are ``folder/NAME-critic``, marked as models that play no agent.
 
         Args:
             folder: is created.
@@ -463,12 +463,9 @@ class Algorithm(LightningModule, ABC):
         Raises:
             StorageError: a policy cannot be written, for example because the disk is full.
         """
-        for name, policy in self.exported().items():
-            write_policy(policy.save_pretrained, name, Path(folder) / name, write)
-
-    def exported(self) -> dict[str, Policy]:
-        """Return the models that a run leaves behind, by the name of their folder."""
-        return self.trained_policies if self.critic is None else self.trained_policies | self.critic.exported()
+        critics = {} if self.critic is None else self.critic.exported()
+        for name, policy in (self.trained_policies | critics).items():
+            write_policy(policy.save_pretrained, name, Path(folder) / name, write, critic=name in critics)
 
     def refuse_several_policies(self) -> None:
         """Validate that there is one policy.

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from mrlm_pl.durable_files import draft_of, replacing
 from mrlm_pl.errors import EngineError, PolicyError, StorageError, first_line, nearest_path
-from mrlm_pl.model_folders import policy_folder
+from mrlm_pl.model_folders import CRITIC_FILE, policy_folder
 from mrlm_pl.policy.lora import is_adapter, merged_state
 from mrlm_pl.policy.tiny import tiny_model_path
 
@@ -94,7 +94,7 @@ def write_model(model: PreTrainedModel, folder: str | Path, weights: Mapping[str
         model.save_pretrained(folder, state_dict=dict(weights))
 
 
-def write_policy(save: Callable[..., None], name: str, final: Path, write: bool) -> None:
+def write_policy(save: Callable[..., None], name: str, final: Path, write: bool, critic: bool = False) -> None:
     """Write a policy's folder, which is whole or not there.
 
     Args:
@@ -102,6 +102,7 @@ def write_policy(save: Callable[..., None], name: str, final: Path, write: bool)
         name: of the policy, for messages.
         final: the folder.
         write: False on the ranks that only help to put the weights together.
+        critic: whether it estimates returns and plays no agent.
 
     Raises:
         StorageError: it cannot be written, for example because the disk is full.
@@ -109,6 +110,8 @@ def write_policy(save: Callable[..., None], name: str, final: Path, write: bool)
     try:
         with replacing(final) if write else nullcontext(draft_of(final)) as draft:
             save(draft, write=write)
+            if critic and write:
+                (draft / CRITIC_FILE).write_text("This model estimates returns; it plays no agent.\n")
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"policy {name!r} cannot be written to {str(final)!r}: {error}; free space on the disk, then "

@@ -59,6 +59,7 @@ _NOISE = (
     r"`Trainer.fit` stopped: `max_epochs=1` reached",  # a run is an epoch, also one that a callback stops
     r"^(Restoring states|Restored all states) from the checkpoint",  # the run says from which, and where it continues
     r"recommend passing in an `attention_mask`",  # rows without a mask are not padded: the model sampled its pad token
+    r"^Token indices sequence length is longer",  # a prompt beyond the window ends the episode, and the run warns of it
     r"Received SIGTERM",  # the end of the run says so in its own words
 )
 _PACKAGE = Path(__file__).parents[1]
@@ -82,6 +83,7 @@ def silence_noise() -> None:
         "lightning.fabric.utilities.seed",
         "lightning.pytorch.trainer.connectors.signal_connector",
         "transformers.modeling_utils",
+        "transformers.tokenization_utils_base",
     ):
         logging.getLogger(name).addFilter(_is_no_noise)
 

@@ -13,7 +13,7 @@ import yaml
 
 from mrlm_pl.durable_files import replacing
 from mrlm_pl.evaluation.intervals import with_interval
-from mrlm_pl.model_folders import exported_policies
+from mrlm_pl.model_folders import CRITIC_FILE, exported_policies
 from mrlm_pl.runs.records.run import environments_of, recorded_configuration, recorded_iterations
 from mrlm_pl.runs.state import installed_versions
 
@@ -60,7 +60,8 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
     algorithm = re.split("[.:]", str((config.get("model") or {}).get("class_path") or ""))[-1]
     model, data = ((config.get(key) or {}).get("init_args") or {} for key in ("model", "data"))
     policies: Mapping[str, Any] = model.get("policies") or {"main": {}}
-    acts = name in policies or not algorithm  # else a critic
+    acts = not (folder / CRITIC_FILE).exists()
+    kind = "policy" if acts else "critic"
     base = str((policies.get(name) or {}).get("model") or "builtin:tiny") if acts else None
     about = ModelCardData(
         library_name="transformers",
@@ -80,10 +81,10 @@ def model_card(folder: Path, versions: Mapping[str, str]) -> str:
         table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
         data = {key: value for key, value in data.items() if key not in MACHINE}
         settings = yaml.safe_dump({"model": _shown(model), "data": _shown(data)}, sort_keys=False).strip()
-        parts.append(f"A {'policy' if acts else 'critic'} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
+        parts.append(f"A {kind} trained with `mrlm`.\n\n| | |\n|---|---|\n{table}")
         parts.append(f"## Settings\n\n```yaml\n{settings}\n```")
     else:
-        parts.append("A policy trained by a Python script with `mrlm`. The run recorded no settings.")
+        parts.append(f"A {kind} trained by a Python script with `mrlm`. The run recorded no settings.")
     parts.append(f"## Evaluation\n\n{_evaluation(run)}")
     if versions:
         parts.append("## Versions\n\n" + ", ".join(f"{library} {number}" for library, number in versions.items()))

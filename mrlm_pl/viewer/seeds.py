@@ -38,6 +38,9 @@ LAST = POINTS // 10
 SHORT = 0.9
 """A run that ends before this share of the longest one's cost is named in a note."""
 
+LATE = 0.5
+"""A run whose first value is beyond this share of the common cost is named in a note."""
+
 TASKS = re.compile(r"data\.(environment|weights|curriculum)\b")
 """Settings that decide which tasks are played."""
 
@@ -171,8 +174,8 @@ def compare_seeds(
     """Return a metric of runs at equal cost, by families of runs that differ in their seed alone.
 
     The costs are ``POINTS`` equal steps up to the largest one that all runs have reached; between two logged rows a
-    metric is interpolated linearly. Of runs with equal settings and seeds, such as a run and its resumed copy, the
-    longest one counts.
+    metric is interpolated linearly, and the first value stands for all costs before it. Of runs with equal settings and
+    seeds, such as a run and its resumed copy, the longest one counts.
 
     Args:
         runs: by name.
@@ -219,6 +222,11 @@ def compare_seeds(
         if end < SHORT * longest
     ]
     points = min(reached.values()) * np.arange(1, POINTS + 1) / POINTS
+    notes += [
+        f"{name} has its first value at {start:,.0f} {axis}, which stands for all costs before it."
+        for name in reached
+        if (start := float(logged[name][0, 0])) > LATE * points[-1]
+    ]
     first = [next(iter(members.values())) for members in grouped.values()]
     notes = [*_other_tasks([runs[name] for name in first], metric), *notes]
     folders = _folders([list(members.values()) for members in grouped.values()])

@@ -19,6 +19,7 @@ from mrlm_pl.episode import Episode, Message, Task, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.learner.credit.team import with_team_rewards
 from mrlm_pl.policy import Policy
+from mrlm_pl.runs import evaluate
 from tests.support.watching import Watch
 
 AGENTS = ("left", "right")
@@ -159,6 +160,9 @@ def test_agents_of_one_policy_have_critics_of_their_own(model_folder: Path, quie
     assert algorithm.policy("main").value_head is None
     folder = Path(trainer.default_root_dir) / "policies"
     assert sorted(path.name for path in folder.iterdir()) == ["left-critic", "main", "right-critic"]
+    report = evaluate(trainer.default_root_dir, Unequal(), num_episodes=2, sampling=Sampling(max_tokens=4))
+    assert report.seats == {"left": "main", "right": "main"}, "critics play no agent"
+    assert Policy(trainer.default_root_dir).source == str(folder / "main")
     again = Policy(str(folder / "right-critic"))
     again.load_critic("critic")
     for name, weight in algorithm.critic.model("right").state_dict().items():

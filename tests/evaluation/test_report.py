@@ -101,6 +101,7 @@ def test_a_report_of_failures_alone_has_no_numbers(caplog: pytest.LogCaptureFixt
     assert (data["mean_reward"], data["ci95"]) == (None, [None, None])
     assert [item["error"] for item in data["transcripts"]] == ["away"] * 3
     assert "3 of 3 episodes of 'math' failed" in caplog.text
+    assert "the environment with `mrlm check-env`," in caplog.text, "the name of an own environment is no short name"
 
 
 def test_an_environment_that_says_nothing_of_success_has_no_accuracy() -> None:

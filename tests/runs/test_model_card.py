@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from mrlm_pl.errors import RemoteError
+from mrlm_pl.model_folders import CRITIC_FILE
 from mrlm_pl.runs.model_card import model_card, write_cards
 from mrlm_pl.runs.publication import push_to_hub, unpublished
 from tests.support.documents import ROOT
@@ -128,9 +129,14 @@ def test_neither_secrets_nor_folders_are_in_the_card(tmp_path: Path) -> None:
             }
         ]
     }
+    (run / "policies" / "main-critic" / CRITIC_FILE).touch()
     critic = model_card(run / "policies" / "main-critic", {})
     assert "A critic trained with" in critic
     assert "initial model" not in critic
+    (run / "config.yaml").unlink()
+    critic = model_card(run / "policies" / "main-critic", {})
+    assert "A critic trained by a Python script" in critic
+    assert ModelCard(critic).data.pipeline_tag is None, "it writes no text"
 
 
 def test_the_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from mrlm_pl.durable_files import write_json
+from mrlm_pl.episode import Origin
 from mrlm_pl.episode_files import iteration_file, write_lines
 from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.export import exported
@@ -367,6 +368,19 @@ def test_stored_credit_is_shown_with_its_formula(browser: Any, served: Any, tmp_
     )
     assert "color by" in show(browser, f"{address}#tokens?run={folder}&id=0-0")
     assert browser.execute_script("return document.querySelector('option[value=advantage]').selected")
+
+
+def test_episodes_that_the_credit_compares_are_listed_with_it(browser: Any, served: Any, tmp_path: Path) -> None:
+    other = [
+        episode(f"0-0/first/0/{number}", rewards=(number, 1.0), origin=Origin("0-0", ("first",), 0))
+        for number in (2, 3)
+    ]
+    folder = write_run(tmp_path / "run", [[episode("0-0"), episode("0-00"), *other]])
+    address = served(find_runs([str(folder)]))
+    assert "Other continuations" in show(browser, f"{address}#credit?run={folder}&id=0-0")
+    script = "return [...document.querySelectorAll('table:last-of-type tbody td')].map((cell) => cell.textContent)"
+    assert browser.execute_script(script)[-4:] == ["0-0/first/0/2", "1.5", "0-0/first/0/3", "2"]
+    assert "Other continuations" not in show(browser, f"{address}#credit?run={folder}&id=0-00")
 
 
 def test_measures_of_tokens_are_offered_where_the_run_kept_them(browser: Any, served: Any, tmp_path: Path) -> None:

@@ -120,6 +120,19 @@ def test_a_run_that_ends_early_is_named_with_its_state(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_whose_first_value_is_late_is_named_since_it_stands_for_all_before(tmp_path: Path) -> None:
+    run(tmp_path / "late", 0, [1.0, 5.0], per_row=55, gamma=1.0)
+    run(tmp_path / "early", 0, [3.0, 3.0], per_row=50, gamma=0.5)
+    found = compared(tmp_path)
+    assert found.notes == [
+        f"{tmp_path / 'late'} has its first value at 55 episodes, which stands for all costs before it."
+    ]
+    late = next(family for family in found.families if family.label == "gamma=1.0")
+    # Up to 55 of 100 episodes the first value, then 1 + 4 (x - 55) / 55.
+    assert late.means(slice(55)) == {0: 1.0}
+    assert late.curves[0][-1] == pytest.approx(1 + 4 * 45 / 55)
+
+
 def test_a_failed_run_without_numbers_says_why(folder: Path, tmp_path: Path) -> None:
     write_run(folder / "empty", [], CONFIGURATION)
     write_state(folder / "empty", {"state": "failed", "reason": "EngineError: no room"})
@@ -201,7 +214,7 @@ def test_a_family_without_a_label_has_the_name_of_the_folder_of_its_seeds(tmp_pa
 
 def test_runs_of_different_tasks_are_named(tmp_path: Path) -> None:
     configuration = copy.deepcopy(CONFIGURATION)
-    run(tmp_path / "a", 0, [1.0])
+    run(tmp_path / "a", 0, [1.0, 1.0])
     assert compared(tmp_path).notes == []
     configuration["data"]["init_args"]["environment"] = {"class_path": "CodeEnvironment", "init_args": {"cases": 3}}
     write_run(tmp_path / "b", [], configuration)
@@ -214,7 +227,7 @@ def test_runs_of_different_tasks_are_named(tmp_path: Path) -> None:
 def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Path, mrlm: Any, unread: Any) -> None:
     unread("report", str(folder), "--output", "unread.md")
     assert Path("unread.md").read_text().startswith("| ")
-    files = [str(tmp_path / "out" / name) for name in ("table.md", "curves.csv", "curves.png")]
+    files = [str(tmp_path / "out" / name) for name in ("table.md", "curves.csv", "a.png", "a.pdf", "a.svg")]
     status, out, err = mrlm("report", str(folder), "--at", "tokens", "--output", *files)
     assert status == 0, err
     table = Path(files[0]).read_text()
@@ -229,6 +242,8 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
     assert len(rows) == 200
     assert (rows[-1]["runs"], rows[-1]["tokens"], float(rows[-1]["mean"])) == ("gamma=0.5", "800.0", 4.0)
     assert Path(files[2]).read_bytes().startswith(b"\x89PNG")
+    assert Path(files[3]).read_bytes().startswith(b"%PDF")
+    assert "<svg" in Path(files[4]).read_text()
 
 
 def test_runs_on_files_are_compared_by_updates_and_their_held_out_evaluations_are_columns(
@@ -283,7 +298,7 @@ def test_the_evaluation_after_a_former_end_is_no_point_of_a_run_that_went_on(
             "error: --at: expected one of 'episodes', 'decisions', 'tokens', 'iterations', 'updates', but",
         ),
         (["--ouput", "a.md"], "error: there is no option '--ouput'; did you mean '--output'?\n"),
-        (["--output", "a.pdf"], "output: 'a.pdf' must end in .md, .csv, .png"),
+        (["--output", "a.jpg"], "output: 'a.jpg' must end in .md, .csv, .png, .pdf, .svg"),
     ],
 )
 def test_mistakes_are_named(words: list[str], message: str, folder: Path, mrlm: Any) -> None:

@@ -10,7 +10,8 @@ from mrlm_pl.errors import ConfigurationError, writing
 from mrlm_pl.viewer.runs import find_runs
 from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds
 
-SUFFIXES = (".md", ".csv", ".png")
+PICTURES = (".png", ".pdf", ".svg")
+SUFFIXES = (".md", ".csv", *PICTURES)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = PlainParser("report", "Compare runs over their seeds at equal cost.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder, or folder of runs")
     add_options(parser)
-    text = "files for the table (.md) and the curves (.csv, .png)"
+    text = "files for the table (.md) and the curves (.csv, .png, .pdf, .svg)"
     parser.add_argument("--output", metavar="FILE", type=Path, nargs="+", default=[], help=text)
     options = parser.parse_args(arguments)
     for file in options.output:
@@ -51,7 +52,7 @@ def write(found: SeedComparison, files: Sequence[Path]) -> None:
     for file in files:
         with writing("output", file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            if file.suffix == ".png":
+            if file.suffix in PICTURES:
                 found.plot(file)
             else:
                 file.write_text(found.markdown() if file.suffix == ".md" else found.csv(), encoding="utf-8")

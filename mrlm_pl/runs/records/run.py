@@ -225,7 +225,7 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     folder = Path(name)
     if (folder / "config.json").is_file() or not (folder.is_dir() or (files and folder.is_file())):
         return RecordedRun({SINGLE: {"model": name}})
-    exported = {path.name: path for path in exported_policies(folder)}
+    exported = {path.name: path for path in exported_policies(folder, critics=False)}
     settings = _settings(folder)
     model, data = settings["model"], settings["data"]
     configured: Mapping[str, Any] = model.get("policies") or {}

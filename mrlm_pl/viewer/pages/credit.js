@@ -1,5 +1,6 @@
 // The credit of each turn, by agent; and the branches of a turn tree.
 import { command, el, get, interval, link, number, table, told } from "./dom.js";
+import { unpack } from "./episodes.js";
 
 const CREDIT = ["return", "baseline", "advantage"];
 const ASKED = 20;
@@ -70,12 +71,15 @@ export async function creditView({ run, id }) {
     ...[report.recorded, report.other].map((side) => el("td", { class: "number" }, number(side.mean), interval(side.ci95))),
     el("td", { class: "number" }, number(report.advantage), interval(report.ci95))));
   const tree = record.tree ? await get("tree", { run, id }) : null;
+  const played = tree ? [] : unpack(await get("episodes", { run })).filter((episode) => episode.id.startsWith(`${id}/`)).reverse();
   return [
     el("h1", {}, "Credit of ", link(id, "episode", { run, id })),
     el("p", {}, formula(turns)),
     table(["agent", "turn", "reward", ...names, "policy", "version", "message"], lines),
     reports.length ? [el("h2", {}, "Counterfactual values"), el("p", { class: "note" }, "Mean returns of continuations, with 95 % intervals."),
       table(["agent", "turn", "recorded decision", "other decisions", "advantage"], reports)] : null,
+    played.length ? [el("h2", {}, "Other continuations"), el("p", { class: "note" }, "Episodes with another decision, or without an agent, which the credit compares with this one."),
+      table(["episode", "reward"], played.map((episode) => el("tr", {}, el("td", {}, link(episode.id, "episode", { run, id: episode.id })), el("td", { class: "number" }, number(episode.reward)))))] : null,
     whatifCommands(record, id),
     tree ? [el("h2", {}, "Branches of the turn tree"), el("p", { class: "note" }, `${new Set(tree.actions.map((action) => action.path)).size} paths; bold: this episode.`), branches(tree, run, id)] : null,
   ];

@@ -50,14 +50,25 @@ def test_a_warning_of_the_project_has_no_line_of_code(monkeypatch: pytest.Monkey
     assert "RuntimeWarning: a group of one" in text
 
 
-def test_a_sampled_pad_token_is_no_reason_to_ask_for_a_mask() -> None:
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (
+            "modeling_utils",
+            "We strongly recommend passing in an `attention_mask` since your input_ids may be padded.",
+        ),
+        (
+            "tokenization_utils_base",
+            "Token indices sequence length is longer than the specified maximum sequence length for this model "
+            "(15023 > 2048). Running this sequence through the model will result in indexing errors",
+        ),
+    ],
+)
+def test_a_sampled_pad_token_and_a_long_prompt_are_no_reason_to_warn(module: str, text: str) -> None:
     silence_noise()
-    warned, other = (logging.LogRecord("", 30, "", 0, text, None, None) for text in (ASKS_FOR_MASK, "weights differ"))
-    found = logging.getLogger("transformers.modeling_utils")
+    warned, other = (logging.LogRecord("", 30, "", 0, said, None, None) for said in (text, "weights differ"))
+    found = logging.getLogger(f"transformers.{module}")
     assert (bool(found.filter(warned)), bool(found.filter(other))) == (False, True)
-
-
-ASKS_FOR_MASK = "We strongly recommend passing in an `attention_mask` since your input_ids may be padded."
 
 
 @pytest.mark.long
