@@ -61,9 +61,10 @@ class DurableCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    By default it is saved at the end of each epoch and after 15 seconds, then at intervals that double up to ten
-    minutes and are at least 20 times as long as a save takes. SIGTERM and, in one process, a failed rollout save it
-    too. To keep the best checkpoints add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    It is saved at the end of each epoch, unless ``every_n_epochs`` is given, and by default after 15 seconds, then at
+    intervals that double up to ten minutes and are at least 20 times as long as a save takes. SIGTERM and, in one
+    process, a failed rollout save it too. To keep the best checkpoints add a ``ModelCheckpoint`` to
+    ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` iterations.
@@ -86,8 +87,8 @@ class LastCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._grows = unset
-        if unset:
-            self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
+        if every_n_epochs is None:
+            self._every_n_epochs = 1  # beside steps or time, which the base class takes for alternatives
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         """Save when it is due; between the micro-batches of an update, after its last one."""
@@ -99,6 +100,10 @@ class LastCheckpoint(ModelCheckpoint):
             needed = _SAVE_TIMES * timedelta(seconds=time.monotonic() - started)
             longest = timedelta(minutes=_MINUTES)
             self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the end of the epoch save the progress of the validation, also after a save at the same step."""
+        self._last_global_step_saved = max(0, trainer.global_step - 1)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a checkpoint when SIGTERM or a failed rollout ends the run.
