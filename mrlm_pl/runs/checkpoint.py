@@ -91,8 +91,11 @@ class LastCheckpoint(ModelCheckpoint):
             self._every_n_epochs = 1  # beside steps or time, which the base class takes for alternatives
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
-        """Save when it is due; between the micro-batches of an update, after its last one."""
-        if inside_update(trainer):
+        """Save when it is due: after the last micro-batch of an update; for an epoch's last one at the epoch's end.
+
+        That is after the validation, so that a finished run holds its progress too.
+        """
+        if inside_update(trainer) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
         saved, started = self._last_global_step_saved, time.monotonic()
         super().on_train_batch_end(trainer, *arguments, **options)
@@ -100,10 +103,6 @@ class LastCheckpoint(ModelCheckpoint):
             needed = _SAVE_TIMES * timedelta(seconds=time.monotonic() - started)
             longest = timedelta(minutes=_MINUTES)
             self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the end of the epoch save the progress of the validation, also after a save at the same step."""
-        self._last_global_step_saved = max(0, trainer.global_step - 1)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a checkpoint when SIGTERM or a failed rollout ends the run.
