@@ -241,10 +241,12 @@ def _source_of(data: Rows | Mapping[str, Rows], split: str) -> tuple[Rows, str, 
     if split in sources and (split != "train" or "validation" in sources):
         return sources[split], split, SPLITS
     if "train" not in sources or split == "test":
+        other = next((name for name in ("validation", *sources) if name in sources), "NAME")
         raise ConfigurationError(
             f"data {named(data)} has no split {split!r}; it has {', '.join(sources) or 'none'}: play another, as with "
-            f"`--split {next(iter(sources), 'NAME')}`, give it as `data: {_with_source(sources, split)}`, or give "
-            "one file for all splits, `data: FILE`, which is divided 8 : 1 : 1"
+            f"`--split {other}` or `split: {other}` of HeldOutEvaluation, give it as "
+            f"`data: {_with_source(sources, split)}`, or give one file for all splits, `data: FILE`, which is divided "
+            "8 : 1 : 1"
         )
     belongs = ("validation",) if split == "validation" else ("train", "test")
     return sources["train"], "train", belongs

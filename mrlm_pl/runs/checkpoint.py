@@ -61,9 +61,10 @@ class DurableCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(ModelCheckpoint):
     """Keeps ``RUN/checkpoints/last.ckpt``, from which ``--ckpt_path last`` continues.
 
-    By default it is saved at the end of each epoch and after 15 seconds, then at intervals that double up to ten
-    minutes and are at least 20 times as long as a save takes. SIGTERM and, in one process, a failed rollout save it
-    too. To keep the best checkpoints add a ``ModelCheckpoint`` to ``trainer.callbacks``.
+    It is saved at the end of each epoch, unless ``every_n_epochs`` is given, and by default after 15 seconds, then at
+    intervals that double up to ten minutes and are at least 20 times as long as a save takes. SIGTERM and, in one
+    process, a failed rollout save it too. To keep the best checkpoints add a ``ModelCheckpoint`` to
+    ``trainer.callbacks``.
 
     Args:
         every_n_epochs: epochs between two saves; an epoch is ``data.iterations`` iterations.
@@ -86,12 +87,15 @@ class LastCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._grows = unset
-        if unset:
-            self._every_n_epochs = 1  # beside the time, which the base class takes for an alternative
+        if every_n_epochs is None:
+            self._every_n_epochs = 1  # beside steps or time, which the base class takes for alternatives
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
-        """Save when it is due; between the micro-batches of an update, after its last one."""
-        if inside_update(trainer):
+        """Save when it is due: after the last micro-batch of an update; for an epoch's last one at the epoch's end.
+
+        That is after the validation, so that a finished run holds its progress too.
+        """
+        if inside_update(trainer) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
         saved, started = self._last_global_step_saved, time.monotonic()
         super().on_train_batch_end(trainer, *arguments, **options)

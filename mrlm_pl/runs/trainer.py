@@ -321,6 +321,7 @@ class Trainer(pl.Trainer):
                 yield folder.checkpoint
                 if training is not None:
                     training.end("finished")
+                self.strategy.barrier("end of the run")  # a script may read the folder next, on all ranks
             except BaseException as end:
                 mistaken = isinstance(end, ConfigurationError)
                 exits = isinstance(end, (KeyboardInterrupt, SystemExit))  # Lightning exits on KeyboardInterrupt

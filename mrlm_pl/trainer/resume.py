@@ -37,7 +37,26 @@ class ExactResume(Callback):
 
     Torch restores learning rates, weight decay and betas with the optimizer's state, over the configured ones.
     :class:`~mrlm_pl.learner.algorithm.Algorithm` brings this callback along.
+
+    Attributes:
+        validated: batches of the run when it was validated last. A checkpoint of a batch that a validation follows is
+            saved before that validation; the resumed run begins with it if it was not completed.
     """
+
+    def __init__(self) -> None:
+        self.validated = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches of the run when it was validated last."""
+        return {"validated": self.validated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take them over."""
+        self.validated = state_dict["validated"]
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the weights after the last batch are validated."""
+        self.validated = trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let a finished run that is resumed end as the first one did, with ``on_train_end``.
@@ -52,10 +71,17 @@ class ExactResume(Callback):
             trainer.fit_loop = loop
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the configured settings back, and begin a new epoch after the last batch of one, with its hooks."""
+        """Put the configured settings back, and begin a new epoch after the last batch of one, with its hooks.
+
+        Play the validation that the run before did not complete.
+        """
         loop = trainer.fit_loop
         if loop.is_resuming:
             self._keep_settings(trainer)
+            fetcher: Any = None  # read for loaders without a length only
+            unvalidated = self.validated < loop.epoch_loop.batch_progress.total.ready
+            if unvalidated and loop.epoch_loop._should_check_val_fx(fetcher):
+                _validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
             # Lightning compares with the length of an epoch now, which may have been another one.
@@ -96,6 +122,16 @@ class ExactResume(Callback):
         checkpoint["loops"]["fit_loop"] = at_batch_end(
             checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
         )
+
+
+def _validate(trainer: Trainer) -> None:
+    """Play a validation as the fit loop does; its step in the metrics is that of the next update, not of a past one."""
+    loop = trainer.fit_loop.epoch_loop
+    step, loop._batches_that_stepped = loop._batches_that_stepped, trainer.global_step
+    trainer.validating = True
+    loop.val_loop.run()
+    trainer.training = True
+    loop._batches_that_stepped = step
 
 
 def _rates(trainer: Trainer) -> list[float]:
@@ -142,7 +178,7 @@ def at_batch_end(state: dict[str, Any], epoch_batches: int, accumulation: int) -
         "is_last_batch": over,
     }
     found["epoch_loop.state_dict"] = {**state["epoch_loop.state_dict"], "_batches_that_stepped": updates - updated}
-    # A validation that was interrupted is not repeated.
+    # A validation that was interrupted begins again.
     nothing = _counted(0, 0, 0)
     found["epoch_loop.val_loop.batch_progress"] = {"total": nothing, "current": dict(nothing), "is_last_batch": False}
     if over:

@@ -185,6 +185,13 @@ def test_a_mapping_names_a_file_for_each_split(tmp_path: Path) -> None:
     assert sorted([*found["train"], *found["validation"]]) == [(n + 1, f"a {n}") for n in range(100)]
 
 
+def test_a_mapping_without_a_test_split_advises_its_validation() -> None:
+    rows = [{"prompt": "1 + 1 =", "answer": "2"}]
+    advice = r"has no split 'test'; .* as with `--split validation` or `split: validation` of HeldOutEvaluation, give"
+    with pytest.raises(ConfigurationError, match=advice):
+        read_split({"train": rows, "validation": rows}, "test", ["prompt"], str, str)
+
+
 def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     number = next(n for n in range(100) if split_of(str(n)) == "train")

@@ -391,7 +391,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
     ("options", "message"),
     [
         ({"rewards": []}, "rewards is empty"),
-        ({"rewards": [exact, exact]}, "the reward 'exact' has the function .*a name of its own"),
+        ({"rewards": [exact, exact]}, r"two rewards are named 'exact'; name them, as in \{call: PATH, name: N\}"),
         ({"rewards": [Reward(exact, float("nan"))]}, "the weight nan"),
         ({"rewards": [{"call": exact, "wieght": 2}]}, "Reward has no 'wieght'; did you mean 'weight'"),
         ({"rewards": ["exact"]}, "is 'exact'; give Reward"),
@@ -400,7 +400,7 @@ def test_a_run_without_any_reward_ends_with_the_fault(tmp_path: Path, quiet_trai
         ({"agents": "solver"}, r"agents is 'solver'; give a list, as in \[solver\]"),
         (
             {"rewards": [Reward(lambda completions, **columns: [1.0], name="trl")]},
-            r"'trl' has the arguments \(completions, \*\*columns\), and is called with \(reply, row\); with several",
+            r"'trl' has the arguments \(completions, \*\*columns\), and is called with \(reply, row\): give a function",
         ),
         ({"agents": ["a", "a"]}, "a name of its own"),
         ({"prompt": "{question"}, "a prompt is malformed: .*write {{ for a brace"),

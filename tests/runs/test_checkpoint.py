@@ -8,10 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import model_checkpoint
 
+from mrlm_pl.algorithms import GRPO
+from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import EngineError, NonFiniteError, RemoteTimeoutError, RolloutError, StorageError
-from mrlm_pl.runs import checkpoint
+from mrlm_pl.policy import Policy
+from mrlm_pl.runs import Trainer, checkpoint
 from mrlm_pl.runs.checkpoint import LastCheckpoint
 
 
@@ -43,7 +48,9 @@ def saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: float, save: f
     monkeypatch.setattr(last, "_should_skip_saving_checkpoint", lambda trainer: False)
     monkeypatch.setattr(last, "_monitor_candidates", lambda trainer: {})
     monkeypatch.setattr(checkpoint, "inside_update", lambda trainer: False)
-    trainer: Any = SimpleNamespace(global_step=0, strategy=SimpleNamespace(broadcast=lambda value: value))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=False)))
+    strategy = SimpleNamespace(broadcast=lambda value: value)
+    trainer: Any = SimpleNamespace(global_step=0, strategy=strategy, fit_loop=loop)
     module = SimpleNamespace(automatic_optimization=True)
     last.on_train_start(trainer, module)  # type: ignore[arg-type]
     while clock.now < until:
@@ -70,6 +77,17 @@ def test_intervals_that_are_set_stay(tmp_path: Path) -> None:
     last = LastCheckpoint(minutes=3)
     assert last._train_time_interval == timedelta(minutes=3)
     assert not last._grows
+
+
+@pytest.mark.parametrize("interval", [{"every_n_train_steps": 2}, {"minutes": 3}, {}])
+@pytest.mark.long_after(1)
+def test_the_end_of_a_run_is_saved_beside_any_interval(interval: dict[str, Any], echo: Any, tmp_path: Path) -> None:
+    """Else a longer run repeats the updates since the last interval, and a shorter one than that begins from zero."""
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=4, sampling=Sampling(max_tokens=3))
+    quiet: dict[str, Any] = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+    trainer = Trainer(output=str(tmp_path / "run"), max_steps=3, callbacks=[LastCheckpoint(**interval)], **quiet)
+    trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
 
 
 @pytest.mark.parametrize(

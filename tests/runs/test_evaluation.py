@@ -85,7 +85,7 @@ def test_a_run_that_has_not_finished_plays_with_its_last_checkpoint(
         torch.save({**saved, "state_dict": {}}, last / "meta.pt")
     _train_on(run)
     found = mrlm_pl.evaluate("run", **SHORT)
-    message = "mrlm: run is not finished: its policies have the weights of the checkpoint of iteration 3\n"
+    message = "mrlm: the policies have the weights of run/checkpoints/last.ckpt, of iteration 3\n"
     assert capsys.readouterr().err.count(message) == 1, "once for both policies"
     assert found.to_dict() == {**whole.to_dict(), "checkpoint": "iteration 3"}
     (run / "policies").rename(run / "none")

@@ -6,6 +6,7 @@ import csv
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,34 @@ def test_both_end_and_go_on(told: str, options: tuple[str, ...], fit: Any, tmp_p
     assert ended(fit("run", *options, "--ckpt_path", "last")) == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
     assert collections(tmp_path / "run") == collections(tmp_path / "whole") == 24
+
+
+SCRIPT = """
+import sys
+import time
+from pathlib import Path
+
+import mrlm_pl
+from lightning.pytorch import Callback
+from mrlm_environments import MathEnvironment
+
+
+class SlowFirst(Callback):
+    def on_train_end(self, trainer, algorithm):
+        time.sleep(trainer.is_global_zero)
+
+
+environment, sampling = MathEnvironment(difficulty=[1, 1]), mrlm_pl.Sampling(max_tokens=4)
+data = mrlm_pl.RolloutDataModule(environment, groups=2, group_size=2, iterations=1, sampling=sampling)
+quiet = {"limit_val_batches": 0, "enable_progress_bar": False, "accelerator": "cpu"}
+trainer = mrlm_pl.Trainer(output=sys.argv[1], strategy="ddp", devices=2, callbacks=[SlowFirst()], **quiet)
+trainer.fit(mrlm_pl.GRPO({"main": mrlm_pl.Policy("builtin:tiny")}), data)
+report = mrlm_pl.evaluate(sys.argv[1], environment, num_episodes=2, sampling=sampling)
+Path(sys.argv[1], f"rank-{trainer.global_rank}").write_text(report.checkpoint)
+"""
+
+
+def test_each_rank_of_a_script_reads_the_finished_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train.py", "run"], cwd=tmp_path, check=True, timeout=180)
+    assert [(tmp_path / "run" / f"rank-{rank}").read_text() for rank in (0, 1)] == ["", ""], "the exported weights"

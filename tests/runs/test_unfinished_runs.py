@@ -69,6 +69,16 @@ def test_weights_are_of_the_checkpoint_unless_all_policies_were_exported_since_o
     assert seeds(loaded_policies(read_run("run").policies, "cpu")) == {**read, "judge": 3}
 
 
+@pytest.mark.long_after(2)
+def test_a_checkpoint_that_is_named_takes_the_place_of_the_exported_weights() -> None:
+    write_run(RUN, POLICIES)
+    write_checkpoint(RUN, SAVED, 100).rename("run/checkpoints/best.ckpt")
+    for name, seed in {"first": 21, "second": 22}.items():
+        export(RUN, name, seed, 200)
+    (RUN / "state.json").write_text('{"state": "finished"}')
+    assert seeds(loaded_policies(read_run("run/checkpoints/best.ckpt").policies, "cpu")) == {**SAVED, "judge": 3}
+
+
 @pytest.mark.long
 def test_all_policies_are_of_the_checkpoint_that_was_opened_though_the_run_replaces_it() -> None:
     write_run(RUN, POLICIES)

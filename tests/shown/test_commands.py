@@ -90,6 +90,8 @@ def workplaces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         policy = after / run / "policies" / "main"
         policy.mkdir(parents=True)
         (policy / "config.json").write_text("{}")
+        (after / run / "checkpoints").mkdir()
+        (after / run / "checkpoints" / "best.ckpt").touch()
         (after / run / "config.yaml").write_text(_output("fit", "--config", str(ROOT / config), "--print_config"))
     return before, after
 

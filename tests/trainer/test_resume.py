@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
-from mrlm_pl.runs import Trainer
+from mrlm_pl.runs import LastCheckpoint, Trainer
 from mrlm_pl.runs.state import state_in
 
 
@@ -121,6 +122,44 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
 
     assert "nothing was trained" not in fit(2, **bound)
     assert told in fit(2 if told.startswith("complete; ") else 4, resume=True, **then)
+
+
+class FailsInValidation(Callback):
+    """Fails as a validation begins after the given number of updates; notes those after which one has ended."""
+
+    def __init__(self, fails_after: int) -> None:
+        self.fails_after, self.validated = fails_after, list[int]()
+
+    def on_validation_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.global_step == self.fails_after:
+            raise RuntimeError("the power is off")
+
+    def on_validation_end(self, trainer: Any, algorithm: Any) -> None:
+        self.validated.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(("fails_after", "validated"), [(2, [2, 4]), (4, [4]), (0, [])])
+@pytest.mark.long_after(1)
+def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
+    fails_after: int, validated: list[int], echo: Any, tmp_path: Path
+) -> None:
+    """Each second of 4 updates is validated, after its checkpoint is saved."""
+
+    def fit(fails_after: int, resume: bool) -> list[int]:
+        sampling = Sampling(max_tokens=3)
+        data = RolloutDataModule(
+            echo(), groups=2, group_size=2, iterations=4, sampling=sampling, validation_episodes=2, save_episodes=False
+        )
+        validations = FailsInValidation(fails_after)
+        own: dict[str, Any] = {"callbacks": [validations, LastCheckpoint(every_n_train_steps=1)]}
+        quiet: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "enable_progress_bar": False}
+        trainer = Trainer(output=str(tmp_path / "run"), resume=resume, val_check_interval=2, **own, **quiet)
+        trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
+        return validations.validated
+
+    with pytest.raises(RuntimeError, match="the power is off") if fails_after else nullcontext():
+        fit(fails_after, resume=False)
+    assert fit(0, resume=True) == validated
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])

@@ -257,10 +257,15 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
     for given in rewards:
         reward = Reward(given) if callable(given) else as_settings(Reward, given, f"{owner}: rewards")
         name = reward.name or getattr(reward.call, "__name__", "reward").replace("<lambda>", "reward")
-        if name in found or not callable(reward.call) or not math.isfinite(reward.weight):
+        if name in found:
+            raise ConfigurationError(
+                f"{owner}: two rewards are named {name!r}; name them, as in {{call: PATH, name: N}}, in Python "
+                "Reward(function, name=...)"
+            )
+        if not callable(reward.call) or not math.isfinite(reward.weight):
             raise ConfigurationError(
                 f"{owner}: the reward {name!r} has the function {reward.call!r:.80} and the weight {reward.weight!r}; "
-                "give each a function, a finite weight and a name of its own, as in {call: PATH, weight: 0.1, name: N}"
+                "give each a function and a finite weight, as in {call: PATH, weight: 0.1}"
             )
         with suppress(ValueError):  # functions in C may have no signature
             form = inspect.signature(reward.call)
@@ -268,8 +273,9 @@ def _by_name(owner: str, rewards: Sequence[Reward | Callable[..., Any]]) -> dict
                 form.bind("", {})
             except TypeError:
                 raise ConfigurationError(
-                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row); with "
-                    "several agents the first is a mapping from agents to texts"
+                    f"{owner}: the reward {name!r} has the arguments {form}, and is called with (reply, row): "
+                    "give a function of these that calls it; with several agents the first is a mapping from agents "
+                    "to texts"
                 ) from None
         found[name] = reward
     return found

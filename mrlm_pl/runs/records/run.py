@@ -212,7 +212,7 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     The policies of a run that has not finished are those of its last checkpoint.
 
     Args:
-        name: of the folder or model.
+        name: of the folder or model, or of a checkpoint in ``RUN/checkpoints``, of a run of the command line.
         weights: False is enough with a run that has no weights yet; its policies are then the untrained ones.
         files: whether the name may be that of a run's configuration file, without weights.
 
@@ -223,13 +223,15 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     if missing := missing_folder(name):
         raise ConfigurationError(missing)
     folder = Path(name)
+    kept = folder if folder.suffix == ".ckpt" and latest_configuration(folder.parent.parent) is not None else None
+    folder = folder if kept is None else kept.parent.parent
     if (folder / "config.json").is_file() or not (folder.is_dir() or (files and folder.is_file())):
         return RecordedRun({SINGLE: {"model": name}})
     exported = {path.name: path for path in exported_policies(folder, critics=False)}
     settings = _settings(folder)
     model, data = settings["model"], settings["data"]
     configured: Mapping[str, Any] = model.get("policies") or {}
-    checkpoint = _unfinished(folder, exported, configured) if weights else None
+    checkpoint = _checkpoint(folder, exported, configured, kept) if weights else None
     if not exported and checkpoint is None and (weights or latest_configuration(folder) is None):
         # Without `weights` the policy reports what such a folder lacks, if one is needed.
         return RecordedRun({SINGLE: {"model": policy_folder(name, "model") if weights else name}})
@@ -257,17 +259,22 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     )
 
 
-def _unfinished(folder: Path, exported: Mapping[str, Path], configured: Mapping[str, Any]) -> SavedWeights | None:
+def _checkpoint(
+    folder: Path, exported: Mapping[str, Path], configured: Mapping[str, Any], kept: Path | None
+) -> SavedWeights | None:
     """Return the last checkpoint of a run that was not exported since, or not whole; None of one that has ended.
 
     Args:
         folder: of the run.
         exported: folders of its policies.
         configured: settings of its policies.
+        kept: the checkpoint that the user named in its place.
     """
     from mrlm_pl.runs.folder import last_checkpoint  # torch
     from mrlm_pl.runs.records.saved_weights import SavedWeights
 
+    if kept is not None:
+        return SavedWeights(kept)
     last = last_checkpoint(folder)
     if last is None or latest_configuration(folder) is None:
         return None

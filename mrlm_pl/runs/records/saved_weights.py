@@ -1,4 +1,4 @@
-"""The weights in the last checkpoint of a run that has not finished."""
+"""The weights in a checkpoint: the last one of a run that has not finished, or one that the user names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedWeights:
-    """The last checkpoint of a run, opened at most once: all that is read is of one iteration, though the run trains.
+    """A checkpoint of a run, opened at most once: all that is read is of one iteration, though the run trains.
 
     Args:
         path: of the checkpoint in the run folder; sharded ones are folders.
@@ -84,10 +84,7 @@ class SavedWeights:
 
     def tell(self) -> None:
         """Print which checkpoint the policies are from, once in a process."""
-        run = self.path.parent.parent
-        _tell_once(
-            f"{run} is not finished: its policies have the weights of the checkpoint of {self.when}", self.written
-        )
+        _tell_once(f"the policies have the weights of {self}, of {self.when}", self.written)
 
     @functools.cached_property
     def _opened(self) -> _Opened:

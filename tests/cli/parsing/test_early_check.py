@@ -41,6 +41,11 @@ TYPOS = {
     "--data.sampling.temprature": "'temperature'",
     "--data.grups": "'groups'",
     "--data.num_generations": "did you mean 'group_size'?",
+    "--model.kl_coef": "did you mean 'kl'?",
+    "--model.policies.main.peft_config": "did you mean 'lora'?",
+    "--trainer.eval_steps": "did you mean 'val_check_interval'?",
+    "--trainer.gradient_accumulation_steps": "did you mean 'accumulate_grad_batches'?",
+    "--trainer.report_to": "did you mean 'logger'?",
     "--trainer.max_epoch": "'max_epochs'",
 }
 
