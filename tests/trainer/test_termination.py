@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -224,14 +225,25 @@ def test_no_checkpoint_is_between_the_pieces_of_an_update(fit: Fit, tmp_path: Pa
     assert fit(ckpt_path=tmp_path / "last.ckpt") == fit()
 
 
+class KeepsTheFirst(LastCheckpoint):
+    """Keeps the first checkpoint too."""
+
+    def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        first = Path(filepath).with_name("first.ckpt")
+        if not first.exists():
+            shutil.copy(filepath, first)
+
+
 def test_a_checkpoint_that_is_due_in_an_update_waits_for_its_end(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = LastCheckpoint(minutes=60)
+    last = KeepsTheFirst(minutes=60)
     last.dirpath = str(tmp_path)
     whole = fit(LateAt(monkeypatch, 2), last)
-    assert progress(tmp_path / "last.ckpt") == (2, 0)
-    assert fit(ckpt_path=tmp_path / "last.ckpt") == whole
+    assert progress(tmp_path / "first.ckpt") == (2, 0)
+    assert progress(tmp_path / "last.ckpt") == (4, 0), "the end of the run"
+    assert fit(ckpt_path=tmp_path / "first.ckpt") == fit(ckpt_path=tmp_path / "last.ckpt") == whole
 
 
 class SignalsAt(Callback):
@@ -292,7 +304,7 @@ def test_a_run_goes_on_that_was_to_be_validated(
     assert progress(tmp_path / "last.ckpt") == (2, 0)
     assert steps == []
     resumed = fit(ckpt_path=tmp_path / "last.ckpt")
-    assert steps == [4], "the trainer does not make up for a validation"
+    assert steps == [2, 4], "the validation that was due is played first"
     assert resumed == fit()
 
 

@@ -19,13 +19,12 @@ from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.concurrency.calls import in_daemon, together
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.errors import ConfigurationError, DataError, EnvironmentContractError, NonFiniteError
 from mrlm_pl.settings import as_settings
 
 
 @dataclass(frozen=True)
-class Reward(Shared):
+class Reward:
     """A reward function and its weight.
 
     Copies of an environment share the function, so one that holds state, such as a judge's client, is thread-safe.
@@ -40,6 +39,9 @@ class Reward(Shared):
     call: Callable[..., Any]
     weight: float = 1.0
     name: str = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reward:
+        return self  # by its own method: with another base class the parser library writes it as a class with a path
 
 
 class QuestionEnvironment(Environment):
