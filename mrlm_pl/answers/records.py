@@ -108,9 +108,14 @@ def _unpaired(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return a pair as the rows of its right and its wrong answer, any other row as it is."""
     if not {"prompt", "chosen", "rejected"} <= row.keys():
         return [row]
-    parts = [row["prompt"], row["chosen"], row["rejected"]]
-    texts = [dict(part[0]).get("content") if isinstance(part, list) and len(part) == 1 else part for part in parts]
+    texts = [_text_of(row[name]) for name in ("prompt", "chosen", "rejected")]
     return [{"question": texts[0], "answer": texts[side], "correct": side == 1} for side in (1, 2)]
+
+
+def _text_of(part: Any) -> Any:
+    """Return the text of a single message, and anything else, such as one with tool calls, as it is."""
+    message = dict(part[0]) if isinstance(part, list) and len(part) == 1 else {}
+    return part if not message or message.get("tool_calls") else message.get("content")
 
 
 def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:
