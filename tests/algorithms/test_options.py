@@ -142,6 +142,7 @@ def test_a_signature_names_the_policies_and_seats(name: str) -> None:
     assert next(iter(parameters)) == "policies"
 
 
+@pytest.mark.long
 def test_one_quantity_has_one_name(options: dict[str, dict[str, str]]) -> None:
     assert set(options) == set(QUANTITIES), "a new option: is there a name for its quantity already?"
     assert len(set(QUANTITIES.values())) == len(QUANTITIES)

@@ -75,7 +75,7 @@ def test_with_lora_a_snapshot_is_the_adapter(duel: Any, quiet_trainer: Any) -> N
 
 
 @pytest.mark.parametrize("learner", [{}, {"lora": LoRA(rank=2)}], ids=["full", "lora"])
-@pytest.mark.long_after(1)
+@pytest.mark.long
 def test_a_resumed_run_equals_an_uninterrupted_one(
     duel: Any, quiet_trainer: Any, tmp_path: Path, learner: dict[str, Any]
 ) -> None:

@@ -69,7 +69,7 @@ def assert_passes(name: str, tasks: int, *, other_process: bool) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in SLOW])
-@pytest.mark.long_after(6)
+@pytest.mark.long_after(2)
 def test_embedded_environments_pass(name: str) -> None:
     assert_passes(name, 3, other_process=False)
 

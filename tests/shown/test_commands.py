@@ -235,6 +235,7 @@ def test_plain_options_in_running_text_belong_to_some_command(help_of: Callable[
 
 
 @pytest.mark.parametrize("code", sorted({code for _, code in inline("--") if re.match(r"--[a-z_]+\.[a-z]", code)}))
+@pytest.mark.long_after(8)
 def test_dotted_options_in_running_text_are_accepted(code: str, there: Callable[[Sequence[str]], int]) -> None:
     words = shlex.split(code)
     base = next((config for start, config in DOTTED.items() if words[0][2:].startswith(start)), RUNS["runs/quickstart"])

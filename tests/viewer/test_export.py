@@ -29,6 +29,7 @@ def test_the_demonstration_has_seeds_and_a_turn_tree() -> None:
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 150_000
 
 
+@pytest.mark.long
 def test_the_command_shows_the_demonstration(mrlm, tmp_path: Path) -> None:
     assert mrlm("view", "--demo", "--text")[1].count("finished") == 3
     status, out, _ = mrlm("view", "--demo", "--export", str(tmp_path / "new" / "page.html"))

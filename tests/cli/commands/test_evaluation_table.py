@@ -86,6 +86,7 @@ def cells(file: str = "out/table.json") -> dict[tuple[str, str], dict[str, Any]]
     return {(item["model"], item["environment"]): item for item in json.loads(Path(file).read_text())["scores"]}
 
 
+@pytest.mark.long
 def test_all_models_play_all_environments_and_each_is_loaded_once(
     runs: None, mrlm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,6 +309,7 @@ def test_a_message_on_an_unknown_name_offers_only_classes_that_can_be_used(mrlm,
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.long_after(20)
 def test_mistake_on_the_command_line(mrlm, config, mistake):
     import mrlm_toy
 

@@ -66,6 +66,7 @@ def _expected(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     ],
     ids=str,
 )
+@pytest.mark.long_after(8)
 def test_draws_follow_the_distribution_and_report_its_log_probabilities(vocabulary: int, sampling: Sampling) -> None:
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * 2
     expected = _expected(logits, sampling)[0]
