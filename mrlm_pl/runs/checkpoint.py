@@ -91,11 +91,12 @@ class LastCheckpoint(ModelCheckpoint):
             self._every_n_epochs = 1  # beside steps or time, which the base class takes for alternatives
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any, **options: Any) -> None:
-        """Save when it is due: after the last micro-batch of an update; for an epoch's last one at the epoch's end.
+        """Save when it is due: after the last micro-batch of an update; for the last one of an epoch at its end.
 
         That is after the validation, so that a finished run holds its progress too.
         """
-        if inside_update(trainer) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or trainer.global_step == trainer.max_steps
+        if last or inside_update(trainer):
             return
         saved, started = self._last_global_step_saved, time.monotonic()
         super().on_train_batch_end(trainer, *arguments, **options)

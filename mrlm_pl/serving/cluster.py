@@ -316,7 +316,7 @@ class Membership:
                         logger.info("the controller is going down")
             except StatusError as error:
                 target = self._connection.address.target
-                problem = error.text.removeprefix(f"{target}: ")
+                problem = error.text.removeprefix(f"{target}: ") or error.code.name
                 if error.lasting and not joined:
                     known = error.code is not Code.UNIMPLEMENTED
                     why = problem if known else "it is no controller, which `--controller` makes of it"

@@ -50,7 +50,7 @@ def saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: float, save: f
     monkeypatch.setattr(checkpoint, "inside_update", lambda trainer: False)
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(is_last_batch=False)))
     strategy = SimpleNamespace(broadcast=lambda value: value)
-    trainer: Any = SimpleNamespace(global_step=0, strategy=strategy, fit_loop=loop)
+    trainer: Any = SimpleNamespace(global_step=0, max_steps=-1, strategy=strategy, fit_loop=loop)
     module = SimpleNamespace(automatic_optimization=True)
     last.on_train_start(trainer, module)  # type: ignore[arg-type]
     while clock.now < until:

@@ -138,12 +138,14 @@ class FailsInValidation(Callback):
         self.validated.append(trainer.global_step)
 
 
-@pytest.mark.parametrize(("fails_after", "validated"), [(2, [2, 4]), (4, [4]), (0, [])])
+@pytest.mark.parametrize(
+    ("fails_after", "max_steps", "validated"), [(2, -1, [2, 4]), (4, -1, [4]), (2, 2, [2]), (0, -1, []), (0, 2, [])]
+)
 @pytest.mark.long_after(1)
 def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
-    fails_after: int, validated: list[int], echo: Any, tmp_path: Path
+    fails_after: int, max_steps: int, validated: list[int], echo: Any, tmp_path: Path
 ) -> None:
-    """Each second of 4 updates is validated, after its checkpoint is saved."""
+    """Each second of 4 updates is validated, after its checkpoint is saved; a finished run is not validated again."""
 
     def fit(fails_after: int, resume: bool) -> list[int]:
         sampling = Sampling(max_tokens=3)
@@ -151,7 +153,10 @@ def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
             echo(), groups=2, group_size=2, iterations=4, sampling=sampling, validation_episodes=2, save_episodes=False
         )
         validations = FailsInValidation(fails_after)
-        own: dict[str, Any] = {"callbacks": [validations, LastCheckpoint(every_n_train_steps=1)]}
+        own: dict[str, Any] = {
+            "callbacks": [validations, LastCheckpoint(every_n_train_steps=1)],
+            "max_steps": max_steps,
+        }
         quiet: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "enable_progress_bar": False}
         trainer = Trainer(output=str(tmp_path / "run"), resume=resume, val_check_interval=2, **own, **quiet)
         trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
