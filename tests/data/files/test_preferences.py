@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.algorithms import DPO, SFT, PairwiseRewardModel
-from mrlm_pl.data import PreferenceDataModule, preference_pairs
+from mrlm_pl.data import JointPreferenceDataModule, PreferenceDataModule, preference_pairs
 from mrlm_pl.data.files.preferences import pair_of, pair_rows
 from mrlm_pl.episode import Episode, Message, Task, ToolCall, Trajectory, Turn
 from mrlm_pl.errors import ConfigurationError, DataError
@@ -51,21 +51,6 @@ def test_messages_are_rendered_and_only_the_answers_count() -> None:
     pair = pair_rows(pair_of(row), CHAT, "main", "row 1")
     assert texts(pair)[0] == "<|user|>2+2?<|end|><|assistant|>4<|end|>"
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
-
-
-def test_calls_of_answers_are_written_for_a_policy_and_for_a_reward_model() -> None:
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    row = {
-        "prompt": [message("user", "2+2?")],
-        "chosen": [{"role": "assistant", "content": None, "tool_calls": [call]}],
-        "rejected": [message("assistant", "5")],
-    }
-    pair = pair_of(row)
-    (called, _), (_, scored, _) = actions(pair_rows(pair, CHAT, "main", "row 1")), pair.parts(CHAT)
-    assert json.loads(called.removesuffix("<|end|>").strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))[
-        "arguments"
-    ] == {"a": 2}
-    assert scored[0].content == called.removesuffix("<|end|>")
 
 
 def test_the_tools_of_a_pair_are_in_its_prompt() -> None:
@@ -195,6 +180,35 @@ def test_the_answers_of_a_pair_compute_their_prompt_once(
     plan = RowPlan(inputs["token_ids"], inputs["action_mask"], inputs["prefix_groups"])
     (packed,) = plan.packed(None)
     assert packed.input_ids.numel() == fed
+
+
+@pytest.mark.parametrize(
+    ("algorithm_class", "data_module"),
+    [
+        (DPO, PreferenceDataModule),
+        (PairwiseRewardModel, PreferenceDataModule),
+        (PairwiseRewardModel, JointPreferenceDataModule),
+    ],
+)
+def test_calls_of_answers_are_written_for_policies_and_reward_models(
+    algorithm_class: Any, data_module: Any, tmp_path: Path, model_folder: Path, quiet_trainer: Any
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    pair = {
+        "prompt": [message("user", "2+2?")],
+        "chosen": [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        "rejected": [message("assistant", "5")],
+    }
+    file, trainer = tmp_path / "pairs.jsonl", quiet_trainer()
+    file.write_text(json.dumps({"agents": {"main": pair}} if data_module is JointPreferenceDataModule else pair) + "\n")
+    trainer.strategy.connect(algorithm_class({"main": Policy(str(model_folder))}))
+    data = data_module(str(file))
+    data.trainer = trainer
+    data.setup("fit")
+    ((chosen,), (rejected,)) = data.examples["train"][0]
+    written = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    called = [written in "".join(TOKENIZER.decode(row.token_ids).split("\n")) for row in (chosen, rejected)]
+    assert called == [True, False]
 
 
 def test_long_pairs_are_left_out_together(tmp_path: Path, model_folder: Path, quiet_trainer: Any) -> None:
