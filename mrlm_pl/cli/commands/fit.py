@@ -67,11 +67,18 @@ class RunParser(ShortErrors, LightningArgumentParser):
 def _of_others(classes: re.Match[str]) -> str:
     """Return a list of classes in a help without Lightning's and those that have no short name."""
     names = "".join(classes[1].split()).split(",")  # the help breaks lines within long names
-    own = [name for name in names if not name.startswith("lightning.") and is_offered(imported(name))]
+    own = [name for name in names if not name.startswith("lightning.") and _can_be_named(name)]
     if not own:
         return ""
     lines = textwrap.wrap(", ".join(own), 80, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
     return "\n".join([", known subclasses:", *lines])
+
+
+def _can_be_named(path: str) -> bool:
+    try:
+        return is_offered(imported(path))
+    except ImportError:  # a class that its module no longer has: of a program run in this process, or of a notebook
+        return False
 
 
 class RunCommand(LightningCLI):

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from mrlm_pl.algorithms import GRPO
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.policy.tiny import tiny_model_path
 from mrlm_pl.runs import trainer as trainer_module
@@ -245,6 +247,15 @@ def test_train_help_has_its_own_options_and_those_of_fit(mrlm):
     assert "lightning.pytorch" not in out, "`--trainer.callbacks.help NAME` and others show its classes"
     assert "mrlm_pl.GRPO" in out
     assert out.count("MRLM_FIT__") == 1
+
+
+def test_a_class_that_its_module_no_longer_has_is_not_in_the_help(mrlm):
+    kept = {name: type(name, (GRPO,), {"__module__": "__main__"}) for name in ("Kept", "Gone")}
+    with mock.patch.object(sys.modules["__main__"], "Kept", kept["Kept"], create=True):
+        status, out, _ = mrlm("fit", "--help")
+    assert status == 0
+    assert "__main__.Kept" in out
+    assert "__main__.Gone" not in out
 
 
 @pytest.mark.slow
