@@ -26,6 +26,7 @@ from mrlm_pl.policy.forward.logprobs import (
     token_values,
 )
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
+from mrlm_pl.policy.forward.products import with_fast_products
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
@@ -393,14 +394,16 @@ class Policy(nn.Module):
             config.rescale_every = 0
         if self.random_init_seed is not None:
             with drawn_on_host(self.random_init_seed):
-                return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+                return with_fast_products(model)
         try:
             with reading_weights(self.source):
-                return AutoModelForCausalLM.from_pretrained(
+                model = AutoModelForCausalLM.from_pretrained(
                     self.source, config=config, dtype=torch.float32, trust_remote_code=False
                 )
         except (OSError, ValueError) as error:
             raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+        return with_fast_products(model)
 
     def reference_model(self) -> Any:
         """Return :meth:`initial_model` as a reference: with its linear layers in int8 if ``int8`` says so."""

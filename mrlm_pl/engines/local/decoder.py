@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from mrlm_pl.engines.local.generation import Backend
 from mrlm_pl.policy.forward.attention import MASK_ELEMENTS, grouped_attention
 from mrlm_pl.policy.forward.devices import attention_dtype, bucket, kernels_by_shape
+from mrlm_pl.policy.forward.products import linear, linear_added
 from mrlm_pl.policy.lora import adapted_weight
 from mrlm_pl.policy.sharding import whole
 
@@ -49,7 +50,7 @@ class Affine(NamedTuple):
         .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
         """
         if not self._feature_major:
-            return F.linear(h, self.weight, self.bias)
+            return linear(h, self.weight, self.bias)
         if self.bias is None:
             return torch.mm(self.weight, h.t()).t()
         return torch.addmm(self.bias[:, None], self.weight, h.t()).t()
@@ -59,7 +60,7 @@ class Affine(NamedTuple):
         if self.bias is not None or x.dtype != h.dtype:
             return x + self.of(h)
         if not self._feature_major:
-            return torch.addmm(x, h, self.weight.t())
+            return linear_added(x, h, self.weight)
         return torch.addmm(x.t(), self.weight, h.t()).t()
 
     @property

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.adapters import AdaptedWeights
 from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights, causal_attention
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows
+from mrlm_pl.policy.forward.products import LINEAR
 from mrlm_pl.policy.lora import adapted_weight
 
 # Context tokens fed at once. On a CPU a thousand are enough for full speed; a GPU needs taller matrix products.
@@ -57,7 +58,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         dense += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         dense += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     for module in dense:
-        if type(module) is not nn.Linear and adapted_weight(module) is None:
+        if type(module) not in LINEAR and adapted_weight(module) is None:
             return f"a projection of type {type(module).__name__} instead of Linear"
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError, first_line
+from mrlm_pl.policy.forward import products
 
 TOKENS = 64
-"""Smallest step of a number of tokens in the learner; see :func:`bucket`."""
+"""Smallest step of a number of tokens in the learner; see :func:`padded_tokens`."""
 
 
 def on_device(numbers: Tensor | Sequence[int], device: torch.device | str) -> Tensor:
@@ -90,6 +91,18 @@ def kernels_by_shape(device: torch.device, dtype: torch.dtype) -> bool:
     """
     computed = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
     return device.type == "cpu" and computed == torch.bfloat16 and computes_bf16(device)
+
+
+def padded_tokens(count: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Return a number of tokens in the learner, rounded up where products take a new kernel for each new shape.
+
+    In float32 to a multiple of :data:`TOKENS`: to make oneDNN's kernels takes about as long as that many tokens.
+    """
+    if kernels_by_shape(device, dtype):
+        return bucket(count, TOKENS)
+    autocast = torch.is_autocast_enabled("cpu")
+    by_onednn = products.ONEDNN_IS_FASTER and device.type == "cpu" and dtype == torch.float32 and not autocast
+    return -(-count // TOKENS) * TOKENS if by_onednn else count
 
 
 def bucket(count: int, step: int = 8) -> int:

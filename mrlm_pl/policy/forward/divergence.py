@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.policy.forward.head import HeadGradients, compute_dtype_of, default_chunk_size
+from mrlm_pl.policy.forward.products import linear
 
 
 def weighted_divergence(
@@ -122,7 +123,7 @@ class _WeightedDivergence(torch.autograd.Function):
 def _log_probs(
     states: Tensor, head: Tensor, bias: Tensor | None, temperature: Tensor | None, wide: torch.dtype
 ) -> Tensor:
-    logits = torch.mm(states, head.t()) if bias is None else torch.addmm(bias.to(states.dtype), states, head.t())
+    logits = linear(states, head, None if bias is None else bias.to(states.dtype))
     scaled = logits if temperature is None else logits.to(wide) / temperature
     return torch.log_softmax(scaled, -1, dtype=wide)
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mrlm_pl.policy.forward.products import linear, multiply
+
 # Logits held at once. On a CPU 16M elements (64 MB) are enough for full speed; a GPU needs taller matrix products.
 _CHUNK_ELEMENTS_CPU = 2**24
 _CHUNK_ELEMENTS_ACCELERATOR = 2**27
@@ -174,9 +176,9 @@ class HeadGradients:
             self.bias += slope.sum(0)
         slope = slope.to(states.dtype)
         if self.hidden is not None:
-            self.hidden[rows] = slope @ head
+            self.hidden[rows] = linear(slope, head.t())
         if self.weight is not None and self.weight.dtype == states.dtype:
-            self.weight.addmm_(slope.t(), states)
+            multiply(slope.t(), states, self.weight, add=True)
         elif self.weight is not None:
             self.weight += slope.t() @ states
 
@@ -212,7 +214,7 @@ class _Head:
         """Return logits over temperature of these tokens, [rows, V], in the softmax dtype, until the next call."""
         tokens = rows.stop - rows.start
         product, logits = self._product[:tokens], self._logits[:tokens]
-        torch.mm(self.hidden[rows], self.weight.t(), out=product)
+        multiply(self.hidden[rows], self.weight.t(), product)
         if self.bias is not None:
             product += self.bias
         if logits.dtype != product.dtype:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.forward.products import LINEAR, linear
 
 
 class Int8Linear(nn.Module):
@@ -40,7 +40,7 @@ class Int8Linear(nn.Module):
         """Return ``y``, [..., outputs], for ``x``, [..., inputs]."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        y = F.linear(x.to(dtype), self.weight.to(dtype)).mul_(self.scale)
+        y = linear(x.to(dtype), self.weight.to(dtype)).mul_(self.scale)
         return y if self.bias is None else y.add_(self.bias)
 
     def dense_weight(self) -> Tensor:
@@ -54,7 +54,7 @@ def linear_layers(model: nn.Module) -> list[str]:
     The learner reads the weights of the output head.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    found = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
+    found = [(name, module) for name, module in model.named_modules() if type(module) in LINEAR]
     return [name for name, module in found if module is not head and module.out_features > 1]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mrlm_pl.policy.forward.devices import TOKENS, bucket, on_device
+from mrlm_pl.policy.forward.devices import on_device, padded_tokens
 from mrlm_pl.policy.forward.row_tree import RowTree, Segment
 
 
@@ -51,9 +51,10 @@ class ForwardPass:
     attention_mask: Tensor | None = None
     temperature: Tensor | None = None
 
-    def in_bucket(self) -> ForwardPass:
-        """Return a packed pass with padding behind its segments, up to the next :func:`bucket` of tokens."""
-        padding = 0, bucket(self.input_ids.numel(), TOKENS) - self.input_ids.numel()
+    def padded(self, device: torch.device, dtype: torch.dtype) -> ForwardPass:
+        """Return a packed pass with padding behind its segments, up to its number of :func:`padded_tokens`."""
+        count = self.input_ids.numel()
+        padding = 0, padded_tokens(count, device, dtype) - count
         return replace(self, input_ids=F.pad(self.input_ids, padding), position_ids=F.pad(self.position_ids, padding))
 
     def to(self, device: torch.device | str) -> ForwardPass:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mrlm_pl.policy.forward.attention import ATTENTION_NAME, PackedLayout, forward_switches
-from mrlm_pl.policy.forward.devices import TOKENS, bucket, kernels_by_shape
+from mrlm_pl.policy.forward.devices import padded_tokens
 from mrlm_pl.policy.forward.families import base_model, forward_path, rope_boundary
 from mrlm_pl.policy.forward.head import chunked_log_probs, default_chunk_size, log_probs_from_logits
 from mrlm_pl.policy.forward.packing import ForwardPass, RowPlan, padded_chunks
@@ -128,9 +128,8 @@ def row_chunks(model: nn.Module, plan: RowPlan, max_tokens: int | None) -> list[
     base, path = base_model(model), forward_path(model)
     sides = plan.sides(rope_boundary(base.config))
     if path.name == "packed":
-        rounded = kernels_by_shape(model_device(model), base.dtype)
-        passes = [inputs for side in sides for inputs in side.packed(max_tokens)]
-        return [inputs.in_bucket() for inputs in passes] if rounded else passes
+        device = model_device(model)
+        return [inputs.padded(device, base.dtype) for side in sides for inputs in side.packed(max_tokens)]
     if path.name == "logits":
         bound = default_chunk_size(base.get_output_embeddings().weight.shape[0], model_device(model))
         max_tokens = bound if max_tokens is None else min(bound, max_tokens)
@@ -163,8 +162,7 @@ def _chunked_logits(model: nn.Module, inputs: ForwardPass, wanted: Wanted, seed:
             return wanted.stack(None, None, lambda: predicting)
         teaching = wanted.teaching
         states, targets, temperature, count = predicting, inputs.targets, inputs.temperature, len(predicting)
-        if kernels_by_shape(states.device, head.weight.dtype):
-            padding = bucket(count, TOKENS) - count
+        if padding := padded_tokens(count, states.device, head.weight.dtype) - count:
             states, targets = F.pad(states, (0, 0, 0, padding)), F.pad(targets, (0, padding))
             if temperature is not None:
                 temperature = F.pad(temperature, (0, padding), value=1.0)

@@ -1,0 +1,150 @@
+"""Matrix products in float32 by oneDNN, on processors where MKL, which PyTorch takes for them, is slower."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+LEAST = 2**21
+"""Multiplications from which the call of oneDNN takes less time than it saves."""
+
+ROWS = 64
+"""Rows for which code compiled for any number of them chooses."""
+
+PART = 2**22
+"""Most numbers of a product on its way to another tensor."""
+
+
+def onednn_is_faster(processor: str) -> bool:
+    """Return whether oneDNN computes products in float32 with AVX-512 here and MKL without.
+
+    MKL keeps its code for AVX-512 to Intel's processors; on AMD's of the fifth generation oneDNN takes .45 to .5 of its
+    time (torch 2.13). The same processor always takes the same library, as bit for bit equal runs need.
+
+    Args:
+        processor: its description, with the vendor.
+    """
+    libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return libraries and "AuthenticAMD" in processor and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _processor() -> str:
+    """Return the description of this machine's processor by Linux, else by Python."""
+    described = Path("/proc/cpuinfo")
+    return described.read_text() if described.exists() else platform.processor()
+
+
+ONEDNN_IS_FASTER = onednn_is_faster(_processor())
+"""True where :func:`linear` takes oneDNN."""
+
+
+class FastLinear(nn.Linear):
+    """A linear layer whose products are :func:`linear`'s."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``y``, [..., outputs], for ``input``, [..., inputs]."""
+        return linear(input, self.weight, self.bias)
+
+
+LINEAR = (nn.Linear, FastLinear)
+"""Plain linear layers."""
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def with_fast_products(model: ModelT) -> ModelT:
+    """Return the model, its linear layers but the output head as :class:`FastLinear` where oneDNN is faster.
+
+    The head has products of its own; see :mod:`mrlm_pl.policy.forward.head`.
+    """
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for module in model.modules():
+        if ONEDNN_IS_FASTER and type(module) is nn.Linear and module is not head:
+            module.__class__ = FastLinear
+    return model
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias``, [..., outputs], as ``torch.nn.functional.linear``, by the faster library.
+
+    >>> linear(torch.ones(1, 2), torch.ones(3, 2), torch.ones(3))
+    tensor([[3., 3., 3.]])
+    """
+    if not _by_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _product(x, weight, bias)
+
+
+def linear_added(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``y + x @ weight.T``, [N, outputs], without a gradient."""
+    if not _by_onednn(x, weight):
+        return torch.addmm(y, x, weight.t())
+    return y + _product(x, weight)
+
+
+def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
+    """Write ``left @ right`` to ``out``, [N, M], or add it, without a gradient."""
+    if not _by_onednn(left, right.t()):
+        out.addmm_(left, right, beta=int(add))
+        return
+    by_columns = out.shape[0] < out.shape[1]
+    size = max(1, PART // min(out.shape))
+    given = right.t() if by_columns else left
+    for place, part in zip(out.split(size, int(by_columns)), given.split(size), strict=True):
+        found = _product(left, part) if by_columns else _product(part, right.t())
+        place.add_(found) if add else place.copy_(found)
+
+
+def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+    # compiled code is for any number of rows
+    rows = ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
+    return (
+        ONEDNN_IS_FASTER
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and rows * weight.numel() >= LEAST
+        and not torch.is_autocast_enabled("cpu")
+        and not isinstance(weight, DTensor)
+    )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _in_compiled_code(x, weight, bias)
+    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return found
+
+
+@torch.library.custom_op("mrlm::product", mutates_args=())
+def _in_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`_product` as TorchInductor takes it, whose own operator needs weights that never change."""
+    return _product(x, weight, bias)
+
+
+@_in_compiled_code.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """The function behind `linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = slope.flatten(0, -2)
+        of_x = None if weight is None else _product(slope, weight.t())
+        of_weight = None if x is None else _product(rows.t(), x.flatten(0, -2).t())
+        return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None

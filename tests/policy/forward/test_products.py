@@ -1,0 +1,171 @@
+"""Products by oneDNN: equal to PyTorch's, with their gradients, and only where they are faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mrlm_pl.policy.forward import products
+from mrlm_pl.policy.forward.devices import padded_tokens
+from mrlm_pl.policy.forward.products import FastLinear, linear, linear_added, multiply, with_fast_products
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
+
+
+class Calls(TorchDispatchMode):
+    """Counts the products of oneDNN and of other libraries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.onednn = self.others = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        self.onednn += name == "_linear_pointwise"
+        self.others += name in ("mm", "addmm", "addmm_", "bmm")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ONEDNN_IS_FASTER", True)
+    monkeypatch.setattr(products, "LEAST", 1)
+    torch.manual_seed(0)
+
+
+def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    return list(torch.autograd.grad((y * weights).sum(), inputs))
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("input_major", [True, False])
+def test_values_and_gradients_are_those_of_a_linear_layer_in_float64(
+    shape: tuple[int, ...], bias: bool, input_major: bool
+) -> None:
+    x, weight = torch.randn(shape), torch.randn(4, 5)
+    given = [x, weight.t().contiguous().t() if input_major else weight, *([torch.randn(4)] if bias else [])]
+    inputs = [item.requires_grad_() for item in given]
+    wide = [item.detach().double().requires_grad_() for item in given]
+    with Calls() as calls:
+        y = linear(*inputs)
+        found = gradients(y, *inputs)
+    assert (calls.onednn, calls.others) == (3, 0)
+    expected = F.linear(*wide)
+    torch.testing.assert_close(y, expected.float())
+    for one, other in zip(found, gradients(expected, *wide), strict=True):
+        torch.testing.assert_close(one, other.float())
+
+
+def test_transposed_inputs_and_slopes_keep_their_numbers() -> None:
+    x, weight, slope = torch.randn(5, 6).t().requires_grad_(), torch.randn(3, 5).requires_grad_(), torch.randn(3, 6).t()
+    found = torch.autograd.grad(linear(x, weight), (x, weight), slope)
+    torch.testing.assert_close(found[0], slope @ weight)
+    torch.testing.assert_close(found[1], slope.t() @ x)
+    ones = torch.autograd.grad(linear(x, weight).sum(), weight)  # a slope with one place of memory
+    torch.testing.assert_close(ones[0], torch.ones(3, 6) @ x)
+
+
+def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept() -> None:
+    x, weight = torch.randn(6, 5, requires_grad=True), torch.randn(3, 5)
+    with Calls() as calls:
+        y = linear(x, weight)
+        assert [item.shape for item in y.grad_fn.saved_tensors if item is not None] == [weight.shape]  # type: ignore[union-attr]
+        y.sum().backward()
+    assert calls.onednn == 2
+    torch.testing.assert_close(x.grad, torch.ones(6, 3) @ weight)
+
+
+def test_other_dtypes_autocast_and_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(6, 5), torch.randn(3, 5)
+    with Calls() as calls:
+        assert linear(x.double(), weight.double()).dtype == torch.float64
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(x, weight).dtype == torch.bfloat16
+        monkeypatch.setattr(products, "LEAST", 6 * 5 * 3 + 1)
+        linear(x, weight)
+        monkeypatch.setattr(products, "LEAST", 6 * 5 * 3)
+        monkeypatch.setattr(products, "ONEDNN_IS_FASTER", False)
+        linear(x, weight)
+        assert calls.onednn == 0
+        monkeypatch.setattr(products, "ONEDNN_IS_FASTER", True)
+        linear(x, weight)
+    assert calls.onednn == 1
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 3), (3, 11)])
+def test_a_product_is_written_or_added_in_parts(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "PART", 6)  # two rows or columns of three numbers
+    left, right = torch.randn(rows, 4), torch.randn(4, columns)
+    out = torch.full((rows, columns), float("nan"))
+    with Calls() as calls:
+        multiply(left, right, out)
+    assert (calls.onednn, calls.others) == (-(-max(rows, columns) // 2), 0)
+    torch.testing.assert_close(out, left @ right)
+    multiply(left, right, out, add=True)
+    torch.testing.assert_close(out, 2 * left @ right)
+    torch.testing.assert_close(linear_added(out, left, right.t()), 3 * left @ right)
+
+
+@pytest.mark.parametrize(
+    ("processor", "capability", "faster"),
+    [
+        ("vendor_id\t: AuthenticAMD", "AVX512", True),
+        ("AMD64 Family 26 Model 2 Stepping 1, AuthenticAMD", "AVX512", True),
+        ("vendor_id\t: AuthenticAMD", "AVX2", False),
+        ("vendor_id\t: GenuineIntel", "AVX512", False),
+        ("", "DEFAULT", False),
+    ],
+)
+def test_only_avx_512_of_amd_takes_onednn(
+    processor: str, capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert products.onednn_is_faster(processor) == faster
+
+
+def tokens_of(count: int) -> int:
+    return padded_tokens(count, torch.device("cpu"), torch.float32)
+
+
+def test_the_layers_of_a_model_but_its_head_compute_so_and_new_shapes_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "vocab_size": 11}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes))
+    names = list(model.state_dict())
+    ids = torch.tensor([[1, 2, 3]])
+    expected = model(ids).logits
+    monkeypatch.setattr(products, "ONEDNN_IS_FASTER", False)
+    assert tokens_of(65) == 65
+    assert not any(type(module) is FastLinear for module in with_fast_products(model).modules())
+    monkeypatch.setattr(products, "ONEDNN_IS_FASTER", True)
+    assert [tokens_of(count) for count in (64, 65, 2049)] == [64, 128, 2112]
+    assert sum(type(module) is FastLinear for module in with_fast_products(model).modules()) == 2 * 7
+    assert type(model.lm_head) is nn.Linear
+    assert list(model.state_dict()) == names
+    with Calls() as calls:
+        torch.testing.assert_close(model(ids).logits, expected)
+    assert calls.onednn == 2 * 7
+
+
+@pytest.mark.long
+def test_compiled_code_takes_onednn_with_equal_gradients() -> None:
+    layer = with_fast_products(nn.Sequential(nn.Linear(64, 512), nn.SiLU(), nn.Linear(512, 64)))
+    x = torch.randn(6, 64)
+    expected = gradients(layer(x), *layer.parameters())
+    compiled = torch.compile(layer, dynamic=True, fullgraph=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = gradients(compiled(x), *layer.parameters())
+    counts = {item.key: item.count for item in profile.key_averages()}
+    assert counts["mkldnn::_linear_pointwise"] == 2 + 3  # the input needs no gradient
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
