@@ -49,9 +49,10 @@ def provenance(
 
 
 def processor() -> str:
-    """Return the processor's architecture, with the widest vector and matrix instructions that Linux names."""
+    """Return the processor's architecture, with its vendor and the widest vector and matrix instructions, by Linux."""
     information = Path("/proc/cpuinfo")
     flags = information.read_text().split() if information.exists() else []
     vector = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
     bf16 = "BF16" if {"avx512_bf16", "amx_bf16"} & set(flags) else ""
-    return " ".join(filter(None, (platform.machine(), vector, "AMX" if "amx_tile" in flags else "", bf16)))
+    vendor = next((name for flag, name in (("AuthenticAMD", "AMD"), ("GenuineIntel", "Intel")) if flag in flags), "")
+    return " ".join(filter(None, (platform.machine(), vendor, vector, "AMX" if "amx_tile" in flags else "", bf16)))

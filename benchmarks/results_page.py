@@ -159,7 +159,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
     "Speed and memory": {
         "grpo_step": Section(
             "A GRPO step against TRL",
-            "Generation, reward, loss and update of the same model, prompts and lengths.",
+            "Generation, reward, loss and update of the same model, prompts and lengths. mrlm takes oneDNN's products in "
+            "float32 here, TRL has MKL's: [scaling](scaling.md#precision).",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(
@@ -169,7 +170,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
-            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Another benchmark ran on the other core.",
+            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed).",
             costs.team_step,
         ),
         "adapters_step": Section(
@@ -256,7 +257,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "limit_team": Section(
             "Limit of a team's step",
             "The same of MAGRPO's step, in float32 / of its operators and compiled code / of its matrix products "
-            "alone, with each token of the tree once. Other processes ran beside: compare the columns of a row.",
+            "alone, with each token of the tree once.",
             costs.limit_team,
         ),
         "start_up": Section(
