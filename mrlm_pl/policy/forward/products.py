@@ -103,12 +103,12 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     # compiled code is for any number of rows
-    rows = ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
+    work = ROWS * weight.numel() if torch.compiler.is_compiling() else x.numel() * weight.shape[0]
     return (
         ONEDNN_IS_FASTER
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
-        and rows * weight.numel() >= LEAST
+        and work >= LEAST
         and not torch.is_autocast_enabled("cpu")
         and not isinstance(weight, DTensor)
     )
