@@ -381,12 +381,17 @@ def test_a_user_who_calls_tools_is_refused(tmp_path: Path) -> None:
         TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
 
 
-def test_an_example_that_the_template_refuses_is_named(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
-    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}"
+@pytest.mark.parametrize(
+    ("refusal", "fault"), [("raise_exception('no system')", "no system"), ("'a' + none", "concatenate")]
+)
+def test_an_example_that_the_template_refuses_is_named(
+    refusal: str, fault: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    template = f"{{% for m in messages %}}{{% if m.role == 'system' %}}{{{{ {refusal} }}}}"
     template += "{% endif %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}"
     rows = [chat("a", "b"), {"messages": [{"role": "system", "content": "s"}, *chat("a", "b")["messages"]]}]
     data = TrajectoryDataModule(write(tmp_path / "d.jsonl", rows))
-    with pytest.raises(DataError, match=r"d\.jsonl, row 2: no system messages"):
+    with pytest.raises(DataError, match=rf"d\.jsonl, row 2: .*{fault}"):
         quiet_trainer(max_steps=1).fit(SFT({"main": Policy(str(model_folder), chat_template=template)}), data)
 
 
