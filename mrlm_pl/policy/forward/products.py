@@ -109,18 +109,22 @@ def onednn_computes(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    fits = x.dim() > 1 and x.shape[-1] == weight.shape[1]  # PyTorch names shapes that differ
-    alike = x.dtype == weight.dtype and x.device == weight.device
-    if not (onednn_computes(x.device, x.dtype) and alike and fits) or isinstance(weight, DTensor):
-        return False
-    # compiled code is for any number of rows
-    return (ROWS * weight.numel() if _traced(x) else x.numel() * weight.shape[0]) >= LEAST
+    return (
+        ONEDNN_IS_FASTER
+        # code is for any number of rows
+        and (ROWS * weight.numel() if _traced(x) else x.numel() * weight.shape[0]) >= LEAST
+        and onednn_computes(x.device, x.dtype)
+        and (x.device, x.dtype) == (weight.device, weight.dtype)
+        and x.dim() > 1
+        and x.shape[-1:] == weight.shape[1:]  # of others PyTorch names the shapes
+        and not isinstance(weight, DTensor)
+    )
 
 
 def _traced(x: Tensor) -> bool:
-    """Return whether the call is traced. While one thread compiles, ``is_compiling`` is true in all threads."""
-    exported = torch.compiler.is_compiling() and type(x) not in (Tensor, nn.Parameter)
-    return torch.compiler.is_dynamo_compiling() or exported
+    """Return whether the call becomes code; while one thread compiles, ``is_compiling`` is true in all of them."""
+    compiler = torch.compiler
+    return compiler.is_compiling() and (compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter))
 
 
 def _differentiable(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
