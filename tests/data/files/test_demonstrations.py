@@ -322,6 +322,13 @@ def test_tool_calls_are_written_as_the_template_writes_them(family: str, several
     assert (shown.startswith("Hm."), last) == (several, f"It is 4.{end}")
 
 
+def test_reasoning_before_a_call_may_get_other_line_breaks() -> None:
+    (row,) = demonstration_rows(
+        demonstration_of(calling({"a": 2}, content="<think>Hm.</think>Go.")), of_family("qwen3"), "main"
+    )
+    assert "<think>\nHm.\n</think>\n\nGo.\n<tool_call>" in TOKENIZER.decode(row.token_ids)
+
+
 def test_parts_that_a_template_leaves_out_are_errors() -> None:
     """The one of Llama 3.1 writes a single call and no text beside it."""
     with pytest.raises(ValueError, match=r"leaves out the text of a reply with calls: 'Hm\.'"):
