@@ -111,7 +111,7 @@ def onednn_computes(device: torch.device, dtype: torch.dtype) -> bool:
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         ONEDNN_IS_FASTER
-        # code is for any number of rows
+        # compiled code is for any number of rows
         and (ROWS * weight.numel() if _traced(x) else x.numel() * weight.shape[0]) >= LEAST
         and onednn_computes(x.device, x.dtype)
         and (x.device, x.dtype) == (weight.device, weight.dtype)
