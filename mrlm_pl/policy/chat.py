@@ -184,7 +184,7 @@ class ChatFormat:
         if self.call_form is None:
             return with_written_calls(reply)
         text = written_reply(lambda messages, prompt: self._applied(messages, tools, prompt), reply)
-        if reply.content.strip() not in text:
+        if "".join(reply.content.split()) not in "".join(text.split()):
             raise ValueError(f"the chat template leaves out the text of a reply with calls: {reply.content!r:.80}")
         if len(self.call_form.read(text, tools)) < min(len(reply.tool_calls), MAX_CALLS):
             raise ValueError(f"the chat template does not write all {len(reply.tool_calls)} calls of a reply: {text!r}")

@@ -207,7 +207,8 @@ def _typed(value: str, tool: str, argument: str, tools: Tools) -> Any:
     """Return the value of an argument's text: JSON if the tool's schema has another type than text."""
     for schema in (item["function"] for item in tools):
         if schema["name"] == tool:
-            kind = schema["parameters"].get("properties", {}).get(argument, {}).get("type", "string")
+            properties = (schema.get("parameters") or {}).get("properties") or {}  # parquet fills in null
+            kind = (properties.get(argument) or {}).get("type", "string")
             if kind != "string":
                 try:
                     return json.loads(value)

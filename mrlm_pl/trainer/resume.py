@@ -78,10 +78,7 @@ class ExactResume(Callback):
         loop = trainer.fit_loop
         if loop.is_resuming:
             self._keep_settings(trainer)
-            fetcher: Any = None  # read for loaders without a length only
-            unvalidated = self.validated < loop.epoch_loop.batch_progress.total.ready
-            if unvalidated and loop.epoch_loop._should_check_val_fx(fetcher):
-                _validate(trainer)
+            self._validate(trainer)
         if loop.restarted_mid_epoch and loop.epoch_loop.batch_progress.is_last_batch:
             loop.reset_restart_stage()
             # Lightning compares with the length of an epoch now, which may have been another one.
@@ -91,6 +88,20 @@ class ExactResume(Callback):
             # The last of all steps has ended its epoch, however many batches that has.
             loop.epoch_progress.increment_processed()
             loop.epoch_progress.increment_completed()
+
+    def _validate(self, trainer: Trainer) -> None:
+        """Play a validation that is due after the last batch; its step in the metrics is that of the next update."""
+        loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
+        fetcher: Any = None  # read for loaders without a length only
+        kept = loop._batches_that_stepped, epochs.completed
+        if trainer.fit_loop.restarted_mid_epoch and loop.batch_progress.is_last_batch:
+            epochs.completed -= 1  # the loop has begun the next epoch
+        if self.validated < loop.batch_progress.total.ready and loop._should_check_val_fx(fetcher):
+            loop._batches_that_stepped = trainer.global_step
+            trainer.validating = True
+            loop.val_loop.run()
+            trainer.training = True
+        loop._batches_that_stepped, epochs.completed = kept
 
     def _keep_settings(self, trainer: Trainer) -> None:
         scheduled = {id(item.scheduler.optimizer): item for item in trainer.lr_scheduler_configs}
@@ -122,16 +133,6 @@ class ExactResume(Callback):
         checkpoint["loops"]["fit_loop"] = at_batch_end(
             checkpoint["loops"]["fit_loop"], int(batches), trainer.accumulate_grad_batches
         )
-
-
-def _validate(trainer: Trainer) -> None:
-    """Play a validation as the fit loop does; its step in the metrics is that of the next update, not of a past one."""
-    loop = trainer.fit_loop.epoch_loop
-    step, loop._batches_that_stepped = loop._batches_that_stepped, trainer.global_step
-    trainer.validating = True
-    loop.val_loop.run()
-    trainer.training = True
-    loop._batches_that_stepped = step
 
 
 def _rates(trainer: Trainer) -> list[float]:

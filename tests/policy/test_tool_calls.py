@@ -171,6 +171,16 @@ def test_a_value_that_is_not_of_its_type_stays_text() -> None:
     assert form.read(call, [ADD])[0].arguments == {"a": "one", "note": "1"}
 
 
+@pytest.mark.parametrize(
+    "parameters", [{}, *({"parameters": given} for given in (None, {"properties": None}, {"properties": {"a": None}}))]
+)
+def test_values_of_a_tool_without_types_are_text(parameters: dict[str, Any]) -> None:
+    """As OpenAI allows it, and as parquet fills in absent fields."""
+    form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
+    tool = {"type": "function", "function": {"name": "add", **parameters}}
+    assert form.read("<function=add><parameter=a>1</parameter>", [tool])[0].arguments == {"a": "1"}
+
+
 class CountingTokenizer:
     """A tokenizer that counts how often it renders and decodes."""
 

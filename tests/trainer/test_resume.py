@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from mrlm_pl.algorithms import GRPO
-from mrlm_pl.data import RolloutDataModule
+from mrlm_pl.algorithms import GRPO, SFT
+from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
@@ -165,6 +166,21 @@ def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
     with pytest.raises(RuntimeError, match="the power is off") if fails_after else nullcontext():
         fit(fails_after, resume=False)
     assert fit(0, resume=True) == validated
+
+
+@pytest.mark.long_after(1)
+def test_a_resumed_run_validates_after_the_epochs_that_a_whole_one_does(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "completion": "4"}) + "\n")
+    file, quiet = str(tmp_path / "rows.jsonl"), {"num_sanity_val_steps": 0, "enable_progress_bar": False}
+
+    def fit(epochs: int) -> list[int]:
+        seen, run = FailsInValidation(0), {"output": str(tmp_path / "run"), "resume": True, "max_epochs": epochs}
+        own: dict[str, Any] = {**run, **quiet, "accelerator": "cpu", "callbacks": [seen]}
+        trainer = Trainer(check_val_every_n_epoch=2, limit_val_batches=1.0, **own)
+        trainer.fit(SFT({"main": Policy("builtin:tiny")}), TrajectoryDataModule(file, file))
+        return seen.validated
+
+    assert [fit(epochs) for epochs in (1, 2, 3, 3, 4)] == [[], [2], [], [], [4]]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])

@@ -161,7 +161,7 @@ class FixedDataModule(LightningDataModule, ABC):
                 where = f"{source}, row {number}"
                 try:
                     made += self.tokenized(given, where)
-                except (TemplateError, ValueError) as fault:
+                except (TemplateError, TypeError, ValueError) as fault:
                     raise DataError(f"{where}: {fault}") from fault
             fits = [[len(row.token_ids) <= limits[row.policy] for row in self.rows_of(example)] for example in made]
             kept = [example for example, rows in zip(made, fits, strict=True) if rows and all(rows)]

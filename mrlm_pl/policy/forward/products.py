@@ -35,9 +35,12 @@ def onednn_is_faster(processor: str) -> bool:
 
 
 def _processor() -> str:
-    """Return the description of this machine's processor by Linux, else by Python."""
-    described = Path("/proc/cpuinfo")
-    return described.read_text() if described.exists() else platform.processor()
+    """Return the description of this machine's first processor by Linux, else by Python."""
+    try:
+        with Path("/proc/cpuinfo").open() as described:
+            return described.read(1024)  # the whole file takes long with hundreds of processors
+    except OSError:
+        return platform.processor()
 
 
 ONEDNN_IS_FASTER = onednn_is_faster(_processor())
@@ -76,9 +79,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> linear(torch.ones(1, 2), torch.ones(3, 2), torch.ones(3))
     tensor([[3., 3., 3.]])
     """
-    if not _by_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _product(x, weight, bias)
+    return _differentiable(x, weight, bias) if _by_onednn(x, weight) else F.linear(x, weight, bias)
 
 
 def linear_added(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -101,22 +102,39 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
         place.add_(found) if add else place.copy_(found)
 
 
+def onednn_computes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether oneDNN computes large products of this dtype in place of MKL."""
+    here = ONEDNN_IS_FASTER and device.type == "cpu" and dtype == torch.float32
+    return here and not torch.is_autocast_enabled("cpu")
+
+
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    # compiled code is for any number of rows
-    work = ROWS * weight.numel() if torch.compiler.is_compiling() else x.numel() * weight.shape[0]
     return (
         ONEDNN_IS_FASTER
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == weight.device.type == "cpu"
-        and work >= LEAST
-        and not torch.is_autocast_enabled("cpu")
+        # compiled code is for any number of rows
+        and (ROWS * weight.numel() if _traced(x) else x.numel() * weight.shape[0]) >= LEAST
+        and onednn_computes(x.device, x.dtype)
+        and (x.device, x.dtype) == (weight.device, weight.dtype)
+        and x.dim() > 1
+        and x.shape[-1:] == weight.shape[1:]  # of others PyTorch names the shapes
         and not isinstance(weight, DTensor)
     )
 
 
+def _traced(x: Tensor) -> bool:
+    """Return whether the call becomes code; while one thread compiles, ``is_compiling`` is true in all of them."""
+    compiler = torch.compiler
+    return compiler.is_compiling() and (compiler.is_dynamo_compiling() or type(x) not in (Tensor, nn.Parameter))
+
+
+def _differentiable(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _Linear.apply(x, weight, bias) if torch.is_grad_enabled() else _product(x, weight, bias)
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.compiler.is_compiling():
+    if _traced(x):
         return _in_compiled_code(x, weight, bias)
+    bias = None if bias is None else bias.contiguous()  # the operator ignores its strides
     found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return found
 
@@ -145,6 +163,6 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = slope.flatten(0, -2)
-        of_x = None if weight is None else _product(slope, weight.t())
-        of_weight = None if x is None else _product(rows.t(), x.flatten(0, -2).t())
+        of_x = None if weight is None else _differentiable(slope, weight.t())
+        of_weight = None if x is None else _differentiable(rows.t(), x.flatten(0, -2).contiguous().t())
         return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None

@@ -89,13 +89,13 @@ class RecordedEnvironment:
         """Validate that it may be played without being named.
 
         Args:
-            model: folder of the run.
+            model: folder of the run, or a file in it.
 
         Raises:
             ConfigurationError: its configuration would run a program.
         """
         folder = Path(model)
-        if risk := self.risk(folder if folder.is_dir() else folder.parent):
+        if risk := self.risk(_run_of(folder) or (folder if folder.is_dir() else folder.parent)):
             raise ConfigurationError(
                 f"environment: by the configuration of {model!r}, {risk}; if you trust it, name the environment: "
                 f"`--environment {self.name or self.config['class_path']}`"
@@ -222,16 +222,15 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
     """
     if missing := missing_folder(name):
         raise ConfigurationError(missing)
-    folder = Path(name)
-    kept = folder if folder.suffix == ".ckpt" and latest_configuration(folder.parent.parent) is not None else None
-    folder = folder if kept is None else kept.parent.parent
+    run = _run_of(Path(name))
+    folder = run or Path(name)
     if (folder / "config.json").is_file() or not (folder.is_dir() or (files and folder.is_file())):
         return RecordedRun({SINGLE: {"model": name}})
     exported = {path.name: path for path in exported_policies(folder, critics=False)}
     settings = _settings(folder)
     model, data = settings["model"], settings["data"]
     configured: Mapping[str, Any] = model.get("policies") or {}
-    checkpoint = _checkpoint(folder, exported, configured, kept) if weights else None
+    checkpoint = _checkpoint(folder, exported, configured, Path(name) if run else None) if weights else None
     if not exported and checkpoint is None and (weights or latest_configuration(folder) is None):
         # Without `weights` the policy reports what such a folder lacks, if one is needed.
         return RecordedRun({SINGLE: {"model": policy_folder(name, "model") if weights else name}})
@@ -257,6 +256,13 @@ def read_run(name: str, *, weights: bool = True, files: bool = False) -> Recorde
         task_settings=data.get("task_settings") or {},
         precision=precision_in(folder),
     )
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """Return the run in whose folder ``checkpoints`` a checkpoint is; None of other files and folders."""
+    run = checkpoint.absolute().parent.parent
+    found = checkpoint.suffix == ".ckpt" and run.is_dir() and latest_configuration(run) is not None
+    return run if found else None
 
 
 def _checkpoint(

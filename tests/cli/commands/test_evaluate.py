@@ -540,6 +540,19 @@ def test_a_program_in_a_run_is_refused_unless_the_environment_is_named(mrlm, rec
     assert not Path("started").exists()
 
 
+@pytest.mark.parametrize(("place", "model"), [(".", "run/checkpoints/best.ckpt"), ("run/checkpoints", "best.ckpt")])
+def test_a_program_in_the_run_of_a_checkpoint_is_refused_too(mrlm, recorded, monkeypatch, place, model):
+    program = Path("run/theirs.py").absolute()
+    recorded(({}, {"environment": question([f"{program}:exact"])}))
+    program.write_text("open('started', 'w').close()\n")
+    Path("run/checkpoints").mkdir()
+    Path("run/checkpoints/best.ckpt").touch()
+    monkeypatch.chdir(place)
+    status, _, err = mrlm("eval", "--model", model, "-n", "1")
+    assert (status, "is a program in the run folder" in err) == (2, True), err
+    assert not Path("started").exists()
+
+
 @pytest.mark.parametrize(
     ("data", "next_command"),
     [

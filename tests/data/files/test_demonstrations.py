@@ -322,6 +322,13 @@ def test_tool_calls_are_written_as_the_template_writes_them(family: str, several
     assert (shown.startswith("Hm."), last) == (several, f"It is 4.{end}")
 
 
+def test_reasoning_before_a_call_may_get_other_line_breaks() -> None:
+    (row,) = demonstration_rows(
+        demonstration_of(calling({"a": 2}, content="<think>Hm.</think>Go.")), of_family("qwen3"), "main"
+    )
+    assert "<think>\nHm.\n</think>\n\nGo.\n<tool_call>" in TOKENIZER.decode(row.token_ids)
+
+
 def test_parts_that_a_template_leaves_out_are_errors() -> None:
     """The one of Llama 3.1 writes a single call and no text beside it."""
     with pytest.raises(ValueError, match=r"leaves out the text of a reply with calls: 'Hm\.'"):
@@ -381,12 +388,17 @@ def test_a_user_who_calls_tools_is_refused(tmp_path: Path) -> None:
         TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
 
 
-def test_an_example_that_the_template_refuses_is_named(model_folder: Path, quiet_trainer: Any, tmp_path: Path) -> None:
-    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}"
+@pytest.mark.parametrize(
+    ("refusal", "fault"), [("raise_exception('no system')", "no system"), ("'a' + none", "concatenate")]
+)
+def test_an_example_that_the_template_refuses_is_named(
+    refusal: str, fault: str, model_folder: Path, quiet_trainer: Any, tmp_path: Path
+) -> None:
+    template = f"{{% for m in messages %}}{{% if m.role == 'system' %}}{{{{ {refusal} }}}}"
     template += "{% endif %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}"
     rows = [chat("a", "b"), {"messages": [{"role": "system", "content": "s"}, *chat("a", "b")["messages"]]}]
     data = TrajectoryDataModule(write(tmp_path / "d.jsonl", rows))
-    with pytest.raises(DataError, match=r"d\.jsonl, row 2: no system messages"):
+    with pytest.raises(DataError, match=rf"d\.jsonl, row 2: .*{fault}"):
         quiet_trainer(max_steps=1).fit(SFT({"main": Policy(str(model_folder), chat_template=template)}), data)
 
 

@@ -100,6 +100,41 @@ def test_other_dtypes_autocast_and_small_products_are_left_to_pytorch(monkeypatc
     assert calls.onednn == 1
 
 
+def test_unusual_inputs_are_those_of_a_linear_layer() -> None:
+    weight = torch.randn(3, 5, requires_grad=True)
+    rows = torch.randn(11)
+    for x in (rows[:5], rows.new_empty(0, 5), rows.new_empty(2, 0, 5), rows[:5].expand(4, 5), rows.unfold(0, 5, 2)):
+        torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+        found, expected = (gradients(product(x, weight), weight) for product in (linear, F.linear))
+        torch.testing.assert_close(found, expected)
+    assert linear(torch.ones(2, 0), torch.ones(3, 0)).tolist() == [[0.0] * 3] * 2
+    for bias in (torch.arange(6.0)[::2], torch.ones(1).expand(3)):
+        torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(torch.ones(2, 4), weight)
+
+
+def test_gradients_of_gradients_are_those_of_a_linear_layer() -> None:
+    def penalty(product: Any) -> list[Tensor]:
+        torch.manual_seed(1)
+        x, weight = torch.randn(6, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+        slopes = torch.autograd.grad(product(x, weight).square().sum(), (x, weight), create_graph=True)
+        return list(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), (x, weight)))
+
+    torch.testing.assert_close(penalty(linear), penalty(F.linear))
+
+
+def test_products_of_other_threads_are_not_part_of_code_that_one_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has one flag for all threads, such as one that plays episodes while the learner is compiled."""
+    x, weight = torch.randn(6, 5), torch.randn(3, 5)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    with Calls() as calls:
+        torch.testing.assert_close(linear(x, weight), x @ weight.t())
+        monkeypatch.setattr(products, "LEAST", 6 * 5 * 3 + 1)
+        linear(x, weight)
+    assert calls.onednn == 1, "the number of rows decides"
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(5, 3), (3, 11)])
 def test_a_product_is_written_or_added_in_parts(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "PART", 6)  # two rows or columns of three numbers
