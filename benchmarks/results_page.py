@@ -159,8 +159,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
     "Speed and memory": {
         "grpo_step": Section(
             "A GRPO step against TRL",
-            "Generation, reward, loss and update of the same model, prompts and lengths. mrlm takes oneDNN's products in "
-            "float32 here, TRL has MKL's: [scaling](scaling.md#precision).",
+            "Generation, reward, loss and update of the same model, prompts and lengths. mrlm takes oneDNN's products "
+            "in float32 here, TRL has MKL's: [scaling](scaling.md#precision).",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(

@@ -78,6 +78,9 @@ def traced(root: Path) -> dict[str, Any]:
     from mrlm_pl.data import RolloutDataModule
     from mrlm_pl.engines import Sampling
     from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
+    from mrlm_pl.policy.forward import products
+
+    products.ONEDNN_IS_FASTER = False  # equal paths on all processors
 
     class Digits(SingleAgentEnvironment):
         name = "digits"

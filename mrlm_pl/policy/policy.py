@@ -16,6 +16,7 @@ from mrlm_pl.errors import ConfigurationError, PolicyError
 from mrlm_pl.model_folders import ADAPTER_FOLDER, reading_weights
 from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, checked_template, with_arguments
 from mrlm_pl.policy.compilation import compile_layers
+from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.devices import drawn_on_host
 from mrlm_pl.policy.forward.int8 import linear_layers, to_int8
 from mrlm_pl.policy.forward.logprobs import (
@@ -26,7 +27,6 @@ from mrlm_pl.policy.forward.logprobs import (
     token_values,
 )
 from mrlm_pl.policy.forward.passes import NoisyRowOptions, RowOptions
-from mrlm_pl.policy.forward.products import with_fast_products
 from mrlm_pl.policy.forward.teaching import Teaching
 from mrlm_pl.policy.lora import LoRA, add_adapter, is_adapter, merged_state, with_shared_weights
 from mrlm_pl.policy.pretrained import BUILTIN_TINY, read_config, read_tokenizer, source_of, write_model
@@ -395,7 +395,7 @@ class Policy(nn.Module):
         if self.random_init_seed is not None:
             with drawn_on_host(self.random_init_seed):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-                return with_fast_products(model)
+                return products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
         try:
             with reading_weights(self.source):
                 model = AutoModelForCausalLM.from_pretrained(
@@ -403,7 +403,7 @@ class Policy(nn.Module):
                 )
         except (OSError, ValueError) as error:
             raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
-        return with_fast_products(model)
+        return products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
 
     def reference_model(self) -> Any:
         """Return :meth:`initial_model` as a reference: with its linear layers in int8 if ``int8`` says so."""

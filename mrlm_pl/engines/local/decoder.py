@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.generation import Backend
+from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.attention import MASK_ELEMENTS, grouped_attention
 from mrlm_pl.policy.forward.devices import attention_dtype, bucket, kernels_by_shape
-from mrlm_pl.policy.forward.products import linear, linear_added
 from mrlm_pl.policy.lora import adapted_weight
 from mrlm_pl.policy.sharding import whole
 
@@ -50,17 +50,18 @@ class Affine(NamedTuple):
         .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
         """
         if not self._feature_major:
-            return linear(h, self.weight, self.bias)
+            multiplied = products.linear if products.ONEDNN_IS_FASTER else F.linear
+            return multiplied(h, self.weight, self.bias)
         if self.bias is None:
             return torch.mm(self.weight, h.t()).t()
         return torch.addmm(self.bias[:, None], self.weight, h.t()).t()
 
     def added(self, x: Tensor, h: Tensor) -> Tensor:
         """Return ``x + h @ weight.T + bias``, in one kernel where the dtypes allow it."""
-        if self.bias is not None or x.dtype != h.dtype:
+        if self.bias is not None or x.dtype != h.dtype or products.ONEDNN_IS_FASTER:
             return x + self.of(h)
         if not self._feature_major:
-            return linear_added(x, h, self.weight)
+            return torch.addmm(x, h, self.weight.t())
         return torch.addmm(x.t(), self.weight, h.t()).t()
 
     @property

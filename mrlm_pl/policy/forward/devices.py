@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError, first_line
-from mrlm_pl.policy.forward.products import onednn_computes
+from mrlm_pl.policy.forward import products
 
 TOKENS = 64
 """Smallest step of a number of tokens in the learner; see :func:`padded_tokens`."""
@@ -100,7 +100,8 @@ def padded_tokens(count: int, device: torch.device, dtype: torch.dtype) -> int:
     """
     if kernels_by_shape(device, dtype):
         return bucket(count, TOKENS)
-    return -(-count // TOKENS) * TOKENS if onednn_computes(device, dtype) else count
+    by_onednn = products.ONEDNN_IS_FASTER and (device.type, dtype) == ("cpu", torch.float32)
+    return -(-count // TOKENS) * TOKENS if by_onednn and not torch.is_autocast_enabled("cpu") else count
 
 
 def bucket(count: int, step: int = 8) -> int:

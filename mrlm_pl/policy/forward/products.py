@@ -62,13 +62,13 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 def with_fast_products(model: ModelT) -> ModelT:
-    """Return the model, its linear layers but the output head as :class:`FastLinear` where oneDNN is faster.
+    """Return the model, its linear layers but the output head as :class:`FastLinear`.
 
     The head has products of its own; see :mod:`mrlm_pl.policy.forward.head`.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     for module in model.modules():
-        if ONEDNN_IS_FASTER and type(module) is nn.Linear and module is not head:
+        if type(module) is nn.Linear and module is not head:
             module.__class__ = FastLinear
     return model
 
@@ -80,13 +80,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     tensor([[3., 3., 3.]])
     """
     return _differentiable(x, weight, bias) if _by_onednn(x, weight) else F.linear(x, weight, bias)
-
-
-def linear_added(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``y + x @ weight.T``, [N, outputs], without a gradient."""
-    if not _by_onednn(x, weight):
-        return torch.addmm(y, x, weight.t())
-    return y + _product(x, weight)
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
@@ -102,19 +95,14 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
         place.add_(found) if add else place.copy_(found)
 
 
-def onednn_computes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether oneDNN computes large products of this dtype in place of MKL."""
-    here = ONEDNN_IS_FASTER and device.type == "cpu" and dtype == torch.float32
-    return here and not torch.is_autocast_enabled("cpu")
-
-
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         ONEDNN_IS_FASTER
         # compiled code is for any number of rows
         and (ROWS * weight.numel() if _traced(x) else x.numel() * weight.shape[0]) >= LEAST
-        and onednn_computes(x.device, x.dtype)
-        and (x.device, x.dtype) == (weight.device, weight.dtype)
+        and x.device.type == weight.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
         and x.dim() > 1
         and x.shape[-1:] == weight.shape[1:]  # of others PyTorch names the shapes
         and not isinstance(weight, DTensor)
