@@ -257,7 +257,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "limit_team": Section(
             "Limit of a team's step",
             "The same of MAGRPO's step, in float32 / of its operators and compiled code / of its matrix products "
-            "alone, with each token of the tree once.",
+            "alone, with each token of the tree once. Other processes ran beside: compare the columns of a row.",
             costs.limit_team,
         ),
         "start_up": Section(

@@ -395,14 +395,14 @@ class Policy(nn.Module):
         if self.random_init_seed is not None:
             with drawn_on_host(self.random_init_seed):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-                return products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
-        try:
-            with reading_weights(self.source):
-                model = AutoModelForCausalLM.from_pretrained(
-                    self.source, config=config, dtype=torch.float32, trust_remote_code=False
-                )
-        except (OSError, ValueError) as error:
-            raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
+        else:
+            try:
+                with reading_weights(self.source):
+                    model = AutoModelForCausalLM.from_pretrained(
+                        self.source, config=config, dtype=torch.float32, trust_remote_code=False
+                    )
+            except (OSError, ValueError) as error:
+                raise PolicyError(f"policy model {self.name_or_path!r}: its weights cannot be read: {error}") from error
         return products.with_fast_products(model) if products.ONEDNN_IS_FASTER else model
 
     def reference_model(self) -> Any:

@@ -11,8 +11,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mrlm_pl.engines.local.decoder import Affine
+from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.devices import padded_tokens
+from mrlm_pl.policy.forward.logprobs import token_logprobs
 from mrlm_pl.policy.forward.products import FastLinear, linear, multiply, with_fast_products
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
@@ -188,6 +191,23 @@ def test_the_layers_of_a_model_but_its_head_compute_so_and_new_shapes_are_rounde
     with Calls() as calls:
         torch.testing.assert_close(model(ids).logits, expected)
     assert calls.onednn == 2 * 7
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_policy_its_learner_and_its_sampler_take_no_other_product(seed: int | None) -> None:
+    policy = Policy("builtin:tiny", random_init_seed=seed)
+    policy.load()
+    ids = torch.arange(1, 9).repeat(2, 1)
+    with Calls() as calls:
+        logp = token_logprobs(policy.model, ids, torch.tensor([8, 8]), torch.arange(8).repeat(2, 1) > 3)
+        logp.sum().backward()
+    layers = sum(type(module) is FastLinear for module in policy.model.modules())
+    assert layers == 7 * policy.model.config.num_hidden_layers
+    assert (calls.onednn, calls.others) == (3 * layers + 4, 0)  # the head computes its logits twice
+    layer, h = Affine(torch.randn(5, 5), None), torch.randn(2, 5)
+    with Calls() as calls, torch.inference_mode():
+        torch.testing.assert_close(layer.added(h, layer.of(h)), h + h @ layer.weight.t() @ layer.weight.t())
+    assert calls.onednn == 2
 
 
 @pytest.mark.long
