@@ -124,7 +124,8 @@ class AdaptedWeights:
             return base
         if name not in self._factors:  # their memory stays, for steps that are replayed
             shapes = (rank, base.weight.shape[1]), (base.weight.shape[0], rank)
-            self._factors[name] = tuple(base.weight.new_zeros(shape) for shape in shapes)  # type: ignore[assignment]
+            like = base.weight
+            self._factors[name] = tuple(torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes)  # type: ignore[assignment]
         a, b = self._factors[name]
         first = row = 0
         for module, pair in zip(modules, found, strict=True):

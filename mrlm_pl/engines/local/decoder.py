@@ -38,7 +38,7 @@ LinearT = TypeVar("LinearT", bound=Linear)
 
 
 class Affine(NamedTuple):
-    """A linear layer: weight ``[out, in]`` and bias ``[out]``."""
+    """A linear layer: weight ``[out, in]``, or a packed copy of it, and bias ``[out]``."""
 
     weight: Tensor
     bias: Tensor | None
@@ -49,7 +49,7 @@ class Affine(NamedTuple):
         With few rows and many features such a product splits its work over the first dimension of the result, and takes
         .7 to .8 of the time when that is the features. Element-wise operations keep the layout.
         """
-        if not self._feature_major:
+        if self.weight.is_mkldnn or not self._feature_major:
             multiplied = products.linear if products.ONEDNN_IS_FASTER else F.linear
             return multiplied(h, self.weight, self.bias)
         if self.bias is None:
@@ -67,6 +67,11 @@ class Affine(NamedTuple):
     @property
     def _feature_major(self) -> bool:
         return self.weight.device.type == "cpu" and self.weight.dtype != torch.float32
+
+
+def place(tensor: Tensor) -> int:
+    """Return a number that tensors share if they are one place of memory; a packed one is known by its identity."""
+    return id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
 
 
 def input_major(device: torch.device, dtype: torch.dtype) -> bool:
@@ -152,7 +157,8 @@ class DecoderWeights:
 
     Fused matrices are copies in the compute dtype, those with an adapter are sums, and in float32 on a CPU all matrices
     of the layers are copies with their inputs first (:func:`input_major`); all these keep their memory from one
-    :meth:`read` to the next. All other weights refer to the module's own memory when their dtype is the compute dtype;
+    :meth:`read` to the next, but for copies that are packed (:func:`~mrlm_pl.policy.forward.products.packed`). All
+    other weights refer to the module's own memory when their dtype is the compute dtype;
     norms and the token embedding always do. With ``own`` nothing refers to the module's memory, so that the module may
     change between two reads.
 
@@ -161,16 +167,24 @@ class DecoderWeights:
         dtype: compute dtype of the projections and of the head.
         own: copy all weights.
         adapters: add low-rank adapters; False reads the weights below them.
+        pack: pack copies where that is faster; compiled code cannot read them.
 
     Attributes:
         architecture: sizes, precision and rotation that policies must share for a step together.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False, adapters: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        own: bool = False,
+        adapters: bool = True,
+        pack: bool = True,
+    ) -> None:
         config = model.config
         attention = model.model.layers[0].self_attn
         self.model = model
-        self.own, self._adapters = own, adapters
+        self.own, self._adapters, self._pack = own, adapters, pack
         self.sizes = Sizes(
             dtype=dtype,
             heads=config.num_attention_heads,
@@ -251,8 +265,11 @@ class DecoderWeights:
         """
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
-        dtype = self.sizes.dtype
-        weight = self._hold(name, [weight for weight, _ in pairs], dtype, lasting, turned)
+        dtype, weights = self.sizes.dtype, [weight for weight, _ in pairs]
+        copied = turned or self.own or not lasting or weights[0].dtype != dtype
+        weight = products.packed(weights, dtype) if copied and self._pack else None
+        if weight is None:
+            weight = self._hold(name, weights, dtype, lasting, turned)
         biases = [bias for _, bias in pairs if bias is not None]
         return Affine(weight, self._hold(f"{name} bias", biases, dtype, lasting) if biases else None)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mrlm_pl.engines.local.adapters import AdaptedWeights
-from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights, causal_attention
+from mrlm_pl.engines.local.decoder import Decoder, DecoderWeights, causal_attention, place
 from mrlm_pl.engines.local.generation import Context
 from mrlm_pl.engines.local.llama_rows import ContextRows, DecoderRows
 from mrlm_pl.policy.forward.products import LINEAR
@@ -78,6 +78,7 @@ class FusedDecoder(Decoder):
         dtype: compute dtype.
         own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
         base: weights below the adapters of the model, which other decoders read too; None adds adapters to a copy.
+        pack: see :class:`~mrlm_pl.engines.local.decoder.DecoderWeights`.
 
     Attributes:
         rows: makes the rows of a batch.
@@ -86,9 +87,14 @@ class FusedDecoder(Decoder):
     weights: DecoderWeights | AdaptedWeights
 
     def __init__(
-        self, model: PreTrainedModel, dtype: torch.dtype, own: bool = False, base: DecoderWeights | None = None
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        own: bool = False,
+        base: DecoderWeights | None = None,
+        pack: bool = True,
     ) -> None:
-        self.weights = DecoderWeights(model, dtype, own) if base is None else AdaptedWeights(model, base)
+        self.weights = DecoderWeights(model, dtype, own, pack=pack) if base is None else AdaptedWeights(model, base)
         super().__init__(self.weights.device, dtype)
         self.rows: MakeRows = DecoderRows
         self._frequency = self.weights.inverse_frequency.clone()
@@ -113,7 +119,7 @@ class FusedDecoder(Decoder):
 
     def addresses(self) -> tuple[int, ...]:
         """Return where in memory all tensors lie that a step reads beside the rows' own."""
-        return tuple(tensor.data_ptr() for tensor in (*self.weights.tensors(), self._cos, self._sin))
+        return tuple(place(tensor) for tensor in (*self.weights.tensors(), self._cos, self._sin))
 
     def prefill(self, contexts: Sequence[Context], reserve: int) -> tuple[Tensor, ContextRows]:
         """Return logits ``[U, V]`` after each context, and rows that continue them; see :class:`Backend`."""
