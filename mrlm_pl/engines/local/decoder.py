@@ -157,10 +157,9 @@ class DecoderWeights:
 
     Fused matrices are copies in the compute dtype, those with an adapter are sums, and in float32 on a CPU all matrices
     of the layers are copies with their inputs first (:func:`input_major`); all these keep their memory from one
-    :meth:`read` to the next, but for copies that are packed (:func:`~mrlm_pl.policy.forward.products.packed`). All
-    other weights refer to the module's own memory when their dtype is the compute dtype;
-    norms and the token embedding always do. With ``own`` nothing refers to the module's memory, so that the module may
-    change between two reads.
+    :meth:`read` to the next, and may be packed (:func:`~mrlm_pl.policy.forward.products.packed`). All other weights
+    refer to the module's own memory when their dtype is the compute dtype; norms and the token embedding always do.
+    With ``own`` nothing refers to the module's memory, so that the module may change between two reads.
 
     Args:
         model: a model for which :func:`~mrlm_pl.engines.local.llama.unsupported_reason` is None.
@@ -265,15 +264,20 @@ class DecoderWeights:
         """
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
-        dtype, weights = self.sizes.dtype, [weight for weight, _ in pairs]
-        copied = turned or self.own or not lasting or weights[0].dtype != dtype
-        weight = products.packed(weights, dtype) if copied and self._pack else None
-        if weight is None:
-            weight = self._hold(name, weights, dtype, lasting, turned)
+        dtype = self.sizes.dtype
+        weight = self._hold(name, [weight for weight, _ in pairs], dtype, lasting, turned, self._pack)
         biases = [bias for _, bias in pairs if bias is not None]
         return Affine(weight, self._hold(f"{name} bias", biases, dtype, lasting) if biases else None)
 
-    def _hold(self, name: str, parts: list[Tensor], dtype: torch.dtype, lasting: bool, turned: bool = False) -> Tensor:
+    def _hold(
+        self,
+        name: str,
+        parts: list[Tensor],
+        dtype: torch.dtype,
+        lasting: bool,
+        turned: bool = False,
+        pack: bool = False,
+    ) -> Tensor:
         """Return the parts stacked, in memory of this object unless they are one ``lasting`` tensor of the dtype.
 
         Args:
@@ -282,12 +286,18 @@ class DecoderWeights:
             dtype: of the result.
             lasting: whether the first part stays where it is until the next :meth:`read`.
             turned: whether the memory is that of the transpose; then it is always this object's.
+            pack: whether this object's memory is packed where that is faster.
         """
         if lasting and parts[0].dtype == dtype and not self.own and not turned:
             return parts[0]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != shape or buffer.device != parts[0].device:
+        if buffer is not None and (buffer.shape != shape or buffer.device != parts[0].device):
+            buffer = None
+        if pack and (packed := products.packed(parts, dtype)) is not None:
+            buffer = self._buffers[name] = packed if buffer is None else buffer.copy_(packed)
+            return buffer
+        if buffer is None:
             empty = torch.empty(shape[::-1] if turned else shape, dtype=dtype, device=parts[0].device)
             buffer = self._buffers[name] = empty.t() if turned else empty
         row = 0

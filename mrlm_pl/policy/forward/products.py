@@ -147,6 +147,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if _traced(x):
         return _in_compiled_code(x, weight, bias)
     bias = None if bias is None else bias.contiguous()  # the operator ignores its strides
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):  # it reads a weight with gaps a hundred times slower
+        weight = weight.contiguous()
     found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return found
 

@@ -16,22 +16,28 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.forward.devices import padded_tokens
 from mrlm_pl.policy.forward.logprobs import token_logprobs
-from mrlm_pl.policy.forward.products import FastLinear, linear, multiply, with_fast_products
+from mrlm_pl.policy.forward.products import FastLinear, linear, multiply, packed, with_fast_products
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
 
 
 class Calls(TorchDispatchMode):
-    """Counts the products of oneDNN and of other libraries."""
+    """Counts the products of oneDNN and of other libraries; lists the inputs that oneDNN's operator copies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.onednn = self.others = 0
+        self.copied: list[tuple[int, ...]] = []
+        self.gaps = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]
         self.onednn += name == "_linear_pointwise"
         self.others += name in ("mm", "addmm", "addmm_", "bmm")
+        if name == "_linear_pointwise":
+            x, weight = args[:2]
+            self.copied += [tuple(x.shape)] * (not x.is_contiguous())
+            self.gaps |= not (weight.is_contiguous() or weight.t().is_contiguous())
         return func(*args, **(kwargs or {}))
 
 
@@ -74,6 +80,46 @@ def test_transposed_inputs_and_slopes_keep_their_numbers() -> None:
     torch.testing.assert_close(found[1], slope.t() @ x)
     ones = torch.autograd.grad(linear(x, weight).sum(), weight)  # a slope with one place of memory
     torch.testing.assert_close(ones[0], torch.ones(3, 6) @ x)
+
+
+@pytest.mark.parametrize("outputs", [3, 7])
+def test_the_smaller_factor_of_a_weights_gradient_is_copied(outputs: int) -> None:
+    x, weight = torch.randn(6, 5), torch.randn(outputs, 5).requires_grad_()
+    with Calls() as calls:
+        linear(x, weight).backward(torch.randn(6, outputs))
+    assert calls.copied == [(min(5, outputs), 6)]
+    assert weight.grad is not None
+    assert weight.grad.is_contiguous()
+
+
+def test_a_weight_with_gaps_is_copied_first() -> None:
+    x, weight = torch.randn(6, 5), torch.randn(3, 7)[:, :5]
+    with Calls() as calls, torch.no_grad():
+        torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+    assert (calls.onednn, calls.gaps) == (1, False)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_products_with_a_packed_weight_are_those_with_the_stacked_one(
+    bias: bool, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, parts = torch.randn(6, 5).to(dtype), [torch.randn(3, 5), torch.randn(4, 5)]
+    added = torch.randn(7).to(dtype) if bias else None
+    assert packed(parts, dtype) is None  # small
+    monkeypatch.setattr(products, "PACKED", 35)
+    weight = packed(parts, dtype)
+    assert weight is not None
+    assert weight.is_mkldnn
+    assert weight.shape == (7, 5)
+    with torch.inference_mode():
+        found = linear(x, weight, added)
+    expected = F.linear(x.double(), torch.cat(parts).to(dtype).double(), None if added is None else added.double())
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    assert packed(parts, torch.float16) is None
+    assert packed([part.to("meta") for part in parts], dtype) is None
+    monkeypatch.setattr(products, "ONEDNN_IS_FASTER", False)
+    assert packed(parts, dtype) is None
 
 
 def test_a_frozen_weight_has_no_gradient_and_its_input_is_not_kept() -> None:

@@ -1,0 +1,78 @@
+"""Weights in the layout of oneDNN's kernels: the same distribution, one place of memory, and none in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mrlm_pl.engines import InProcessEngine
+from mrlm_pl.engines.local import engine as engine_module
+from mrlm_pl.engines.local.adapters import Adapted
+from mrlm_pl.engines.local.decoder import DecoderWeights
+from mrlm_pl.engines.local.team import TeamWeights
+from mrlm_pl.policy.forward import products
+from mrlm_pl.policy.lora import LoRA
+from tests.engines.conftest import build, request, run
+from tests.engines.local.test_adapters import adapted, engine_of, weights_of
+from tests.engines.local.test_engine import contexts, forward_logprobs
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
+MakeEngine = Callable[..., InProcessEngine]
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ONEDNN_IS_FASTER", True)
+    monkeypatch.setattr(products, "PACKED", 1)
+
+
+def projections(weights: DecoderWeights) -> list[Tensor]:
+    return [part.weight for layer in weights.layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", ["llama-bias", "qwen3"])
+def test_packed_weights_sample_from_the_model_as_it_was_last_loaded(
+    name: str, own: bool, make_engine: MakeEngine
+) -> None:
+    model, row = build(name), contexts(7)[0]
+    engine = make_engine(model, own_weights=own)
+    held = projections(weights_of(engine, "p"))
+    assert all(weight.is_mkldnn for weight in held)
+    (sample,) = run(engine, request(row, max_tokens=8))
+    assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    if own:
+        assert run(engine, request(row, max_tokens=8))[0].logprobs == sample.logprobs
+    engine.load("p", model, 2)
+    (sample,) = run(engine, request(row, max_tokens=8))
+    assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
+    assert all(one is other for one, other in zip(projections(weights_of(engine, "p")), held, strict=True))
+
+
+def test_weights_that_are_not_copied_are_not_packed() -> None:
+    half = build("qwen3").to(torch.bfloat16)
+    down = DecoderWeights(half, torch.bfloat16).layers[1].down.weight
+    assert down.data_ptr() == half.model.layers[1].mlp.down_proj.weight.data_ptr()
+
+
+def test_policies_on_one_base_share_its_packed_weights() -> None:
+    engine = engine_of(adapted("qwen2", [LoRA(rank=2)] * 3))
+    layers = [weights_of(engine, policy).layers[0].down for policy in "pqr"]
+    assert all(isinstance(layer, Adapted) and layer.weight is layers[0].weight for layer in layers)
+    assert layers[0].weight.is_mkldnn
+    team = TeamWeights([engine._loaded[policy].backend for policy in "pqr"], [1, 2, 1])  # type: ignore[misc]
+    assert isinstance(team.layers[0].down, Adapted)
+    assert team.layers[0].down.counts == [1, 2, 1]
+
+
+def test_compiled_layers_read_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "compiled_layers", lambda decoder: [])
+    engine = InProcessEngine(compile=True)
+    engine.load("p", build("qwen2"), 1)
+    assert not any(weight.is_mkldnn for weight in projections(weights_of(engine, "p")))
