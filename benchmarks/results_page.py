@@ -252,7 +252,12 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "ratios to TRL's step: of the whole step, of its operators, and of products and attention. A step without "
             "any Python reaches the second; one that also has no element-wise operations, copies, sampling and "
             "optimizer the third.",
-            costs.limit,
+            functools.partial(costs.limit, steps="grpo_step"),
+        ),
+        "limit_amx": Section(
+            "Limit of a machine with AMX",
+            "The same, where matrix products in bf16 have hardware.",
+            functools.partial(costs.limit, steps="grpo_step_amx"),
         ),
         "limit_team": Section(
             "Limit of a team's step",

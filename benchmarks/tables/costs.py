@@ -191,11 +191,16 @@ def rounds(found: Any) -> str:
     return table(["seconds of an answer", "seconds in lockstep", "piece", "ratios of the time"], rows)
 
 
-def limit(found: Any) -> str:
-    """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step."""
+def limit(found: Any, steps: str) -> str:
+    """Return the seconds of a GRPO step by phase, those of its parts measured alone, and their ratios to TRL's step.
+
+    Args:
+        found: the seconds.
+        steps: the file with the steps of both sides.
+    """
     ratios = {
         (row["size"], row["precision"], row["compiled"]): row["cpu_ratio"]
-        for row in read("grpo_step_amx")["rows"]
+        for row in read(steps)["rows"]
         if (row["precision"], row["compiled"], 1) == (row["peer_precision"], row["peer_compiled"], row["micro_batches"])
     }
     rows = (
