@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mrlm_pl.answers.records import read_records
+from mrlm_pl.answers.records import REASONING, read_records
 from mrlm_pl.environment.tools import call_of
 from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
+from mrlm_pl.policy.chat import GivenReply
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
@@ -109,7 +110,11 @@ def messages_of(messages: Any) -> list[Message]:
         text = "" if calls and message.get("content") is None else message.get("content")
         if message.get("role") not in ROLES or not isinstance(text, str):
             raise ValueError(f"{message!r} is not a message with a role and text as content")
-        found.append(Message(message["role"], text, calls, message.get("tool_call_id"), message.get("name")))
+        parts = (message["role"], text, calls, message.get("tool_call_id"), message.get("name"))
+        reasoning = next(filter(None, map(message.get, REASONING)), "")
+        if reasoning and (message["role"] != "assistant" or not isinstance(reasoning, str)):
+            raise ValueError(f"its reasoning {reasoning!r:.80} must be text, and of an assistant message")
+        found.append(GivenReply(*parts, reasoning) if reasoning or calls else Message(*parts))
     return found
 
 
@@ -159,7 +164,7 @@ def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: st
         return played_rows(example, chat, policy)
     if example.plain:
         return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
-    given, shown, _, tools = example.written(chat)
+    given, shown, _, tools = example if chat.writes_calls else example.written(chat)
     return chat_rows(given, shown, chat, policy, tools=tools)
 
 
@@ -186,7 +191,7 @@ def chat_rows(
     for number, message in enumerate(shown):
         if message.role == "assistant":
             conversation.observe(pending)
-            conversation.demonstrate(message.content, ends=number not in unended)
+            conversation.demonstrate(message, ends=number not in unended)
             pending = []
         else:
             pending.append(message)
