@@ -452,6 +452,22 @@ def test_calls_that_cannot_be_read_are_refused_with_the_form(tmp_path: Path, cal
     assert TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))._examples["train"]
 
 
+def test_fields_that_parquet_fills_with_null_are_absent_and_null_in_json_stays(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    other = tool_schema("find", "Finds.", {"text": {"type": "string", "enum": ["x"]}}).to_chat()
+    rows = [calling({"a": 2, "b": "x"}), calling({"a": 3, "c": [{"d": 1}, {"e": 2}]}) | {"tools": [ADD, other]}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    as_json, as_parquet = (
+        [[acted(made), TOKENIZER.decode(made.token_ids)] for made in demonstration_rows(example, CHAT, "main")]
+        for path in (write(tmp_path / "d.jsonl", rows), str(tmp_path / "d.parquet"))
+        for example in TrajectoryDataModule(path)._examples["train"][1:]
+    )
+    assert as_parquet == as_json
+    (null,) = TrajectoryDataModule(write(tmp_path / "n.jsonl", [calling({"a": None})]))._examples["train"]
+    assert '{"a": null}' in acted(demonstration_rows(null, CHAT, "main")[0])
+
+
 def test_a_user_who_calls_tools_is_refused(tmp_path: Path) -> None:
     row = calling({})
     row["messages"][0]["tool_calls"] = row["messages"][1]["tool_calls"]
