@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import methodcaller
 from typing import Any
 
 from jinja2 import TemplateSyntaxError, meta, nodes
@@ -127,6 +126,10 @@ class GivenReply(Message):
         return super().to_chat() | dict.fromkeys(names, self.reasoning)
 
 
+def _as_given(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.to_chat() for message in messages]
+
+
 def _reasoning(reply: Message) -> str:
     return reply.reasoning if isinstance(reply, GivenReply) else ""
 
@@ -163,7 +166,7 @@ class ChatFormat:
     ) -> str:
         """Return the text of a conversation, with ``generation_prompt`` including the assistant's header."""
         given = any(isinstance(message, GivenReply) for message in messages)
-        return self._applied(messages, tools, generation_prompt, methodcaller("to_chat") if given else self._shown)
+        return self._applied(messages, tools, generation_prompt, _as_given if given else self._shown)
 
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""
@@ -287,25 +290,30 @@ class ChatFormat:
         text = self._probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
         return text.count(_SENTINEL) == 2
 
-    def _shown(self, message: Message) -> dict[str, Any]:
-        """Return a message for the template: a reply with its calls in the text, results of tools in some role."""
-        shown = message.to_chat()
-        if message.role == "assistant":
-            shown.pop("tool_calls", None)
-        elif message.role == "tool" and not self._takes_results:
-            return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
-        return shown
+    def _shown(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages for the template: replies with their calls in the text, results of tools in some role."""
+        chat: list[dict[str, Any]] = []
+        for place, message in enumerate(messages):
+            shown = message.to_chat()
+            if message.role == "assistant":
+                shown.pop("tool_calls", None)
+            elif message.role == "tool" and not self._takes_results:
+                shown = {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
+                if place and messages[place - 1].role == "tool":  # users and assistants alternate in some templates
+                    shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"
+            chat.append(shown)
+        return chat
 
     def _applied(
         self,
         messages: Sequence[Message],
         tools: Sequence[dict[str, Any]],
         generation_prompt: bool,
-        shown: Callable[[Message], dict[str, Any]] = methodcaller("to_chat"),
+        shown: Callable[[Sequence[Message]], list[dict[str, Any]]] = _as_given,
     ) -> str:
         if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
-        chat = [shown(message) for message in messages]
+        chat = shown(messages)
         try:
             with deadline(self.tokenizer.name_or_path):
                 return self.tokenizer.apply_chat_template(
