@@ -125,6 +125,8 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     Raises:
         ValueError: they have a fault.
     """
+    if message.get("function_call"):  # of an earlier form, which would be left out
+        raise ValueError(f"{message!r:.80} has a function_call; write it as tool_calls")
     given, found = message.get("tool_calls") or [], []
     if given and message.get("role") != "assistant":
         raise ValueError(f"{message!r:.80} is not the assistant's and calls tools")

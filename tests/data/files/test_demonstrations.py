@@ -468,6 +468,13 @@ def test_fields_that_parquet_fills_with_null_are_absent_and_null_in_json_stays(t
     assert '{"a": null}' in acted(demonstration_rows(null, CHAT, "main")[0])
 
 
+def test_a_call_in_the_form_before_tool_calls_is_refused(tmp_path: Path) -> None:
+    row = calling({})
+    row["messages"][1] = {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": "{}"}}
+    with pytest.raises(DataError, match=r"row 1: .* has a function_call; write it as tool_calls"):
+        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+
+
 def test_a_user_who_calls_tools_is_refused(tmp_path: Path) -> None:
     row = calling({})
     row["messages"][0]["tool_calls"] = row["messages"][1]["tool_calls"]
