@@ -50,6 +50,8 @@ def checked_template(template: str) -> str:
     Raises:
         PolicyError: it is not.
     """
+    if "{" not in template:
+        raise PolicyError(f'chat_template {template!r:.120} is no Jinja template; give its text, such as "$(cat FILE)"')
     try:
         _compile_jinja_template(template)
     except TemplateSyntaxError as error:
