@@ -15,6 +15,8 @@ from mrlm_pl.errors import DataError
 from mrlm_pl.turn_tree import episodes_of, holds_episodes
 
 _FORM = '{"question": text, "answer": text, "correct": true or false}'
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a reply's reasoning in a row of chats, those that transformers reads."""
 SCORE = "score"
 """The component of a turn's reward that says how right the answer of one agent among several is, from 0 to 1."""
 
@@ -115,7 +117,8 @@ def _unpaired(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _text_of(part: Any) -> Any:
     """Return the text of a single message, and anything else, such as one with tool calls, as it is."""
     message = dict(part[0]) if isinstance(part, list) and len(part) == 1 else {}
-    return part if not message or message.get("tool_calls") else message.get("content")
+    more = any(map(message.get, ("tool_calls", *REASONING)))
+    return part if not message or more else message.get("content")
 
 
 def answer_of_row(row: Mapping[str, Any], where: str) -> Answer:

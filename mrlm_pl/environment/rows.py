@@ -280,6 +280,25 @@ def _is_local(source: str) -> bool:
     return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or "\\" in source
 
 
+def without_filled(source: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a source without the null fields that Arrow gives its objects: each has the fields of all.
+
+    Parquet files and hub data sets cannot tell null from an absent field; rows of other files are as they are.
+
+    >>> row = {"arguments": {"a": 1, "b": None}}
+    >>> without_filled("owner/name", row), without_filled("rows.jsonl", row) == row
+    ({'arguments': {'a': 1}}, True)
+    """
+    arrow = not _is_local(source) or _stem_suffix(Path(source)) == ".parquet"
+    return _without_null(row) if arrow else row
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_null(item) for name, item in value.items() if item is not None}
+    return [_without_null(item) for item in value] if isinstance(value, list) else value
+
+
 def _stem_suffix(path: Path) -> str:
     """Return the file's kind, such as ``.jsonl`` for ``rows.jsonl`` and ``rows.jsonl.gz``."""
     return (path.with_suffix("") if path.suffix in (".zst", ".gz") else path).suffix

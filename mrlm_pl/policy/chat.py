@@ -12,6 +12,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,11 +20,11 @@ from typing import Any
 from jinja2 import TemplateSyntaxError, meta, nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from mrlm_pl.environment.tools import MAX_CALLS, described, with_written_calls
+from mrlm_pl.environment.tools import MAX_CALLS, described, tool_message, with_written_calls
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, PolicyError, meant
 from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
-from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, CallForm, find_call_form, written_reply
+from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, CallForm, find_call_form, written_reply
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"
@@ -49,6 +50,8 @@ def checked_template(template: str) -> str:
     Raises:
         PolicyError: it is not.
     """
+    if "{" not in template:
+        raise PolicyError(f'chat_template {template!r:.120} is no Jinja template; give its text, such as "$(cat FILE)"')
     try:
         _compile_jinja_template(template)
     except TemplateSyntaxError as error:
@@ -114,6 +117,25 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(tokenizer.all_special_ids).union(number for number, token in added if token.special)
 
 
+@dataclass(frozen=True)
+class GivenReply(Message):
+    """A reply that was not sampled, whose calls and reasoning the template writes: they are not in its text."""
+
+    reasoning: str = ""
+
+    def to_chat(self) -> dict[str, Any]:
+        names = ("reasoning_content", "thinking") if self.reasoning else ()  # gpt-oss reads the latter
+        return super().to_chat() | dict.fromkeys(names, self.reasoning)
+
+
+def _as_given(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.to_chat() for message in messages]
+
+
+def _reasoning(reply: Message) -> str:
+    return reply.reasoning if isinstance(reply, GivenReply) else ""
+
+
 class ChatFormat:
     """Renders messages for one tokenizer.
 
@@ -145,7 +167,8 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
     ) -> str:
         """Return the text of a conversation, with ``generation_prompt`` including the assistant's header."""
-        return self._applied(messages, tools, generation_prompt, self._shown)
+        given = any(isinstance(message, GivenReply) for message in messages)
+        return self._applied(messages, tools, generation_prompt, _as_given if given else self._shown)
 
     def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""
@@ -155,7 +178,7 @@ class ChatFormat:
         if key not in self._describes:
             if len(self._describes) == MAX_REMEMBERED:
                 self._describes.clear()
-            text = self.render([Message("user", "x")], tools, generation_prompt=True)
+            text = self.render([QUESTION], tools, generation_prompt=True)
             self._describes[key] = all(tool["function"]["name"] in text for tool in tools)
         return self._describes[key]
 
@@ -174,21 +197,71 @@ class ChatFormat:
         return Message("assistant", text, self.call_form.read(marked, tools))
 
     def written(self, reply: Message, tools: Sequence[dict[str, Any]]) -> Message:
-        """Return a reply that was not sampled with its calls in the text too, as the template writes them.
+        """Return a reply that was not sampled with its calls and reasoning in the text, as the template writes them.
 
         Raises:
-            ValueError: the template leaves out the text of the reply, or a call.
+            ValueError: the template leaves out a part of the reply.
         """
-        if not reply.tool_calls:
+        if not isinstance(reply, GivenReply):
             return reply
         if self.call_form is None:
-            return with_written_calls(reply)
-        text = written_reply(lambda messages, prompt: self._applied(messages, tools, prompt), reply)
-        if "".join(reply.content.split()) not in "".join(text.split()):
-            raise ValueError(f"the chat template leaves out the text of a reply with calls: {reply.content!r:.80}")
-        if len(self.call_form.read(text, tools)) < min(len(reply.tool_calls), MAX_CALLS):
-            raise ValueError(f"the chat template does not write all {len(reply.tool_calls)} calls of a reply: {text!r}")
-        return replace(reply, content=text)
+            reply = replace(reply, content=with_written_calls(reply).content, tool_calls=())
+        given = reply.tool_calls or reply.reasoning
+        return Message(reply.role, self.reply_text(reply, tools) if given else reply.content)
+
+    def reply_text(self, reply: Message, tools: Sequence[dict[str, Any]]) -> str:
+        """Return the text of a reply that was not sampled, between the generation prompt and the end of its turn.
+
+        It is that before a next message, without the empty reasoning that some templates write in the last reply alone,
+        unless the template leaves out a part of the reply there. A plain reply that the template never writes whole
+        is as it is, after the tag that the prompt may end with.
+
+        Raises:
+            ValueError: the template leaves out a part of a reply with calls or reasoning.
+        """
+        asked, header, text = written_reply(lambda messages, prompt: self._applied(messages, tools, prompt), reply)
+        prompt = self._applied([QUESTION], tools, True)
+        left_out = self._left_out(reply, header if asked + header == prompt else None, text, tools)
+        if left_out and isinstance(reply, GivenReply):
+            raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`")
+        if left_out:
+            sizes = range(min(len(reply.content), len(prompt)), 0, -1)
+            return reply.content[next((size for size in sizes if prompt.endswith(reply.content[:size])), 0) :]
+        answers, later = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION], ""
+        with suppress(Exception):  # templates raise errors of their own classes
+            later = self._applied([QUESTION, reply, *answers], tools, True)
+        if not later.startswith(asked + header):
+            return text
+        rest, least = later[len(asked + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
+        begins = range(max(len(text) - least, 0) + 1)
+        kept = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")
+        return text if self._left_out(reply, header, kept, tools) else kept
+
+    def _left_out(self, reply: Message, header: str | None, text: str, tools: Sequence[dict[str, Any]]) -> str:
+        """Return the name of a part of a reply that is not in its text; empty if none.
+
+        Args:
+            reply: the assistant's message.
+            header: text before it, which may open the reasoning; None if a generation prompt ends otherwise.
+            text: of the reply.
+            tools: schemas.
+        """
+        words = "".join(f"{header or ''}{text}".split())
+        calls = " with calls" * bool(reply.tool_calls)
+        if "".join(reply.content.split()) not in words:
+            return f"the text of a reply{calls}: {reply.content!r:.80}"
+        reasoning = _reasoning(reply)
+        if reasoning and (header is None or "".join(reasoning.split()) not in words):
+            return f"the reasoning of a reply{calls}, or begins every reply without any: {reasoning!r:.80}"
+        read = self.call_form.read(text, tools) if reply.tool_calls and self.call_form else ()
+        missing = len(read) < min(len(reply.tool_calls), MAX_CALLS)
+        return f"some of the {len(reply.tool_calls)} calls of a reply: {text!r}" if missing else ""
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """True if the template writes ``tool_calls`` and accepts results of tools after them."""
+        call, answer = Message("assistant", "", (PROBE_CALL,)), tool_message(PROBE_CALL, _SENTINEL)
+        return self.call_form is not None and _SENTINEL in self._probed(QUESTION, call, answer)
 
     @cached_property
     def call_form(self) -> CallForm | None:
@@ -197,7 +270,7 @@ class ChatFormat:
         A template that names tools all the same is warned of: the prompt then has the tools twice.
         """
         form = find_call_form(lambda messages, prompt: self._applied(messages, [PROBE_TOOL], prompt))
-        if form is None and PROBE_TOOL["function"]["name"] in self._probed(Message("user", "x")):
+        if form is None and PROBE_TOOL["function"]["name"] in self._probed(QUESTION):
             logger.warning(
                 "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
                 "can be read back; the tools and the form of calls are described again before the first message",
@@ -215,29 +288,34 @@ class ChatFormat:
     @cached_property
     def _takes_results(self) -> bool:
         """True if the template accepts results of tools after a reply with the calls in its text."""
-        answer = Message("tool", _SENTINEL, tool_call_id=PROBE_CALL.id, name=PROBE_CALL.name)
-        text = self._probed(Message("user", "x"), Message("assistant", "y"), answer, Message("assistant", "z"), answer)
+        answer = tool_message(PROBE_CALL, _SENTINEL)
+        text = self._probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
         return text.count(_SENTINEL) == 2
 
-    def _shown(self, message: Message) -> dict[str, Any]:
-        """Return a message for the template: a reply with its calls in the text, results of tools in some role."""
-        shown = message.to_chat()
-        if message.role == "assistant":
-            shown.pop("tool_calls", None)
-        elif message.role == "tool" and not self._takes_results:
-            return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
-        return shown
+    def _shown(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages for the template: replies with their calls in the text, results of tools in some role."""
+        chat: list[dict[str, Any]] = []
+        for place, message in enumerate(messages):
+            shown = message.to_chat()
+            if message.role == "assistant":
+                shown.pop("tool_calls", None)
+            elif message.role == "tool" and not self._takes_results:
+                shown = {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
+                if place and messages[place - 1].role == "tool":  # users and assistants alternate in some templates
+                    shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"
+            chat.append(shown)
+        return chat
 
     def _applied(
         self,
         messages: Sequence[Message],
         tools: Sequence[dict[str, Any]],
         generation_prompt: bool,
-        shown: Callable[[Message], dict[str, Any]] = Message.to_chat,
+        shown: Callable[[Sequence[Message]], list[dict[str, Any]]] = _as_given,
     ) -> str:
         if self._endless is not None:  # probes of the template continue after an error
             raise self._endless
-        chat = [shown(message) for message in messages]
+        chat = shown(messages)
         try:
             with deadline(self.tokenizer.name_or_path):
                 return self.tokenizer.apply_chat_template(
@@ -279,7 +357,7 @@ class ChatFormat:
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:
         """The template's tokens after an assistant message."""
-        text = self.render([Message("user", "x"), Message("assistant", _SENTINEL)], generation_prompt=False)
+        text = self.render([QUESTION, Message("assistant", _SENTINEL)], generation_prompt=False)
         _, found, closing = text.partition(_SENTINEL)
         if not found:
             raise PolicyError(
@@ -328,6 +406,7 @@ class Row:
     Attributes:
         tools: schemas that its prompts describe.
         prompt: text of the last prompt.
+        shown: text of all tokens, to the end of a turn that was demonstrated.
         marks: where a conversation can continue.
     """
 
@@ -338,6 +417,7 @@ class Row:
     tools: tuple[dict[str, Any], ...] = ()
     prompt: str = ""
     marks: list[Mark] = field(default_factory=list)
+    shown: str = ""
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
         """Append observed tokens, or, with ``logprobs``, sampled ones."""
@@ -455,19 +535,26 @@ class Conversation:
         self.row.mark(sampled=True)
         return message
 
-    def demonstrate(self, text: str, *, ends: bool = True) -> None:
+    def demonstrate(self, reply: Message, *, ends: bool = True) -> None:
         """Append an assistant turn from a demonstration; it counts as action.
 
         With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
         """
-        ids = self.chat.encode(text)
+        said = reply.content
+        text = self.chat.reply_text(reply if isinstance(reply, GivenReply) else Message("assistant", said), self.tools)
+        # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
+        ids = self.chat.encode(said if text.strip(" ") == said.strip(" ") else text)
         if ends and not (ids and ids[-1] in self.chat.stop_ids):
             ids.append(self.chat.end_id)
+            if self.chat.closing_ids[:1] == (self.chat.end_id,):
+                text += self.chat.tokenizer.decode(ids[-1:])
         self.row.extend(ids, [0.0] * len(ids))
-        self.row.messages = [*self.row.messages, Message("assistant", text)]
+        self.row.messages, self.row.shown = [*self.row.messages, reply], self.row.prompt + text
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
         """Return the text after the last assistant turn, or None if the template changed the text before it."""
+        if self.row.shown:
+            return prompt.removeprefix(self.row.shown) if prompt.startswith(self.row.shown) else None
         last = len(history) - new - 1
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]

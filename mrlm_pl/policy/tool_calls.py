@@ -19,6 +19,7 @@ PROBE_CALL = ToolCall("call00000", _NAME, _ARGUMENTS)
 PROBE_TOOL = tool_schema(
     _NAME, "A tool.", {"first_key": {"type": "string"}}, {"second_key": {"type": "integer"}}
 ).to_chat()
+QUESTION = Message("user", "x")
 _DECODER = json.JSONDecoder()
 
 Tools = Sequence[Mapping[str, Any]]
@@ -147,28 +148,27 @@ def find_call_form(render: Callable[[list[Message], bool], str]) -> CallForm | N
         render: returns the text of messages, with or without the generation prompt; may raise any error.
     """
     try:
-        written = written_reply(render, Message("assistant", "", (PROBE_CALL,)))
+        *_, written = written_reply(render, Message("assistant", "", (PROBE_CALL,)))
     except Exception:  # templates raise errors of their own classes
         return None
     form = _json_form(written) or _tagged_form(written)
     return form if form is not None and form.read(written, [PROBE_TOOL]) == (PROBE_CALL,) else None
 
 
-def written_reply(render: Callable[[list[Message], bool], str], reply: Message) -> str:
-    """Return a template's text of a reply with calls, between the assistant's header and the end of a turn.
+def written_reply(render: Callable[[list[Message], bool], str], reply: Message) -> tuple[str, str, str]:
+    """Return a template's text of a question, of the assistant's header, and of a reply up to the end of its turn.
 
     Args:
         render: see :func:`find_call_form`.
         reply: the assistant's message.
     """
-    question = Message("user", "x")
-    asked, prompted, answered = render([question], False), render([question], True), render([question, reply], False)
-    _, _, closing = render([question, Message("assistant", "probe")], False).rpartition("probe")
+    asked, prompted, answered = render([QUESTION], False), render([QUESTION], True), render([QUESTION, reply], False)
+    _, _, closing = render([QUESTION, Message("assistant", "probe")], False).rpartition("probe")
     begun, called = prompted[len(asked) :], answered[len(asked) :]
     header = begun[: common_prefix(begun, called)]
     if header != begun:  # a call continues differently; both may begin with the same letters
         header = header[: max(header.rfind("\n"), header.rfind(">")) + 1]
-    return called[len(header) :].removesuffix(closing)
+    return asked, header, called[len(header) :].removesuffix(closing)
 
 
 def _json_form(written: str) -> CallForm | None:

@@ -52,7 +52,7 @@ def test_rows_are_read_and_written_without_loss(tmp_path: Path) -> None:
     assert read_answers(write(tmp_path, [ROW]))[0] == [Answer("2+2?", "4", 1.0)]
 
 
-def test_a_pair_of_single_messages_is_two_answers_and_calls_are_no_text(tmp_path: Path) -> None:
+def test_a_pair_of_single_messages_is_two_answers_and_calls_and_reasoning_are_no_text(tmp_path: Path) -> None:
     path, asked = tmp_path / "pairs.jsonl", [{"role": "user", "content": "2+2?"}]
     pair: dict[str, Any] = {"prompt": asked, "chosen": [{"role": "assistant", "content": "4"}], "rejected": "5"}
     path.write_text(json.dumps(pair) + "\n")
@@ -62,10 +62,11 @@ def test_a_pair_of_single_messages_is_two_answers_and_calls_are_no_text(tmp_path
         ("2+2?", "5", 0.0),
     ]
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    pair["chosen"] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    path.write_text(json.dumps(pair) + "\n")
-    with pytest.raises(DataError, match=r"row 1: 'answer' is \[.*; it must be text"):
-        read_answers(str(path))
+    for more in ({"tool_calls": [call]}, {"reasoning_content": "Hm."}):
+        pair["chosen"] = [{"role": "assistant", "content": "", **more}]
+        path.write_text(json.dumps(pair) + "\n")
+        with pytest.raises(DataError, match=r"row 1: 'answer' is \[.*; it must be text"):
+            read_answers(str(path))
 
 
 def test_an_episode_is_the_last_reply_to_the_first_question(tmp_path: Path) -> None:

@@ -145,6 +145,8 @@ def test_values_out_of_range_are_refused(model_folder: Path, name: str, value: f
 def test_a_template_that_is_no_jinja_is_refused_with_its_line(model_folder: Path) -> None:
     with pytest.raises(PolicyError, match=r"chat_template .* is no Jinja template: line 2: "):
         Policy(str(model_folder), chat_template="{{ messages }}\n{% for x")
+    with pytest.raises(PolicyError, match=r"chat_template 'qwen3\.jinja' is no Jinja template; give its text"):
+        Policy(str(model_folder), chat_template="qwen3.jinja")
 
 
 def test_a_model_without_a_chat_template_is_told_and_exports_the_one_it_was_trained_with(

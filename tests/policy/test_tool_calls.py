@@ -165,6 +165,16 @@ def test_broken_calls_are_no_calls(form: Any, text: str) -> None:
     assert form.read(text, [ADD]) == ()
 
 
+def test_results_of_one_reply_are_one_message_where_users_and_assistants_alternate() -> None:
+    talk = conversation(ALTERNATING)
+    talk.observe([Message("user", "1+1? 2+2?")])
+    say(talk, 2 * '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    talk.observe([Message("tool", "2"), Message("tool", "4")])
+    (row,) = talk.rows
+    results = "".join(f"<tool_response>\n{number}\n</tool_response>\n" for number in (2, 4)).strip()
+    assert talk.chat.tokenizer.decode(row.token_ids).endswith(f"<|end|><|user|>{results}<|end|><|assistant|>")
+
+
 def test_a_value_that_is_not_of_its_type_stays_text() -> None:
     form = TaggedForm("<function=", ">", "<parameter=", ">", "</parameter>")
     call = "<function=add><parameter=a>one</parameter><parameter=note>1</parameter>"

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mrlm_pl.answers.records import read_records
+from mrlm_pl.answers.records import REASONING, read_records
+from mrlm_pl.environment.rows import without_filled
 from mrlm_pl.environment.tools import call_of
 from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
+from mrlm_pl.policy.chat import GivenReply
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
@@ -28,7 +30,7 @@ def read_examples(source: str, split: str) -> tuple[list[tuple[str, dict[str, An
         DataError: the source is missing or unreadable, only some of its rows are episodes, or all episodes failed.
     """
     records = list(read_records(source, split))
-    rows = [(where, row) for where, episode, row in records if episode is None]
+    rows = [(where, without_filled(source, row)) for where, episode, row in records if episode is None]
     episodes = [episode for _, episode, _ in records if episode is not None]
     if not episodes:
         return rows, []
@@ -109,7 +111,11 @@ def messages_of(messages: Any) -> list[Message]:
         text = "" if calls and message.get("content") is None else message.get("content")
         if message.get("role") not in ROLES or not isinstance(text, str):
             raise ValueError(f"{message!r} is not a message with a role and text as content")
-        found.append(Message(message["role"], text, calls, message.get("tool_call_id"), message.get("name")))
+        parts = (message["role"], text, calls, message.get("tool_call_id"), message.get("name"))
+        reasoning = next(filter(None, map(message.get, REASONING)), "")
+        if reasoning and (message["role"] != "assistant" or not isinstance(reasoning, str)):
+            raise ValueError(f"its reasoning {reasoning!r:.80} must be text, and of an assistant message")
+        found.append(GivenReply(*parts, reasoning) if reasoning or calls else Message(*parts))
     return found
 
 
@@ -119,6 +125,8 @@ def _calls_of(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     Raises:
         ValueError: they have a fault.
     """
+    if message.get("function_call"):  # of an earlier form, which would be left out
+        raise ValueError(f"{message!r:.80} has a function_call; write it as tool_calls")
     given, found = message.get("tool_calls") or [], []
     if given and message.get("role") != "assistant":
         raise ValueError(f"{message!r:.80} is not the assistant's and calls tools")
@@ -140,7 +148,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     Raises:
         ValueError: they have a fault.
     """
-    if tools is None:  # parquet fills it in
+    if tools is None:
         return []
     if not isinstance(tools, list):
         raise ValueError(f"tools is {tools!r:.80}; it must be a list of schemas")
@@ -159,7 +167,7 @@ def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: st
         return played_rows(example, chat, policy)
     if example.plain:
         return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
-    given, shown, _, tools = example.written(chat)
+    given, shown, _, tools = example if chat.writes_calls else example.written(chat)
     return chat_rows(given, shown, chat, policy, tools=tools)
 
 
@@ -186,7 +194,7 @@ def chat_rows(
     for number, message in enumerate(shown):
         if message.role == "assistant":
             conversation.observe(pending)
-            conversation.demonstrate(message.content, ends=number not in unended)
+            conversation.demonstrate(message, ends=number not in unended)
             pending = []
         else:
             pending.append(message)

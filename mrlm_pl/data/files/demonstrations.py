@@ -30,7 +30,8 @@ class TrajectoryDataModule(FixedDataModule):
       out.
 
     A chat may bring ``tools``, a list of schemas (``{"type": "function", "function": {"name": ..., ...}}``), and its
-    replies ``tool_calls`` in OpenAI's form: the chat template renders them as for an agent with these tools.
+    replies ``tool_calls`` in OpenAI's form and ``reasoning_content``: the chat template renders them as for an agent
+    with these tools.
 
     Rows are packed: a batch is one sequence without padding for the model families that allow it.
 
@@ -44,7 +45,8 @@ class TrajectoryDataModule(FixedDataModule):
         seed: of the shuffling; the command line passes ``seed_everything``.
 
     Raises:
-        DataError: a file is missing, or a row lacks its fields or an assistant message, or has calls without a name.
+        DataError: a file is missing, or a row lacks its fields or an assistant message, has calls without a name, or a
+            part that the chat template leaves out.
     """
 
     algorithms = (SFT,)

@@ -54,7 +54,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
             raise ValueError("it lacks the field 'agents'")
         pairs = {}
         for agent, part in row["agents"].items():
-            if part is None:  # parquet fills it in
+            if part is None:  # a table that was written as JSON fills it in
                 continue
             try:
                 if not isinstance(part, dict):

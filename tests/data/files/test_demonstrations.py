@@ -15,8 +15,10 @@ from mrlm_pl.data.files.base import EpochStream
 from mrlm_pl.data.files.demonstrations import demonstration_of, demonstration_rows
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment.tools import tool_schema
+from mrlm_pl.episode import Trajectory
 from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.policy import ChatFormat, Policy
+from mrlm_pl.policy.chat import with_arguments
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.numbered_examples import NumberedExamples
 
@@ -299,9 +301,18 @@ def calling(*arguments: Any, content: str | None = None) -> dict[str, Any]:
     return {"messages": [user, reply, *answers, end], "tools": [ADD]}
 
 
+def template_of(family: str) -> str:
+    return (Path(__file__).parents[1] / "templates" / f"{family}.jinja").read_text()
+
+
 def of_family(name: str) -> ChatFormat:
     """Return the chat format of a model family."""
-    return ChatFormat(TOKENIZER, (Path(__file__).parents[1] / "templates" / f"{name}.jinja").read_text())
+    return ChatFormat(TOKENIZER, template_of(name))
+
+
+def acted(row: Trajectory, tokenizer: Any = TOKENIZER) -> str:
+    """Return the trained text of a row."""
+    return tokenizer.decode([token for token, acts in zip(row.token_ids, row.action_mask, strict=True) if acts])
 
 
 @pytest.mark.parametrize(("family", "several"), [("qwen2.5", False), ("qwen2.5", True), ("llama3.1", False)])
@@ -315,8 +326,7 @@ def test_tool_calls_are_written_as_the_template_writes_them(family: str, several
     (made,) = demonstration_rows(demonstration_of(row), chat_format, "main")
     text = TOKENIZER.decode(made.token_ids).replace(TOKENIZER.eos_token, "")
     assert native in (f"{text}<|im_end|>\n", f"{text}<|eot_id|>")
-    acted = [token for token, acts in zip(made.token_ids, made.action_mask, strict=True) if acts]
-    shown, end, last = TOKENIZER.decode(acted).partition(TOKENIZER.eos_token)
+    shown, end, last = acted(made).partition(TOKENIZER.eos_token)
     assert shown in native
     assert shown.count('"add"') == 1 + several
     assert (shown.startswith("Hm."), last) == (several, f"It is 4.{end}")
@@ -329,11 +339,73 @@ def test_reasoning_before_a_call_may_get_other_line_breaks() -> None:
     assert "<think>\nHm.\n</think>\n\nGo.\n<tool_call>" in TOKENIZER.decode(row.token_ids)
 
 
+@pytest.mark.parametrize(
+    ("family", "reasoning"), [("qwen3", ""), ("qwen3", "Hm."), ("glm4.5", ""), ("glm4.5", "Hm."), ("gpt_oss", "")]
+)
+def test_a_chat_with_calls_is_one_row_as_the_template_renders_it(family: str, reasoning: str) -> None:
+    """But for the empty reasoning that Qwen 3 writes in the last reply alone."""
+    chat_format, row = of_family(family), calling({"a": 2}, content="")
+    question, call, result, end = row["messages"]
+    for reply in (call, end):
+        reply.update({"reasoning_content": reasoning} if reasoning else {})
+    row["messages"] = [question, call, result, call, result, end]
+    (made,) = demonstration_rows(demonstration_of(row), chat_format, "main")
+    native = TOKENIZER.apply_chat_template(
+        row["messages"], tools=[ADD], chat_template=chat_format.template, tokenize=False
+    ).replace("<think>\n\n</think>\n\n", "")
+    text, native = (text.replace(TOKENIZER.eos_token, "") for text in (TOKENIZER.decode(made.token_ids), native))
+    assert native.removesuffix("<|im_end|>\n").removesuffix("<|return|>") == text
+    assert [acted(made).count(part) for part in ("add", "Hm.", "It is 4.")] == [2, 3 * bool(reasoning), 1]
+
+
+def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_row() -> None:
+    """An answer ends with another token before a next message than where the model ends it."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|return|>", "additional_special_tokens": ["<|call|>"]})
+    chat_format = ChatFormat(tokenizer, template_of("gpt_oss"), [tokenizer.convert_tokens_to_ids("<|call|>")])
+    row = calling({"a": 2}, content="")
+    for reply in row["messages"][1::2]:
+        reply["thinking"] = "Hm."
+    row["messages"] += [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
+    first, second = demonstration_rows(demonstration_of(row), chat_format, "main")
+    analysis, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    call = ' to=functions.add<|channel|>commentary json<|message|>{"a": 2}<|call|>'
+    assert acted(first, tokenizer) == f"{analysis}{call}{analysis}{final}It is 4.<|return|>"
+    assert acted(second, tokenizer) == f"{final}No.<|return|>"
+    assert f"<|start|>assistant{call}<|start|>functions.add to=assistant" in tokenizer.decode(second.token_ids)
+    assert f"{final}It is 4.<|end|><|start|>user" in tokenizer.decode(second.token_ids)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_reasoning_that_the_prompt_opens_is_not_opened_again(opened: bool) -> None:
+    """The template of DeepSeek-R1's distilled models leaves it out of replies, that of Qwen 3 (2507) does not."""
+    template = template_of("deepseek_r1_distill")
+    if opened:
+        place = template_of("qwen3").rindex("assistant\\n") + len("assistant\\n")
+        template = f"{template_of('qwen3')[:place]}<think>\\n{template_of('qwen3')[place:]}"
+    row = chat("2+2?", "<think>\nHm.\n</think>\n\nIt is 4.")
+    (made,) = demonstration_rows(demonstration_of(row), ChatFormat(TOKENIZER, template), "main")
+    assert TOKENIZER.decode(made.token_ids).count("<think>") == 1
+    assert acted(made) == "Hm.\n</think>\n\nIt is 4.<|end|>"
+
+
+def test_reasoning_that_a_template_leaves_out_is_an_error(tmp_path: Path) -> None:
+    row = chat("2+2?", "4")
+    row["messages"][1]["reasoning_content"] = "Hm."
+    disabled = ChatFormat(TOKENIZER, with_arguments(template_of("qwen3"), {"enable_thinking": False}, "m"))
+    for chat_format in (CHAT, of_family("qwen2.5"), disabled):
+        with pytest.raises(ValueError, match=r"leaves out the reasoning of a reply.*'Hm\.'"):
+            demonstration_rows(demonstration_of(row), chat_format, "main")
+    row["messages"][0]["reasoning_content"] = "Hm."
+    with pytest.raises(DataError, match=r"row 1: its reasoning 'Hm\.' must be text, and of an assistant message"):
+        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+
+
 def test_parts_that_a_template_leaves_out_are_errors() -> None:
     """The one of Llama 3.1 writes a single call and no text beside it."""
     with pytest.raises(ValueError, match=r"leaves out the text of a reply with calls: 'Hm\.'"):
         demonstration_rows(demonstration_of(calling({"a": 2}, content="Hm.")), of_family("llama3.1"), "main")
-    with pytest.raises(ValueError, match=r"does not write all 2 calls"):
+    with pytest.raises(ValueError, match=r"leaves out some of the 2 calls"):
         demonstration_rows(demonstration_of(calling({"a": 2}, {"a": 3})), of_family("llama3.1"), "main")
 
 
@@ -359,8 +431,7 @@ def test_a_call_with_an_end_of_its_own_has_no_other() -> None:
     )
     chat_format = ChatFormat(TOKENIZER, template, TOKENIZER.encode("<|user|>", add_special_tokens=False))
     (row,) = demonstration_rows(demonstration_of(calling({"a": 2})), chat_format, "main")
-    acted = [token for token, acts in zip(row.token_ids, row.action_mask, strict=True) if acts]
-    assert TOKENIZER.decode(acted) == '<call>{"name": "add", "arguments": {"a": 2}}<|user|>It is 4.<|end|>'
+    assert acted(row) == '<call>{"name": "add", "arguments": {"a": 2}}<|user|>It is 4.<|end|>'
 
 
 @pytest.mark.parametrize(
@@ -379,6 +450,29 @@ def test_calls_that_cannot_be_read_are_refused_with_the_form(tmp_path: Path, cal
         TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
     row["messages"][1] |= {"tool_calls": None, "content": "4"}  # as parquet writes it
     assert TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))._examples["train"]
+
+
+def test_fields_that_parquet_fills_with_null_are_absent_and_null_in_json_stays(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    other = tool_schema("find", "Finds.", {"text": {"type": "string", "enum": ["x"]}}).to_chat()
+    rows = [calling({"a": 2, "b": "x"}), calling({"a": 3, "c": [{"d": 1}, {"e": 2}]}) | {"tools": [ADD, other]}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    as_json, as_parquet = (
+        [[acted(made), TOKENIZER.decode(made.token_ids)] for made in demonstration_rows(example, CHAT, "main")]
+        for path in (write(tmp_path / "d.jsonl", rows), str(tmp_path / "d.parquet"))
+        for example in TrajectoryDataModule(path)._examples["train"][1:]
+    )
+    assert as_parquet == as_json
+    (null,) = TrajectoryDataModule(write(tmp_path / "n.jsonl", [calling({"a": None})]))._examples["train"]
+    assert '{"a": null}' in acted(demonstration_rows(null, CHAT, "main")[0])
+
+
+def test_a_call_in_the_form_before_tool_calls_is_refused(tmp_path: Path) -> None:
+    row = calling({})
+    row["messages"][1] = {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": "{}"}}
+    with pytest.raises(DataError, match=r"row 1: .* has a function_call; write it as tool_calls"):
+        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
 
 
 def test_a_user_who_calls_tools_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,21 @@ def test_the_tools_of_a_pair_are_in_its_prompt() -> None:
     assert actions(pair) == ["4<|end|>", "5<|end|>"]
 
 
+@pytest.mark.parametrize("family", ["qwen3", "glm4.5", "gpt_oss"])
+def test_answers_with_a_call_and_its_result_are_compared(family: str) -> None:
+    call = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    called = [{"role": "assistant", "content": "", "tool_calls": [call]}, {**message("tool", "4"), "name": "add"}]
+    row = {
+        "prompt": [message("user", "2+2?")],
+        "chosen": [*called, message("assistant", "It is 4.")],
+        "rejected": [*called, message("assistant", "It is 5.")],
+    }
+    template = (Path(__file__).parents[1] / "templates" / f"{family}.jinja").read_text()
+    said = actions(pair_rows(pair_of(row), ChatFormat(TOKENIZER, template), "main", "row 1"))
+    assert [("add" in text, text[-6:]) for text in said] == [(True, "<|end|>"[-6:])] * 2
+    assert said[0].replace("It is 4.", "It is 5.") == said[1] != said[0]
+
+
 def module(path: Path, rows: list[Any], **options: Any) -> PreferenceDataModule:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
