@@ -104,6 +104,7 @@ class Play:
         spec: which episode.
         environment: its own instance.
         attempt: how many times it was started, this time included.
+        retried_tokens: sampled in the times before.
 
     Attributes:
         order: checks the environment's observations and steps, from :meth:`begin` on.
@@ -111,8 +112,9 @@ class Play:
 
     order: TurnOrder
 
-    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int) -> None:
+    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int, retried_tokens: int = 0) -> None:
         self.spec, self.environment, self.attempt = spec, environment, attempt
+        self.retried_tokens = retried_tokens
         self.id = spec.id
         self.conversations: dict[str, Conversation] = {}
         self.sessions: dict[str, str] = {}  # of each agent's last decision
@@ -133,6 +135,12 @@ class Play:
     def over(self) -> bool:
         """Return True if it has ended, for any reason."""
         return bool(self.stop_reason) or self.error is not None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The tokens sampled for it, in all attempts."""
+        turns = [turn for turns in self.turns.values() for _, turn in turns if not turn.scripted]
+        return self.retried_tokens + sum(turn.stop - turn.start for turn in turns)
 
     @property
     def due(self) -> list[str]:
@@ -281,6 +289,7 @@ class Play:
             agents=tuple(self.environment.agents),
             error=self.error,
             attempts=self.attempt,
+            retried_tokens=self.retried_tokens,
             row_restarts=sum(len(conversation.rows) - 1 for conversation in self.conversations.values()),
             timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
             origin=self.spec.origin,
