@@ -191,13 +191,10 @@ class RunCommand(LightningCLI):
 
 
 class OptionCheck(RunCommand):
-    """Parses the options of a stage and does nothing else."""
+    """Parses the options of a stage, and builds its classes, which read no weights yet."""
 
     def _set_seed(self) -> None:
         """Leave the seeds of this process."""
-
-    def instantiate_classes(self) -> None:
-        """Build nothing."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run nothing."""
@@ -227,13 +224,20 @@ def check_strategy(trainer: Namespace) -> None:
 
 
 def check_options(stage: str, arguments: Sequence[str]) -> None:
-    """Validate the options of a stage with its parser, without running it.
+    """Validate the options of a stage as :func:`run_stage` does, without running it.
 
     Raises:
-        ConfigurationError: a mistake in the options or files.
+        ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
     """
     _prepare(stage, arguments)
-    OptionCheck(stage, arguments)
+    _build(OptionCheck, stage, arguments)
+
+
+def _build(command: type[RunCommand], stage: str, arguments: Sequence[str]) -> None:
+    try:
+        command(stage, arguments)
+    except MisconfigurationException as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _prepare(stage: str, arguments: Sequence[str]) -> None:
@@ -253,11 +257,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
     _prepare(stage, arguments)
-    try:
-        with outliving_readers() if stage == "fit" else nullcontext():
-            RunCommand(stage, with_own_configuration(arguments))
-    except MisconfigurationException as error:
-        raise ConfigurationError(str(error)) from error
+    with outliving_readers() if stage == "fit" else nullcontext():
+        _build(RunCommand, stage, with_own_configuration(arguments))
     return 0
 
 
