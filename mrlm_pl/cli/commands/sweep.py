@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.cli.commands.report import add_options, write
+from mrlm_pl.cli.commands.report import add_options, compared, write
 from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_underscores
 from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
@@ -29,7 +29,6 @@ from mrlm_pl.runs.state import Training, in_training, state_in
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.seeds import compare_seeds
 
 COMMAND = (sys.executable, "-m", "mrlm_pl.cli.main", "train")
 RESERVED = (
@@ -335,15 +334,14 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
     if not finished:
         return
     labels = {str(member.folder): member.cell.label for member in members if member.cell.label}
-    found = compare_seeds(find_runs(finished), options.metric, options.at, labels)
+    *others, last = compared(find_runs(finished), options, labels)
     notes = [
         f"{member.folder} is left out: it {'failed' if member in failed else 'is not finished'}."
         for member in members
         if str(member.folder) not in finished
     ]
-    found = replace(found, notes=[*found.notes, *notes])
+    found = [*others, replace(last, notes=[*last.notes, *notes])]
     write(found, [options.output / "report.md", options.output / "curves.csv"])
-    print(found.markdown(), end="")
 
 
 def _log(logs: Path, member: Member) -> Path:
