@@ -163,6 +163,15 @@ class Play:
         full = any(self.length(agent) >= seats[agent].context_window for agent in self.due)
         return CONTEXT_STOP if full else ""
 
+    def refuse(self, seats: Mapping[str, Seat]) -> None:
+        """Tell the programs that wait for replies which of their prompts are beyond the context."""
+        for agent in self.due:
+            length, window, prompt = self.length(agent), seats[agent].context_window, self.observed[agent]
+            if isinstance(prompt, Prompt) and length >= window:
+                prompt.refusals.append(
+                    f"prompt is too long: {length} tokens, and this model's maximum context length is {window}"
+                )
+
     @property
     def calling(self) -> bool:
         """Return True if a program waits for replies: ended now, it gives no reward."""

@@ -247,6 +247,8 @@ class EpisodePlayer:
                     f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
                     f"had ended, so that its reward is unknown; {_REMEDIES[reason]}"
                 )
+                if reason == CONTEXT_STOP:
+                    play.refuse(self.seats)
             elif reason:
                 play.cut(reason)
         return [play for play in plays if not play.over]
