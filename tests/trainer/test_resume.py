@@ -153,7 +153,7 @@ class FailsInValidation(Callback):
     ],
 )
 @pytest.mark.long_after(1)
-def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run_once(
+def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
     fails_after: int, error: type[Exception], max_steps: int, validated: list[int], echo: Any, tmp_path: Path
 ) -> None:
     """Each second of 4 updates is validated, after its checkpoint is saved; a finished run is not validated again."""
