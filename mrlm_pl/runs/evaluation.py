@@ -19,6 +19,7 @@ from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
+from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
@@ -74,9 +75,7 @@ class SeatedModel:
         self.precision = precision
         self.label, run = _named(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
-        unknown = sorted(set(self.run.seats.values()) - set(run.policies))
-        if unknown:
-            raise ConfigurationError(f"seats name the policies {unknown}; {self.label!r} has {sorted(run.policies)}")
+        check_seats(self.run.seats, run.policies, f"{self.label}: ")
         self.arguments: dict[str, Any] = {}
         played = None
         if isinstance(environment, Environment):

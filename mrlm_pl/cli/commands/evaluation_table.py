@@ -30,6 +30,7 @@ from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.summary import check_samples
+from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import BUILTIN_TINY, Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, generation_precision
 from mrlm_pl.runs.plugins import find_environment
@@ -200,7 +201,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
     options = columns[0].read.config
     check_samples(options.num_episodes, options.samples_per_task)
-    sampling_of(options, {})
+    for model, run in runs.items():
+        check_seats(options.seats, run.policies, f"{model}: ")
+        sampling_of(options, run.validation_sampling).check_policies(run.policies, "sampling")
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
     output = output_file(options.output)
