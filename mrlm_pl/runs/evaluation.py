@@ -429,7 +429,8 @@ def arena(
     """
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
-    first = SeatedModel(next(iter(models.values())), environment, None, name, precision=precision)
+    leader, *others = models
+    first = SeatedModel(models[leader], environment, None, name, precision=precision)
     agents = first.environment.agents
     if (count := len(models) ** len(agents)) > max_seatings:
         raise ConfigurationError(
@@ -437,7 +438,7 @@ def arena(
             f"seatings of {num_episodes} episodes, and {max_seatings} are the most; give fewer players or raise it"
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
-    runs = {player: _named(model, weights=True)[1] for player, model in models.items()}
+    runs = {leader: first.run, **{player: _named(models[player], weights=True)[1] for player in others}}
     named = {(player, agent): f"{player}.{run.policy_of(agent)}" for player, run in runs.items() for agent in agents}
     given = {
         named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents
