@@ -57,8 +57,8 @@ class SeatedModel:
         arguments: of the environment, as far as they are known.
 
     Raises:
-        ConfigurationError: there is no such model or environment, a seat names a policy that the model does not have,
-            the run has several environments, or its own would run a program and is not named.
+        ConfigurationError: there is no such model or environment, a seat is of no agent or names a policy that the
+            model does not have, the run has several environments, or its own would run a program and is not named.
     """
 
     def __init__(
@@ -88,6 +88,10 @@ class SeatedModel:
         else:
             self.environment = find_environment(str(environment))()
         self.name = name or (played.name if played else None) or self.environment.name
+        for agent in seats or {}:
+            if agent not in (agents := self.environment.agents):
+                hint = meant(agent, agents, f"the agents are {', '.join(agents)}")
+                raise ConfigurationError(f"seats: environment {self.name!r} has no agent {agent!r}; {hint}")
 
     def play_with(self, model: Model) -> None:
         """Put the policies and seats of another model in the place of the run's; its settings of all policies stay.

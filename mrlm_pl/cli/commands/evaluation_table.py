@@ -124,7 +124,9 @@ class Cell:
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
-            _, written = scored(self.model, self.read, environment, held)
+            config = options.clone()
+            config.seats = {agent: policy for agent, policy in options.seats.items() if agent in environment.agents}
+            _, written = scored(self.model, replace(self.read, config=config), environment, held)
         written["asked"] = asked
         if self.file is not None:
             write_json(self.file, written)

@@ -225,6 +225,7 @@ def test_agents_find_their_policy():
             ("--seats", '{"agent": "solver"}'),
             "seat 'agent' names policy 'solver', which does not exist; the policies",
         ),
+        (("--seats", "{agnt: main}"), "seats: environment 'parrot' has no agent 'agnt'; did you mean 'agent'?"),
         (("--output", "."), "output: '.' is a folder; name a file, as in `--output F.json`"),
         (("--output", ""), "output: '' is a folder; name a file, as in `--output F.json`"),
         (("--output", f"{__file__}/a.json"), "test_evaluate.py/a.json' cannot be written: "),
