@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -278,7 +280,13 @@ def _check(words: Sequence[str]) -> None:
     check(words)
     from mrlm_pl.cli.commands.fit import check_options
 
-    check_options("fit", words)
+    logging.disable(logging.WARNING)  # the runs log it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_options("fit", words)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> None:
