@@ -19,11 +19,12 @@ import msgspec
 
 from mrlm_pl.grouping import grouped, summed
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the records in files. Readers ignore fields that they do not know, and take records without a version.
 
 2: ``Episode.excluded``. Older files hold greedy and replaced episodes without a mark.
 3: ``Turn.return_``, and the baselines of algorithms without a critic.
+4: ``Episode.retried_tokens``. Older files have none.
 """
 
 TurnKey = tuple[str, str, str, int]
