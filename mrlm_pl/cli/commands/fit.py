@@ -24,6 +24,7 @@ from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.cli.start_up import release_collection
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
@@ -197,7 +198,11 @@ class OptionCheck(RunCommand):
         """Leave the seeds of this process."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
+        """Validate rollouts against the algorithm, and run nothing."""
+        if isinstance(data := self.datamodule, RolloutDataModule):
+            self.model.check_agents([agent for item in data.environments.values() for agent in item.agents])
+            if self.trainer.world_size == 1:  # ranks are counted once their processes run
+                data.check(self.model, self.trainer)
 
 
 def check_strategy(trainer: Namespace) -> None:

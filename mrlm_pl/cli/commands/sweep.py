@@ -111,8 +111,8 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError("output is ''; name a folder, as in `--output runs/sweep`")
     options.output = Path(options.output)
     members = list(planned(options.output, words, options.seeds, options.grid))
-    for member in members[:: options.seeds]:
-        _check(member.words)
+    for left in dict.fromkeys(member.words for member in members if _state(member.folder) != FINISHED):
+        _check(left)
     if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
     with writing("output", options.output):

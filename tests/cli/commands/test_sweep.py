@@ -113,7 +113,7 @@ def test_settings_that_differ_have_folders_that_differ() -> None:
 
 
 def test_the_runs_go_side_by_side_and_end_with_the_report(
-    train: Callable[[str], None], mrlm, caplog: pytest.LogCaptureFixture
+    train: Callable[[str], None], mrlm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train("meet")
     words = (*WORDS, "--trainer.limit_val_batches", "1.0")  # Lightning logs it, here once for each setting
@@ -125,6 +125,8 @@ def test_the_runs_go_side_by_side_and_end_with_the_report(
     assert "| 1, 2 pairs of seeds |" in out
     assert Path("s/report.md").read_text() in out
     assert Path("s/curves.csv").is_file()
+    monkeypatch.setattr(sweep, "_check", lambda words: pytest.fail("finished runs need no server and no file again"))
+    assert mrlm("sweep", *words, "--grid", "model.kl.coefficient=1,2", "--grid", "data.groups=8")[0] == 0
 
 
 @pytest.mark.long
@@ -217,6 +219,8 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         (["--grid", "model.policies.main.model=builtin:tiny,builtin:tny"], "policies.main: policy model 'builtin:tny'"),
         (["--grid", "data.environment.difficulty=[1,1],[3,1]"], "math: difficulty is (3, 1)"),
         (["--trainer.devices", "0"], "trainer: "),
+        (["--grid", "data.group_size=8,1"], "data.group_size is 1, but GRPO compares at least 2 episodes of each task"),
+        (["--grid", "model.seats={},{agnt: main}"], "seats: 'agnt' is no agent of this run; did you mean 'agent'?"),
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
         (["--output", ""], "output is ''; name a folder, as in `--output runs/sweep`"),
         (["--output=", "--jobs", "1"], "output is ''; name a folder, as in `--output runs/sweep`"),
