@@ -22,7 +22,8 @@ from mrlm_pl.turn_tree import TurnTree, episodes_of
 BEHIND = 2
 """Files that may be pending while the learner continues."""
 
-_REMEDY = "restore the file from a copy, or leave it out: move it elsewhere, or name other files"
+_REMEDY = "{}, or leave it out: move it elsewhere, or name other files"
+_RESTORE = _REMEDY.format("restore the file from a copy")
 """Remedy for a file of episodes that cannot be read."""
 
 _ITERATION = re.compile(r"iteration-(\d+)(.*)")
@@ -235,7 +236,8 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
         except (OSError, EOFError, ValueError) as error:
             if whole_folder and isinstance(error, FileNotFoundError):
                 continue
-            raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}; {_REMEDY}") from error
+            remedy = _REMEDY.format("let your user read it") if isinstance(error, PermissionError) else _RESTORE
+            raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}; {remedy}") from error
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -251,4 +253,4 @@ def _episodes(line: bytes, where: str) -> Sequence[Episode]:
     try:
         return episodes_of(json.loads(line))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not an episode record: {error}; {_REMEDY}") from error
+        raise DataError(f"{where} is not an episode record: {error}; {_RESTORE}") from error

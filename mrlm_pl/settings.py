@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from mrlm_pl.errors import ConfigurationError, meant
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T:
@@ -40,6 +42,23 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
             hint = meant(str(key), known, f"it accepts: {', '.join(known)}")
             raise ConfigurationError(f"{name}.{key}: {cls.__name__} has no {key!r}; {hint}")
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
+
+
+def naming_unknown(init: Callable[P, None]) -> Callable[P, None]:
+    """Return a constructor that names the nearest argument of its class in place of an unknown one."""
+    taken = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*arguments: P.args, **options: P.kwargs) -> None:
+        if unknown := next((name for name in options if name not in taken), None):
+            cls = type(arguments[0])
+            named = {**inspect.signature(cls).parameters, **taken}.values()
+            known = [item.name for item in named if item.kind is not item.VAR_KEYWORD and item.name != "self"]
+            hint = meant(unknown, known, f"it accepts: {', '.join(known)}")
+            raise TypeError(f"{cls.__name__} has no {unknown!r}; {hint}")
+        init(*arguments, **options)
+
+    return checked
 
 
 def check_instance(cls: type, value: Any, name: str, kind: str) -> None:

@@ -65,6 +65,18 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path) -> None:
         list(read_episodes(tmp_path))
 
 
+def test_a_file_of_another_user_has_another_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    (tmp_path / "e.jsonl").touch()
+    monkeypatch.setattr(episode_files, "unpacked", refuse)
+    with pytest.raises(
+        DataError, match=r"e\.jsonl cannot be read: Perm.*; let your user read it, or leave it out: move"
+    ):
+        list(read_episodes(tmp_path / "e.jsonl"))
+
+
 def test_the_third_file_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, write = threading.Semaphore(0), episode_files.write_episodes
 

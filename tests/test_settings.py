@@ -91,6 +91,21 @@ def test_values_of_another_type_are_named(make: Any, arguments: dict[str, Any], 
         make(**given)
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "nearest"),
+    [
+        (GRPO, "beta", "kl"),
+        (GRPO, "gama", "gamma"),
+        (Policy, "lr", "learning_rate"),
+        (RolloutDataModule, "num_generations", "group_size"),
+    ],
+)
+def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nearest: str) -> None:
+    said = rf"{make.__name__} has no {name!r}; did you mean {nearest!r}\? It accepts: .*\b{nearest}\b"
+    with pytest.raises(TypeError, match=said):
+        make("builtin:tiny", **{name: 1})
+
+
 def test_a_policy_without_a_name_is_refused() -> None:
     policy: Any = Policy()
     with pytest.raises(ConfigurationError, match="policies is a Policy; give policies by name"):

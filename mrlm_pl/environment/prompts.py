@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import overload
 
 from mrlm_pl.environment.contract import ToolSchema
@@ -22,12 +22,16 @@ class Prompt(Sequence[Message]):
         tools: that the agent may call in this decision.
         max_tokens: most tokens of the reply, if fewer than the sampling's.
         stop: texts after which the reply ends; the token that completes one is its last.
+
+    Attributes:
+        refusals: why there is no reply, from a player that leaves the episode because the prompt is beyond the context.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    refusals: list[str] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.messages)

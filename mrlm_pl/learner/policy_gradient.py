@@ -50,7 +50,12 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
 from mrlm_pl.rollout.branches import Alternatives
-from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, one_of, positive
+
+_NO_RULE = (
+    "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
+    "mrlm_pl.advantages.group_normalized_advantages (docs/tutorials/own_algorithm.md)"
+)
 
 
 class PolicyGradient(Algorithm):
@@ -148,6 +153,7 @@ class PolicyGradient(Algorithm):
     default_loss: ClassVar[LossName] = "reinforce"
     """Loss of a token where ``loss`` names none."""
 
+    @naming_unknown
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,
@@ -237,14 +243,10 @@ class PolicyGradient(Algorithm):
 
     def _check_credit(self) -> None:
         """Raise :class:`ConfigurationError` if no rule makes advantages of returns, or a method cannot be called so."""
-        methods = ("advantages", "compared", "credit", "trained_rows", "prepare")
+        methods = ("returns", "advantages", "compared", "credit", "trained_rows", "prepare")
         own = any(getattr(type(self), name) is not getattr(PolicyGradient, name) for name in methods)
         if not (own or self.advantage or self.gae or self.turns or self.tree or self.uses_greedy_baseline):
-            raise ConfigurationError(
-                f"{type(self).__name__} has no rule of advantages; override `advantages(returns)`, or set "
-                "`advantage = staticmethod(RULE)`, such as mrlm_pl.advantages.group_normalized_advantages "
-                "(docs/tutorials/own_algorithm.md)"
-            )
+            raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if type(self).credit is PolicyGradient.credit:  # another one may call them otherwise
             if self.advantage is not None and type(self).advantages is PolicyGradient.advantages:
                 check_takes(self.advantage, "rewards", "groups")
@@ -315,6 +317,8 @@ class PolicyGradient(Algorithm):
         """
         if self.turns is not None:
             return self.turns.advantages(returns)
+        if self.advantage is None and returns.baseline is None:
+            raise ConfigurationError(_NO_RULE.format(type(self).__name__))
         if self.advantage is None:
             return returns.reward - returns.baseline
         found = self.advantage(returns.reward, returns.comparison)

@@ -104,6 +104,7 @@ class Play:
         spec: which episode.
         environment: its own instance.
         attempt: how many times it was started, this time included.
+        retried_tokens: sampled in the times before.
 
     Attributes:
         order: checks the environment's observations and steps, from :meth:`begin` on.
@@ -111,8 +112,9 @@ class Play:
 
     order: TurnOrder
 
-    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int) -> None:
+    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int, retried_tokens: int = 0) -> None:
         self.spec, self.environment, self.attempt = spec, environment, attempt
+        self.retried_tokens = retried_tokens
         self.id = spec.id
         self.conversations: dict[str, Conversation] = {}
         self.sessions: dict[str, str] = {}  # of each agent's last decision
@@ -135,6 +137,12 @@ class Play:
         return bool(self.stop_reason) or self.error is not None
 
     @property
+    def sampled_tokens(self) -> int:
+        """The tokens sampled for it, in all attempts."""
+        turns = [turn for turns in self.turns.values() for _, turn in turns if not turn.scripted]
+        return self.retried_tokens + sum(turn.stop - turn.start for turn in turns)
+
+    @property
     def due(self) -> list[str]:
         """The agents that decide next, in the environment's order."""
         return [agent for agent in self.environment.agents if agent in self.observed]
@@ -154,6 +162,15 @@ class Play:
             return TURN_STOP
         full = any(self.length(agent) >= seats[agent].context_window for agent in self.due)
         return CONTEXT_STOP if full else ""
+
+    def refuse(self, seats: Mapping[str, Seat]) -> None:
+        """Tell the programs that wait for replies which of their prompts are beyond the context."""
+        for agent in self.due:
+            length, window, prompt = self.length(agent), seats[agent].context_window, self.observed[agent]
+            if isinstance(prompt, Prompt) and length >= window:
+                prompt.refusals.append(
+                    f"prompt is too long: {length} tokens, and this model's maximum context length is {window}"
+                )
 
     @property
     def calling(self) -> bool:
@@ -281,6 +298,7 @@ class Play:
             agents=tuple(self.environment.agents),
             error=self.error,
             attempts=self.attempt,
+            retried_tokens=self.retried_tokens,
             row_restarts=sum(len(conversation.rows) - 1 for conversation in self.conversations.values()),
             timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
             origin=self.spec.origin,

@@ -153,12 +153,12 @@ class EpisodePlayer:
 
     # The parts of a play, also for those who put them together in another way.
 
-    def start(self, spec: EpisodeSpec, attempt: int) -> Play:
+    def start(self, spec: EpisodeSpec, attempt: int, retried_tokens: int = 0) -> Play:
         """Return a play with an environment of its own, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
             raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")
-        play = self.playing[spec.id] = Play(spec, self.idle_environment(name), attempt)
+        play = self.playing[spec.id] = Play(spec, self.idle_environment(name), attempt, retried_tokens)
         return play
 
     def idle_environment(self, name: str) -> Environment:
@@ -216,9 +216,9 @@ class EpisodePlayer:
 
         while fresh := list(filter(due, range(len(found)))):
             for index in fresh:
-                if found[index].error is not None:
-                    self.finish(found[index])
-                    found[index] = self.start(found[index].spec, found[index].attempt + 1)
+                if (failed := found[index]).error is not None:
+                    self.finish(failed)
+                    found[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled_tokens)
             await self.reset([found[index] for index in fresh])
         return found
 
@@ -247,6 +247,8 @@ class EpisodePlayer:
                     f"ProgramError in step of {play.spec.task.key} at turn {play.steps}: {reason} before the program "
                     f"had ended, so that its reward is unknown; {_REMEDIES[reason]}"
                 )
+                if reason == CONTEXT_STOP:
+                    play.refuse(self.seats)
             elif reason:
                 play.cut(reason)
         return [play for play in plays if not play.over]

@@ -105,6 +105,12 @@ class LastCheckpoint(ModelCheckpoint):
             longest = timedelta(minutes=_MINUTES)
             self._train_time_interval = min(longest, max(2 * self._train_time_interval, needed))
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the validation that was all a resumed run had left, which the next resume would play again."""
+        validated = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.ready
+        if trainer.fit_loop.is_resuming and validated and not self._should_skip_saving_checkpoint(trainer):
+            self._save_checkpoint(trainer, self.format_checkpoint_name({}))
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a checkpoint when SIGTERM or a failed rollout ends the run.
 

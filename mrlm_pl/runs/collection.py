@@ -92,18 +92,16 @@ def collect(
     made_by = (seated.label, seated.run.seats, type(seated.environment).__qualname__, seated.name)
     arguments = settings or seated.arguments
     file = CollectionFile(output, [*made_by, arguments, asdict(sampling), distinct, *numbers])
-    reason = ""
     with seated.player(sampling, max_turns, device) as player, EpisodeProgress() as progress:
         progress(0, len(planned))
         chunk = CHUNK * len(distinct)
         for start in range(file.played, len(planned), chunk):
             episodes = _play(player, planned[start : start + chunk])
-            reason = reason or next((str(episode.error) for episode in episodes if episode.failed), "")
             whole = [episode for episode in episodes if not episode.failed]
             file.add(episodes, [item for item in whole if filter_reward is None or item.reward >= filter_reward])
             progress(file.played, len(planned))
     if file.failed == file.played:
-        raise RolloutError(f"every episode of {seated.name!r} failed; the first: {reason}")
+        raise RolloutError(f"every episode of {seated.name!r} failed; the first: {file.reason}")
     file.finish()
     return file
 
@@ -195,6 +193,7 @@ class CollectionFile:
         played: episodes that were played.
         kept: those that were written.
         failed: those that failed.
+        reason: error of the first of them in this process.
 
     Raises:
         ConfigurationError: the file is there already, or belongs to a collection with other options.
@@ -205,6 +204,7 @@ class CollectionFile:
         text = json.dumps(given, sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.played = self.kept = self.failed = self.size = 0
+        self.reason = ""
         self._note = progress_note(path)
         if self._note.is_file():
             found = json.loads(self._note.read_text(encoding="utf-8"))
@@ -247,7 +247,9 @@ class CollectionFile:
             ) from error
         self.played += len(episodes)
         self.kept += len(kept)
-        self.failed += sum(episode.failed for episode in episodes)
+        errors = [episode.error for episode in episodes if episode.error is not None]
+        self.failed += len(errors)
+        self.reason = self.reason or next(iter(errors), "")
         self.size += len(data)
         self._write_note()
 

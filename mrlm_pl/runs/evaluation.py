@@ -19,6 +19,7 @@ from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
 from mrlm_pl.evaluation.report import EvaluationReport
 from mrlm_pl.evaluation.summary import evaluation_specs, summarize
+from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.devices import computes_bf16, usable_device
 from mrlm_pl.rollout.play import EpisodeSpec, Seat
@@ -56,8 +57,8 @@ class SeatedModel:
         arguments: of the environment, as far as they are known.
 
     Raises:
-        ConfigurationError: there is no such model or environment, a seat names a policy that the model does not have,
-            the run has several environments, or its own would run a program and is not named.
+        ConfigurationError: there is no such model or environment, a seat is of no agent or names a policy that the
+            model does not have, the run has several environments, or its own would run a program and is not named.
     """
 
     def __init__(
@@ -74,9 +75,7 @@ class SeatedModel:
         self.precision = precision
         self.label, run = _named(model, weights) if recorded is None else (str(model), recorded)
         self.run = replace(run, seats={**run.seats, **(seats or {})})
-        unknown = sorted(set(self.run.seats.values()) - set(run.policies))
-        if unknown:
-            raise ConfigurationError(f"seats name the policies {unknown}; {self.label!r} has {sorted(run.policies)}")
+        check_seats(self.run.seats, run.policies, f"{self.label}: ")
         self.arguments: dict[str, Any] = {}
         played = None
         if isinstance(environment, Environment):
@@ -89,6 +88,10 @@ class SeatedModel:
         else:
             self.environment = find_environment(str(environment))()
         self.name = name or (played.name if played else None) or self.environment.name
+        for agent in seats or {}:
+            if agent not in (agents := self.environment.agents):
+                hint = meant(agent, agents, f"the agents are {', '.join(agents)}")
+                raise ConfigurationError(f"seats: environment {self.name!r} has no agent {agent!r}; {hint}")
 
     def play_with(self, model: Model) -> None:
         """Put the policies and seats of another model in the place of the run's; its settings of all policies stay.
@@ -430,7 +433,8 @@ def arena(
     """
     if len(models) < 2:
         raise ConfigurationError(f"the arena has the players {list(models)}; give two or more, as in A=runs/a B=runs/b")
-    first = SeatedModel(next(iter(models.values())), environment, None, name, precision=precision)
+    leader, *others = models
+    first = SeatedModel(models[leader], environment, None, name, precision=precision)
     agents = first.environment.agents
     if (count := len(models) ** len(agents)) > max_seatings:
         raise ConfigurationError(
@@ -438,7 +442,7 @@ def arena(
             f"seatings of {num_episodes} episodes, and {max_seatings} are the most; give fewer players or raise it"
         )
     specs = first.specs(num_episodes, split, seed, samples_per_task)
-    runs = {player: _named(model, weights=True)[1] for player, model in models.items()}
+    runs = {leader: first.run, **{player: _named(models[player], weights=True)[1] for player in others}}
     named = {(player, agent): f"{player}.{run.policy_of(agent)}" for player, run in runs.items() for agent in agents}
     given = {
         named[player, agent]: run.policies[run.policy_of(agent)] for player, run in runs.items() for agent in agents

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,26 +129,16 @@ class SeedComparison:
         named = "" if whole else f" ({', '.join(map(str, seeds))})"
         return f"{len(seeds)} pair{'' if len(seeds) == 1 else 's'} of seeds{named}"
 
-    def csv(self) -> str:
-        """Return the curves, a row for each family and point."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["runs", "seeds", self.axis, "mean", "low", "high"])
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Yield the curves: metric, runs, seeds, cost, mean, and the bounds of its interval, for a file."""
         for family in self.families:
             for at, point in enumerate(self.points):
                 mean, bounds = family.estimate(slice(at, at + 1))
                 known = [bound if math.isfinite(bound) else "" for bound in bounds]
-                writer.writerow([family.label, len(family.curves), float(point), mean, *known])
-        return text.getvalue()
+                yield self.metric, family.label, len(family.curves), float(point), mean, *known
 
-    def plot(self, path: Path) -> None:
-        """Write the curves as a picture: means with bands, and a thin line for each seed.
-
-        Raises:
-            ConfigurationError: matplotlib is missing.
-        """
-        figure = new_figure(path, 8, 5)
-        axes = figure.subplots()
+    def draw(self, axes: Any) -> None:
+        """Draw the curves: means with bands, and a thin line for each seed."""
         for family in self.families:
             found = [family.estimate(slice(at, at + 1)) for at in range(len(self.points))]
             (line,) = axes.plot(
@@ -162,7 +152,27 @@ class SeedComparison:
                 axes.plot(self.points, curve, color=line.get_color(), alpha=0.3, linewidth=0.7)
         axes.set(xlabel=self.axis, ylabel=self.metric)
         axes.legend(title="runs (seeds)")
-        figure.savefig(path, format=path.suffix[1:])
+
+
+def csv_text(found: Sequence[SeedComparison]) -> str:
+    """Return the curves of comparisons at one cost, a row for each metric, family and point."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["metric", "runs", "seeds", found[0].axis, "mean", "low", "high"])
+    writer.writerows(row for one in found for row in one.rows())
+    return text.getvalue()
+
+
+def plot(found: Sequence[SeedComparison], path: Path) -> None:
+    """Write the curves of comparisons as a picture, one below the other.
+
+    Raises:
+        ConfigurationError: matplotlib is missing.
+    """
+    figure = new_figure(path, 8, 5 * len(found))
+    for one, axes in zip(found, figure.subplots(len(found), squeeze=False).flat, strict=True):
+        one.draw(axes)
+    figure.savefig(path, format=path.suffix[1:])
 
 
 def compare_seeds(

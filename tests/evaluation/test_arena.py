@@ -17,7 +17,8 @@ from mrlm_pl.cli.commands.evaluate import arena_table
 from mrlm_pl.episode import Episode
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.evaluation.arena import ArenaReport, arena_report
-from mrlm_pl.runs import arena
+from mrlm_pl.runs import arena, evaluation
+from mrlm_pl.runs.records.run import read_run
 from tests.support.recorded_runs import episode
 
 
@@ -158,6 +159,15 @@ def test_seatings_are_bounded_before_a_model_is_read() -> None:
     players = {"A": "builtin:tiny", "B": "builtin:tiny"}
     with pytest.raises(ConfigurationError, match="2 players and 7 agents of environment 'helpers' make 128 seatings"):
         arena(players, Helpers(calls=6), num_episodes=1, device="cpu")
+
+
+def test_each_player_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(
+        evaluation, "read_run", lambda model, **options: read.append(model) or read_run(model, **options)
+    )
+    arena({"A": "builtin:tiny", "B": "builtin:tiny"}, "kuhn_poker", num_episodes=2, device="cpu")
+    assert read == ["builtin:tiny"] * 2
 
 
 def test_one_player_is_no_arena() -> None:

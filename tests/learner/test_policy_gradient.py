@@ -47,6 +47,17 @@ class Baseline(PolicyGradient):
         return replace(returns, baseline=returns.reward / 2)
 
 
+class BaselineOfReturns(PolicyGradient):
+    def returns(self, episodes: Any, bonus: Any, greedy: Any) -> Any:
+        found = super().returns(episodes, bonus, greedy)
+        return replace(found, baseline=found.reward / 2)
+
+
+class NoBaseline(PolicyGradient):
+    def compared(self, returns: Any) -> Any:
+        return returns
+
+
 class NoReturns(PolicyGradient):
     def compared(self, returns: Any) -> Any:
         return returns.reward / 2
@@ -163,6 +174,14 @@ def two_returns() -> Returns:
 def test_baselines_in_place_of_the_returns_with_them_are_refused(model_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"NoReturns\.compared returned a Tensor; .*dataclasses\.replace"):
         NoReturns({"main": str(model_folder)})._with_advantages(two_returns())
+
+
+def test_returns_with_baselines_are_a_rule_and_those_without_are_refused(model_folder: Path) -> None:
+    algorithm = BaselineOfReturns({"main": str(model_folder)})
+    returns = replace(two_returns(), baseline=torch.tensor([1.0, 1.0]))
+    assert algorithm._with_advantages(returns)[1].tolist() == [0.0, 2.0]
+    with pytest.raises(ConfigurationError, match="NoBaseline has no rule of advantages; override `advantages"):
+        NoBaseline({"main": str(model_folder)})._with_advantages(two_returns())
 
 
 def test_an_unknown_reduction_is_refused_before_a_rollout(model_folder: Path) -> None:

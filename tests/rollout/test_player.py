@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from mrlm_pl.data.rollout.metrics import CollectionSums
 from mrlm_pl.engines.base import Engine, Sample, SampleRequest, Sampling
-from mrlm_pl.environment import DatasetTasks, Environment, Observations, Step, TaskSource
+from mrlm_pl.environment import DatasetTasks, Environment, Observations, Outcome, Step, TaskSource
 from mrlm_pl.episode import Episode, Message, Task
 from mrlm_pl.errors import ConfigurationError, NonFiniteError
 from mrlm_pl.policy.chat import ChatFormat, with_arguments
@@ -131,6 +132,23 @@ def test_a_fault_that_passes_is_retried(echo: Any) -> None:
 
     (episode,), _ = play(Flaky())
     assert (episode.failed, episode.attempts, len(tries)) == (False, 2, 2)
+
+
+def test_the_tokens_of_attempts_that_failed_are_counted(echo: Any) -> None:
+    steps: list[str] = []
+
+    class Flaky(echo):  # type: ignore[misc, valid-type]
+        def reply(self, message: Message) -> Outcome:
+            steps.append(message.content)
+            if len(steps) in (2, 3):  # in the second turn of the first attempt, and the first turn of the second
+                raise OSError("twice")
+            return super().reply(message)
+
+    (episode,), engine = play(Flaky(turns=2))
+    assert (episode.attempts, len(engine.calls)) == (3, 5)
+    assert episode.retried_tokens == 2 * 3, "each turn has a digit and its end"
+    assert CollectionSums.of([episode], seconds=2.0).played["generated_tokens"] == 2 * 5
+    assert CollectionSums.of([episode], seconds=2.0).metrics()["rollout/tokens_per_second"] == 5.0
 
 
 def test_a_reward_that_is_not_a_number_stops_the_run(echo: Any) -> None:

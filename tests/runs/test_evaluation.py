@@ -193,7 +193,7 @@ def test_mistakes_name_the_value_and_the_remedy(model_folder: Path) -> None:
     two = {"first": mrlm_pl.Policy(str(model_folder)), "second": mrlm_pl.Policy(str(model_folder))}
     with pytest.raises(ConfigurationError, match="agent 'row' has no seat among the policies"):
         mrlm_pl.evaluate(two, CoordinationGame())
-    with pytest.raises(ConfigurationError, match=r"seats name the policies \['third'\]"):
+    with pytest.raises(ConfigurationError, match="seat 'row' names policy 'third', which does not exist"):
         mrlm_pl.evaluate(two, CoordinationGame(), seats={"row": "third"})
     with pytest.raises(ConfigurationError, match=r"model holds <class .*Policy'>; give a run folder"):
         mrlm_pl.evaluate(mrlm_pl.Policy, "math")  # type: ignore[arg-type]

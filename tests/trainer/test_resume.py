@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from mrlm_pl.algorithms import GRPO, SFT
 from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
@@ -128,23 +129,32 @@ def test_a_complete_run_names_the_bound_that_has_ended_it(
 class FailsInValidation(Callback):
     """Fails as a validation begins after the given number of updates; notes those after which one has ended."""
 
-    def __init__(self, fails_after: int) -> None:
-        self.fails_after, self.validated = fails_after, list[int]()
+    def __init__(self, fails_after: int, error: type[Exception] = RuntimeError) -> None:
+        self.fails_after, self.error, self.validated = fails_after, error, list[int]()
 
     def on_validation_start(self, trainer: Any, algorithm: Any) -> None:
         if trainer.global_step == self.fails_after:
-            raise RuntimeError("the power is off")
+            raise self.error("the power is off")
 
     def on_validation_end(self, trainer: Any, algorithm: Any) -> None:
         self.validated.append(trainer.global_step)
 
 
 @pytest.mark.parametrize(
-    ("fails_after", "max_steps", "validated"), [(2, -1, [2, 4]), (4, -1, [4]), (2, 2, [2]), (0, -1, []), (0, 2, [])]
+    ("fails_after", "error", "max_steps", "validated"),
+    [
+        (2, RuntimeError, -1, [2, 4]),
+        (4, RuntimeError, -1, [4]),
+        (2, RuntimeError, 2, [2]),
+        (4, SIGTERMException, -1, [4]),
+        (2, SIGTERMException, 2, [2]),
+        (0, RuntimeError, -1, []),
+        (0, RuntimeError, 2, []),
+    ],
 )
 @pytest.mark.long_after(1)
 def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
-    fails_after: int, max_steps: int, validated: list[int], echo: Any, tmp_path: Path
+    fails_after: int, error: type[Exception], max_steps: int, validated: list[int], echo: Any, tmp_path: Path
 ) -> None:
     """Each second of 4 updates is validated, after its checkpoint is saved; a finished run is not validated again."""
 
@@ -153,7 +163,7 @@ def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
         data = RolloutDataModule(
             echo(), groups=2, group_size=2, iterations=4, sampling=sampling, validation_episodes=2, save_episodes=False
         )
-        validations = FailsInValidation(fails_after)
+        validations = FailsInValidation(fails_after, error)
         own: dict[str, Any] = {
             "callbacks": [validations, LastCheckpoint(every_n_train_steps=1)],
             "max_steps": max_steps,
@@ -163,9 +173,9 @@ def test_a_validation_that_a_kill_interrupts_is_played_by_the_resumed_run(
         trainer.fit(GRPO({"main": Policy("builtin:tiny")}), data)
         return validations.validated
 
-    with pytest.raises(RuntimeError, match="the power is off") if fails_after else nullcontext():
+    with pytest.raises((RuntimeError, SystemExit)) if fails_after else nullcontext():
         fit(fails_after, resume=False)
-    assert fit(0, resume=True) == validated
+    assert [fit(0, resume=True), fit(0, resume=True)] == [validated, []]
 
 
 @pytest.mark.long_after(1)

@@ -18,7 +18,7 @@ import pytest
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.runs.state import write_state
 from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.seeds import SeedComparison, compare_seeds
+from mrlm_pl.viewer.seeds import SeedComparison, compare_seeds, plot
 from tests.support.recorded_runs import CONFIGURATION, write_run
 
 LAST, WHOLE = slice(-10, None), slice(None)
@@ -246,6 +246,18 @@ def test_the_command_writes_the_table_and_the_curves(folder: Path, tmp_path: Pat
     assert "<svg" in Path(files[4]).read_text()
 
 
+def test_several_metrics_have_a_table_a_picture_and_rows_each(folder: Path, tmp_path: Path, mrlm: Any) -> None:
+    names = ["step", "rollout/reward"]
+    files = [str(tmp_path / name) for name in ("table.md", "curves.csv", "a.svg")]
+    status, out, err = mrlm("report", str(folder), "--metric", *names, "--metric", names[0], "--output", *files)
+    assert status == 0, err
+    assert out == Path(files[0]).read_text() == "\n".join(compared(folder, metric=name).markdown() for name in names)
+    with open(files[1], newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["metric"] for row in rows[::200]] == names
+    assert Path(files[2]).read_text().count('id="axes_') == 2
+
+
 def test_runs_on_files_are_compared_by_updates_and_their_held_out_evaluations_are_columns(
     tmp_path: Path, mrlm: Any
 ) -> None:
@@ -324,7 +336,7 @@ def test_the_band_is_drawn_where_the_interval_is_known(tmp_path: Path, monkeypat
     monkeypatch.setattr(axes, "fill_between", lambda self, *_, where, **__: drawn.append(list(where)))
     for seed in range(3):
         run(tmp_path / "same" / str(seed), seed, [1.0, 1.0 + seed], per_row=50)
-    compared(tmp_path / "same").plot(tmp_path / "a.png")
+    plot([compared(tmp_path / "same")], tmp_path / "a.png")
     assert drawn == [[False] * 50 + [True] * 50], "equal up to 50 of 100 episodes, then apart"
 
 
@@ -333,4 +345,4 @@ def test_a_picture_without_matplotlib_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigurationError, match=r"needs matplotlib; install it with `pip install 'mrlm\[plot\]'`"):
-        compared(folder).plot(tmp_path / "a.png")
+        plot([compared(folder)], tmp_path / "a.png")

@@ -30,6 +30,7 @@ from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.summary import check_samples
+from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import BUILTIN_TINY, Policy
 from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, generation_precision
 from mrlm_pl.runs.plugins import find_environment
@@ -123,7 +124,9 @@ class Cell:
             print(f"mrlm: {self.file} is kept; remove it to play its episodes again")
             return kept
         with closing(eval_parser().instantiate(options).environment) as environment:
-            _, written = scored(self.model, self.read, environment, held)
+            config = options.clone()
+            config.seats = {agent: policy for agent, policy in options.seats.items() if agent in environment.agents}
+            _, written = scored(self.model, replace(self.read, config=config), environment, held)
         written["asked"] = asked
         if self.file is not None:
             write_json(self.file, written)
@@ -200,7 +203,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     columns = list(_named_columns(runs, entries, words) if entries else _recorded_columns(runs, words))
     options = columns[0].read.config
     check_samples(options.num_episodes, options.samples_per_task)
-    sampling_of(options, {})
+    for model, run in runs.items():
+        check_seats(options.seats, run.policies, f"{model}: ")
+        sampling_of(options, run.validation_sampling).check_policies(run.policies, "sampling")
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
     output = output_file(options.output)

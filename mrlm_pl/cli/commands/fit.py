@@ -24,6 +24,7 @@ from mrlm_pl.cli.parsing.config_files import config_files, option_values
 from mrlm_pl.cli.parsing.parser import ShortErrors
 from mrlm_pl.cli.parsing.run_configuration import SaveConfig
 from mrlm_pl.cli.start_up import release_collection
+from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.errors import ConfigurationError, meant, tell
 from mrlm_pl.learner.algorithm import Algorithm
 from mrlm_pl.runs import LastCheckpoint, Trainer
@@ -191,16 +192,17 @@ class RunCommand(LightningCLI):
 
 
 class OptionCheck(RunCommand):
-    """Parses the options of a stage and does nothing else."""
+    """Parses the options of a stage, and builds its classes, which read no weights yet."""
 
     def _set_seed(self) -> None:
         """Leave the seeds of this process."""
 
-    def instantiate_classes(self) -> None:
-        """Build nothing."""
-
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
+        """Validate rollouts against the algorithm, and run nothing."""
+        if isinstance(data := self.datamodule, RolloutDataModule):
+            self.model.check_agents([agent for item in data.environments.values() for agent in item.agents])
+            if self.trainer.world_size == 1:  # ranks are counted once their processes run
+                data.check(self.model, self.trainer)
 
 
 def check_strategy(trainer: Namespace) -> None:
@@ -227,13 +229,20 @@ def check_strategy(trainer: Namespace) -> None:
 
 
 def check_options(stage: str, arguments: Sequence[str]) -> None:
-    """Validate the options of a stage with its parser, without running it.
+    """Validate the options of a stage as :func:`run_stage` does, without running it.
 
     Raises:
-        ConfigurationError: a mistake in the options or files.
+        ConfigurationError: a mistake in the options or files, or a combination that the trainer refuses.
     """
     _prepare(stage, arguments)
-    OptionCheck(stage, arguments)
+    _build(OptionCheck, stage, arguments)
+
+
+def _build(command: type[RunCommand], stage: str, arguments: Sequence[str]) -> None:
+    try:
+        command(stage, arguments)
+    except MisconfigurationException as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _prepare(stage: str, arguments: Sequence[str]) -> None:
@@ -253,11 +262,8 @@ def run_stage(stage: str, arguments: Sequence[str]) -> int:
         SystemExit: Ctrl-C or SIGTERM has ended the stage.
     """
     _prepare(stage, arguments)
-    try:
-        with outliving_readers() if stage == "fit" else nullcontext():
-            RunCommand(stage, with_own_configuration(arguments))
-    except MisconfigurationException as error:
-        raise ConfigurationError(str(error)) from error
+    with outliving_readers() if stage == "fit" else nullcontext():
+        _build(RunCommand, stage, with_own_configuration(arguments))
     return 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mrlm_pl.cli.parsing.parser import PlainParser
 from mrlm_pl.errors import ConfigurationError, writing
-from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds
+from mrlm_pl.viewer.runs import Run, find_runs
+from mrlm_pl.viewer.seeds import AXES, SeedComparison, compare_seeds, csv_text, plot
 
 PICTURES = (".png", ".pdf", ".svg")
 SUFFIXES = (".md", ".csv", *PICTURES)
@@ -29,30 +30,45 @@ def run(arguments: Sequence[str]) -> int:
     for file in options.output:
         if file.suffix not in SUFFIXES:
             raise ConfigurationError(f"output: {str(file)!r} must end in {', '.join(SUFFIXES)}")
-    found = compare_seeds(find_runs(options.runs), options.metric, options.at)
+    found = compared(find_runs(options.runs), options)
     write(found, options.output)
-    print(found.markdown(), end="")
     return 0
 
 
 def add_options(parser: PlainParser) -> None:
     """Add the options ``--metric`` and ``--at``."""
-    text = "column of metrics.csv, or of held-out evaluations, as in held_out/math/accuracy; default rollout/reward"
-    parser.add_argument("--metric", default="rollout/reward", help=text)
+    text = "columns of metrics.csv, or of held-out evaluations, as in held_out/math/accuracy; default rollout/reward"
+    parser.add_argument("--metric", nargs="+", action="extend", metavar="METRIC", help=text)
     text = "cost at which runs are compared; default episodes, else updates, as of runs on files"
     parser.add_argument("--at", choices=tuple(AXES), help=text)
 
 
-def write(found: SeedComparison, files: Sequence[Path]) -> None:
-    """Write a comparison to files in the form of their suffixes.
+def compared(
+    runs: Mapping[str, Run], options: argparse.Namespace, labels: Mapping[str, str] | None = None
+) -> list[SeedComparison]:
+    """Return a comparison for each metric, all at the cost of the first; see :func:`compare_seeds`.
+
+    Raises:
+        ConfigurationError: no run has one of the metrics.
+    """
+    found: list[SeedComparison] = []
+    for metric in dict.fromkeys(options.metric or ["rollout/reward"]):
+        found.append(compare_seeds(runs, metric, found[0].axis if found else options.at, labels))
+    return found
+
+
+def write(found: Sequence[SeedComparison], files: Sequence[Path]) -> None:
+    """Write comparisons to files in the form of their suffixes, and print their tables.
 
     Raises:
         ConfigurationError: a file cannot be written, or matplotlib is missing.
     """
+    tables = "\n".join(one.markdown() for one in found)
     for file in files:
         with writing("output", file):
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix in PICTURES:
-                found.plot(file)
+                plot(found, file)
             else:
-                file.write_text(found.markdown() if file.suffix == ".md" else found.csv(), encoding="utf-8")
+                file.write_text(tables if file.suffix == ".md" else csv_text(found), encoding="utf-8")
+    print(tables, end="")

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shlex
@@ -13,13 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mrlm_pl.cli.commands.report import add_options, write
+from mrlm_pl.cli.commands.report import add_options, compared, write
 from mrlm_pl.cli.parsing.config_files import config_files, option_values, with_underscores
 from mrlm_pl.cli.parsing.early_check import check
 from mrlm_pl.cli.parsing.parser import PlainParser
@@ -29,7 +31,6 @@ from mrlm_pl.runs.state import Training, in_training, state_in
 from mrlm_pl.sandbox.wall.kernel import ending_with_parent
 from mrlm_pl.settings import at_least
 from mrlm_pl.viewer.runs import find_runs
-from mrlm_pl.viewer.seeds import compare_seeds
 
 COMMAND = (sys.executable, "-m", "mrlm_pl.cli.main", "train")
 RESERVED = (
@@ -110,8 +111,8 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigurationError("output is ''; name a folder, as in `--output runs/sweep`")
     options.output = Path(options.output)
     members = list(planned(options.output, words, options.seeds, options.grid))
-    for member in members[:: options.seeds]:
-        _check(member.words)
+    for left in dict.fromkeys(member.words for member in members if _state(member.folder) != FINISHED):
+        _check(left)
     if busy := [str(member.folder) for member in members if _state(member.folder) == "running"]:
         raise ConfigurationError(f"output: another process trains {', '.join(busy)}; wait for its end or end it")
     with writing("output", options.output):
@@ -279,7 +280,13 @@ def _check(words: Sequence[str]) -> None:
     check(words)
     from mrlm_pl.cli.commands.fit import check_options
 
-    check_options("fit", words)
+    logging.disable(logging.WARNING)  # the runs log it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_options("fit", words)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _record(output: Path, words: Sequence[str], members: Sequence[Member]) -> None:
@@ -335,15 +342,14 @@ def _report(members: Sequence[Member], failed: Mapping[Member, str], options: ar
     if not finished:
         return
     labels = {str(member.folder): member.cell.label for member in members if member.cell.label}
-    found = compare_seeds(find_runs(finished), options.metric, options.at, labels)
+    *others, last = compared(find_runs(finished), options, labels)
     notes = [
         f"{member.folder} is left out: it {'failed' if member in failed else 'is not finished'}."
         for member in members
         if str(member.folder) not in finished
     ]
-    found = replace(found, notes=[*found.notes, *notes])
+    found = [*others, replace(last, notes=[*last.notes, *notes])]
     write(found, [options.output / "report.md", options.output / "curves.csv"])
-    print(found.markdown(), end="")
 
 
 def _log(logs: Path, member: Member) -> Path:

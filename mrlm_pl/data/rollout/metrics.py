@@ -79,8 +79,12 @@ def path_weights(episodes: Sequence[Episode]) -> list[float]:
 
 
 def token_count(episodes: Sequence[Episode]) -> float:
-    """Return the number of tokens sampled for these episodes; paths of a turn tree share some."""
-    return _tokens(distinct_turns(episodes))
+    """Return the number of tokens sampled for these episodes, retries included; paths of a turn tree share some."""
+    return _tokens(distinct_turns(episodes)) + _retried_tokens(episodes)
+
+
+def _retried_tokens(episodes: Sequence[Episode]) -> float:
+    return float(sum(episode.retried_tokens for episode in episodes))
 
 
 def _tokens(turns: Sequence[tuple[Turn, Trajectory]]) -> float:
@@ -131,7 +135,6 @@ class CollectionSums:
         """
         played = [episode for episode in episodes if not episode.failed]
         turns, weights = distinct_turns(played), path_weights(played)
-        tokens, unused_tokens = _tokens(turns), token_count(unused)
         measured = _measured(played, weights, by_task)
         by_environment = grouped(
             (episode.task.environment, (episode.components(), weight))
@@ -161,17 +164,17 @@ class CollectionSums:
         if own or not turns:
             surprise = -math.fsum(sum(row.logprobs[turn.start : turn.stop]) for turn, row in own)
             means["rollout/entropy"] = (surprise, max(_tokens(own), 1.0))
-        means["rollout/response_tokens"] = (tokens, max(float(len(turns)), 1.0))
+        means["rollout/response_tokens"] = (_tokens(turns), max(float(len(turns)), 1.0))
         everything = [*episodes, *unused]
         sampled = turns if len(everything) == len(played) else distinct_turns(everything)
         counts = {
             "episodes": float(len(everything)),
             "failed_episodes": float(sum(episode.failed for episode in everything)),
             "decisions": float(len(sampled)),
-            "generated_tokens": _tokens(sampled),
+            "generated_tokens": _tokens(sampled) + _retried_tokens(everything),
         }
         sums = {
-            "rollout/tokens_per_second": (tokens + unused_tokens + earlier_tokens) / seconds,
+            "rollout/tokens_per_second": (counts["generated_tokens"] + earlier_tokens) / seconds,
             "rollout/failed_episodes": counts["failed_episodes"],
             "rollout/retries": float(sum(episode.attempts - 1 for episode in everything)),
             "rollout/row_restarts": float(sum(episode.row_restarts for episode in played)),

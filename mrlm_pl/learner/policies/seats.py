@@ -46,18 +46,18 @@ def seat_of(agent: str, seats: Mapping[str, str], policies: Collection[str]) -> 
     )
 
 
-def check_seats(seats: Mapping[str, str], policies: Collection[str]) -> None:
+def check_seats(seats: Mapping[str, str], policies: Collection[str], owner: str = "") -> None:
     """Validate that each seat names a policy.
 
     Raises:
         ConfigurationError: one does not, or they are no mapping.
     """
     if not isinstance(seats, Mapping):
-        raise ConfigurationError(f"seats is {seats!r}; name the policy of each agent, as in {{'agent': 'main'}}")
+        raise ConfigurationError(f"{owner}seats is {seats!r}; name the policy of each agent, as in {{'agent': 'main'}}")
     for agent, policy in seats.items():
         if policy not in policies:
             hint = meant(policy, policies, f"the policies are {sorted(policies)}")
-            raise ConfigurationError(f"seat {agent!r} names policy {policy!r}, which does not exist; {hint}")
+            raise ConfigurationError(f"{owner}seat {agent!r} names policy {policy!r}, which does not exist; {hint}")
 
 
 def seats_of_run(

@@ -30,7 +30,7 @@ from mrlm_pl.serving.gateway.protocol import (
     responses_body,
     responses_events,
 )
-from mrlm_pl.serving.gateway.session import LEFT, Session, ended
+from mrlm_pl.serving.gateway.session import LEFT, TOO_LONG, Session, ended
 from mrlm_pl.serving.transport.security import carries_token, read_token
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class Gateway(Shared):
                 session.counts["refused"] += 1
             else:
                 self.counts[refusal.code] += 1
-                if self.counts[refusal.code] == 1 and refusal.code != LEFT:
+                if self.counts[refusal.code] == 1 and refusal.code not in (LEFT, TOO_LONG):
                     logger.warning("the gateway refused a call that belongs to no episode: %s", refusal)
             return _refusal(request, refusal)
         except Exception as error:

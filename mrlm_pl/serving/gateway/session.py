@@ -24,8 +24,8 @@ they are where they do not extend a conversation: an earlier prompt again, anoth
 MOST_REWARD = 1e30
 """Largest number that may be posted; the sum of many must stay finite."""
 
-LEFT = "episode_left"
-"""Code of the refusal of calls that wait when their episode is left."""
+LEFT, TOO_LONG = "episode_left", "context_length_exceeded"
+"""Codes of the refusals of calls that wait when their episode is left: of all, and of a prompt beyond the context."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,16 @@ class Session:
         """Refuse all waiting and later calls, and stop the program."""
         self._ended = True
         for queue in self._queues.values():
-            for _, served in queue:
+            for call, served in queue:
                 if not served.done():
                     text = (
                         "the run has left the episode before its end: it is over, the episode has reached `max_turns`, "
-                        "or a prompt is longer than the context window of its policy; end the program"
+                        "or another prompt is longer than the context window of its policy; end the program"
                     )
-                    served.set_exception(ProtocolError(410, LEFT, text))
+                    refusal = ProtocolError(410, LEFT, text)
+                    for reason in call.prompt.refusals:
+                        refusal = ProtocolError(400, TOO_LONG, f"{reason}; send a shorter conversation")
+                    served.set_exception(refusal)
                     served.exception()  # marks it as read: the program may be gone
             queue.clear()
         self.program.cancel()

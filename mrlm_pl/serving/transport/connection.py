@@ -11,6 +11,7 @@ import atexit
 import logging
 import math
 import os
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
@@ -50,20 +51,21 @@ _TOO_LARGE = "larger than max"
 REFUSAL_BYTES = 2000
 """Longest text of a refusal; gRPC triples it by its encoding, and drops trailers above 8 KiB."""
 
+_WANTS_TLS, _HUNG_UP = "the server wants TLS", "failed to connect to all addresses; last error: UNAVAILABLE"
+"""Words of ours, and of gRPC: the server took the connection and closed it, as one that goes down does too."""
+
 _WRONG_KEYS = {
     "CERTIFICATE_VERIFY_FAILED": (
         "renew the server's certificate, or give the authority that signed it as tls_authority"
     ),
     "WRONG_VERSION_NUMBER": "the server has no TLS: leave tls_... out, or give it tls_certificate and tls_key",
+    _WANTS_TLS: "give tls_authority, and tls_certificate and tls_key where it wants those of clients",
 }
-"""Words of gRPC for faults of TLS that a repetition does not change, with their remedies."""
+"""Words for faults of TLS that a repetition does not change, with their remedies."""
 
 _REMEDIES = _WRONG_KEYS | {
     "Failed parsing HTTP/2": "another program listens there: check the address",
-    # The server took the connection and closed it; one that goes down does so as well.
-    "failed to connect to all addresses; last error: UNAVAILABLE": (
-        "if the server wants TLS, give tls_authority, and tls_certificate and tls_key where it wants those of clients"
-    ),
+    _HUNG_UP: "if the server wants certificates of clients, give tls_certificate and tls_key",
 }
 
 FINAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
@@ -201,7 +203,7 @@ class Connection:
             try:
                 return await call(request, timeout=max(deadline - started, 0.001), metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
-                problem = self._problem(error, timeout)
+                problem = await self._problem(error, timeout)
                 if not problem.transient or problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise problem from error
             except DecodeError as error:
@@ -218,16 +220,30 @@ class Connection:
             if not await backoff.pause():
                 raise problem
 
-    def _problem(self, error: grpc.aio.AioRpcError, timeout: float) -> StatusError:
+    async def _problem(self, error: grpc.aio.AioRpcError, timeout: float) -> StatusError:
         code, text = error.code(), f"{self.address.target}: {error.details()}"
         if any(key == _REFUSAL for key, _ in error.trailing_metadata() or ()):
             return RefusalError(code, error.details() or "")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             text += "; make the message smaller, or raise message_mb on both sides"
+        if _HUNG_UP in text and self.address.identity.empty and await self._answers_tls():
+            text += f"; {_WANTS_TLS}"
         text += next((f"; {remedy}" for words, remedy in _REMEDIES.items() if words in text), "")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return StatusError(code, f"{self.address.target} did not answer within {timeout:g} s")
         return StatusError(code, text)
+
+    async def _answers_tls(self) -> bool:
+        host, _, port = self.address.target.rpartition(":")
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            opened = asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+            _, writer = await asyncio.wait_for(opened, RECONNECT_SECONDS)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        writer.close()
+        return True
 
     async def join(self, reports: AsyncIterator[pb.WorkerReport]) -> AsyncIterator[pb.WorkerOrder]:
         """Yield a controller's answers to a worker's reports.
@@ -240,7 +256,7 @@ class Connection:
             async for order in controller.Join(reports, metadata=self._metadata):
                 yield order
         except grpc.aio.AioRpcError as error:
-            raise self._problem(error, math.inf) from error
+            raise await self._problem(error, math.inf) from error
 
     def hold(self, session: str, lease_seconds: float) -> None:
         """Keep a session's lease alive until it is released."""

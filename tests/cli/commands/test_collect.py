@@ -67,6 +67,20 @@ def test_a_filter_that_keeps_nothing_is_a_warning(mrlm, model_folder):
     assert "warning: no episode has a reward of 9 or more, so a.jsonl is empty" in err
 
 
+def test_the_first_failure_is_told(mrlm, model_folder, outside_the_repository):
+    Path("half.py").write_text(
+        "from mrlm_environments import MathEnvironment\n\n\nclass Half(MathEnvironment):\n"
+        "    def begin(self, task):\n        assert task.index % 2, 'the back end is away'\n"
+        "        return super().begin(task)\n"
+    )
+    options = ("--environment", "./half.py:Half", "--max-tokens", "2", "-n", "4", "--output", "a.jsonl")
+    status, out, err = mrlm("collect", "--model", str(model_folder), *options)
+    assert status == 0, err
+    told = "2 of 4 episodes in a.jsonl, 2 failed (the first: AssertionError in reset of math/train/0 at turn 0"
+    assert told in out
+    assert "the back end is away); look at them with `mrlm view a.jsonl`" in out
+
+
 def test_an_output_that_cannot_be_written_is_named_before_anything_is_played(collect, monkeypatch):
     monkeypatch.setattr(command, "_play", lambda *_: pytest.fail("it has played"))
     Path("file").touch()

@@ -221,7 +221,11 @@ def test_agents_find_their_policy():
             ("--policy-sampling", "{main: {temprature: 1}}"),
             "error: policy_sampling.main.temprature: PolicySampling has no 'temprature'; did you mean 'temperature'?",
         ),
-        (("--seats", '{"agent": "solver"}'), "seats name the policies ['solver']"),
+        (
+            ("--seats", '{"agent": "solver"}'),
+            "seat 'agent' names policy 'solver', which does not exist; the policies",
+        ),
+        (("--seats", "{agnt: main}"), "seats: environment 'parrot' has no agent 'agnt'; did you mean 'agent'?"),
         (("--output", "."), "output: '.' is a folder; name a file, as in `--output F.json`"),
         (("--output", ""), "output: '' is a folder; name a file, as in `--output F.json`"),
         (("--output", f"{__file__}/a.json"), "test_evaluate.py/a.json' cannot be written: "),

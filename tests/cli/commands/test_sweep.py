@@ -48,8 +48,9 @@ if mode == "wait":
     until(lambda: False)
 if mode == "refuse" or (mode == "fail" and seed == 1):
     sys.exit("out of memory")
-rate = words.get("--model.gamma", "1")
-settings = {"seed_everything": seed, "model": {"class_path": "mrlm_pl.GRPO", "init_args": {"gamma": rate}}}
+rate = words.get("--model.kl.coefficient", "1")
+model = {"class_path": "mrlm_pl.GRPO", "init_args": {"kl": {"coefficient": rate}}}
+settings = {"seed_everything": seed, "model": model}
 (run / "config.yaml").write_text(json.dumps(settings))
 with open(run / "metrics.csv", "w", newline="") as file:
     csv.writer(file).writerows([["progress/episodes", "rollout/reward"], [8, float(rate) + seed]])
@@ -111,16 +112,21 @@ def test_settings_that_differ_have_folders_that_differ() -> None:
     ]
 
 
-def test_the_runs_go_side_by_side_and_end_with_the_report(train: Callable[[str], None], mrlm) -> None:
+def test_the_runs_go_side_by_side_and_end_with_the_report(
+    train: Callable[[str], None], mrlm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train("meet")
-    status, out, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=1,2", "--grid", "data.groups=8")
-    assert status == 0, err
+    words = (*WORDS, "--trainer.limit_val_batches", "1.0")  # Lightning logs it, here once for each setting
+    status, out, err = mrlm("sweep", *words, "--grid", "model.kl.coefficient=1,2", "--grid", "data.groups=8")
+    assert (status, caplog.text) == (0, ""), err
     # Rewards 1 and 2, and 2 and 3: t(1) = 12.706 times the standard error 0.5; the pairs differ by 1 both.
-    assert "| gamma=1,groups=8 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
-    assert "| gamma=2,groups=8 | 2 | 2.5 [-3.853, 8.853] |" in out
+    assert "| coefficient=1,groups=8 | 2 | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] | 1.5 [-4.853, 7.853] |  |" in out
+    assert "| coefficient=2,groups=8 | 2 | 2.5 [-3.853, 8.853] |" in out
     assert "| 1, 2 pairs of seeds |" in out
     assert Path("s/report.md").read_text() in out
     assert Path("s/curves.csv").is_file()
+    monkeypatch.setattr(sweep, "_check", lambda words: pytest.fail("finished runs need no server and no file again"))
+    assert mrlm("sweep", *words, "--grid", "model.kl.coefficient=1,2", "--grid", "data.groups=8")[0] == 0
 
 
 @pytest.mark.long
@@ -139,7 +145,7 @@ def test_a_repeated_call_trains_the_unfinished_runs_alone(train: Callable[[str],
     assert (calls("s/seed-0"), calls("s/seed-1")) == (1, 2)
     assert mrlm("sweep", *(word if word != "2" else "3" for word in WORDS))[0] == 0, "further seeds are added"
     assert (calls("s/seed-1"), calls("s/seed-2")) == (2, 1)
-    status, _, err = mrlm("sweep", *WORDS, "--model.gamma", "0.5")
+    status, _, err = mrlm("sweep", *WORDS, "--model.kl.coefficient", "0.5")
     assert (status, "holds a sweep with other options" in err) == (2, True), err
 
 
@@ -209,6 +215,12 @@ def test_a_signal_ends_all_runs_in_order(number: signal.Signals, status: int, tr
         (["--grid", "trainer.output=a,b"], "trainer.output: `mrlm sweep` sets it for each run"),
         (["--grid", "model.gama=1,2"], "did you mean 'gamma'"),
         (["--data.gruops", "3"], "did you mean 'groups'"),
+        (["--grid", "model.seats={agent: main},{agent: mian}"], "policy 'mian', which does not exist; did you mean"),
+        (["--grid", "model.policies.main.model=builtin:tiny,builtin:tny"], "policies.main: policy model 'builtin:tny'"),
+        (["--grid", "data.environment.difficulty=[1,1],[3,1]"], "math: difficulty is (3, 1)"),
+        (["--trainer.devices", "0"], "trainer: "),
+        (["--grid", "data.group_size=8,1"], "data.group_size is 1, but GRPO compares at least 2 episodes of each task"),
+        (["--grid", "model.seats={},{agnt: main}"], "seats: 'agnt' is no agent of this run; did you mean 'agent'?"),
         (["--seed_everything", "3"], "seed_everything: `mrlm sweep` sets it for each run"),
         (["--output", ""], "output is ''; name a folder, as in `--output runs/sweep`"),
         (["--output=", "--jobs", "1"], "output is ''; name a folder, as in `--output runs/sweep`"),
@@ -231,25 +243,25 @@ def test_the_record_holds_the_options_and_the_files(train: Callable[[str], None]
     record = json.loads(Path("s/sweep.json").read_text())
     files = {CONFIG: Path(CONFIG).read_text()}
     assert record == {"options": ["--config", CONFIG], "files": files, "settings": {"": []}}
-    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")
+    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.kl.coefficient=0.5")
     assert status == 0, err
     record = json.loads(Path("s/sweep.json").read_text())
-    assert record["settings"] == {"": [], "gamma=0.5": [["model.gamma", "0.5"]]}
+    assert record["settings"] == {"": [], "coefficient=0.5": [["model.kl.coefficient", "0.5"]]}
 
 
 @pytest.mark.long
 def test_a_folder_of_other_settings_is_refused(train: Callable[[str], None], mrlm) -> None:
-    assert mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")[0] == 0
+    assert mrlm("sweep", *WORDS, "--grid", "model.kl.coefficient=0.5")[0] == 0
     record = json.loads(Path("s/sweep.json").read_text())
-    other = {"gamma=0.5": [["model.policies.main.gamma", "0.5"]]}
+    other = {"coefficient=0.5": [["model.policies.main.coefficient", "0.5"]]}
     write_json("s/sweep.json", {**record, "settings": other})
-    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")
+    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.kl.coefficient=0.5")
     assert (status, "other settings under a folder's name" in err) == (2, True), err
     assert json.loads(Path("s/sweep.json").read_text())["settings"] == other
     Path("s/sweep.json").unlink()
-    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.gamma=0.5")
-    assert (status, "'s/gamma=0.5' holds runs of no sweep" in err) == (2, True), err
-    assert calls("s/gamma=0.5/seed-0") == 1
+    status, _, err = mrlm("sweep", *WORDS, "--grid", "model.kl.coefficient=0.5")
+    assert (status, "'s/coefficient=0.5' holds runs of no sweep" in err) == (2, True), err
+    assert calls("s/coefficient=0.5/seed-0") == 1
 
 
 @pytest.mark.long

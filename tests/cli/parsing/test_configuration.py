@@ -128,6 +128,12 @@ def test_an_option_without_its_prefix_is_named(mrlm, config, given, whole):
     assert f"there is no option '{given}'; did you mean '{whole}'?" in err
 
 
+@pytest.mark.parametrize(("algorithm", "whole"), [("GRPO", "--model.kl"), ("DPO", "--model.beta")])
+def test_an_option_without_its_prefix_is_one_of_the_chosen_algorithm(mrlm, algorithm, whole):
+    status, _, err = mrlm("fit", "--model", algorithm, "--beta", "3")
+    assert (status, f"there is no option '--beta'; did you mean '{whole}'?" in err) == (2, True), err
+
+
 def test_later_files_and_options_override(parsed):
     Path("faster.yaml").write_text("model: {init_args: {rate: 0.75}}\ntrainer: {max_epochs: 7}\n")
     result = parsed("--config", "faster.yaml", "--trainer.max_epochs", "9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import struct
@@ -71,6 +72,30 @@ def test_a_program_that_a_limit_of_the_run_stops_is_no_reward_of_0(text: str, li
     finally:
         player.close()
     assert f"{said} before the program had ended" in str(episode.error)
+
+
+def test_a_prompt_beyond_the_context_is_refused_as_openai_does(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[Any] = []
+
+    async def program(endpoint: Any) -> None:
+        async with aiohttp.ClientSession() as http:
+            url, headers = f"{endpoint.base_url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
+            body: Any = {"model": "agent", "messages": [{"role": "user", "content": "Q" * 3000}]}
+            async with http.post(url, json=body, headers=headers) as response:
+                found.append((response.status, (await response.json())["error"]))
+
+    environment = harness(lambda row, endpoint: asyncio.run(program(endpoint)))
+    player = player_of(environment, [{"agent": ["a"]}])
+    with environment.gateway.kept():
+        try:
+            player.play_blocking([EpisodeSpec("e0", environment.tasks("train")[0], "g", seed=0)])
+        finally:
+            player.close()
+        until(lambda: found)
+    ((status, error),) = found
+    assert (status, error["code"], error["type"]) == (400, "context_length_exceeded", "invalid_request_error")
+    assert re.match(r"prompt is too long: 30\d\d tokens, and .* maximum context length is 2048; send", error["message"])
+    assert "refused a call" not in caplog.text
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -252,7 +277,7 @@ def test_leaving_an_episode_refuses_the_waiting_call_without_a_warning(caplog: p
         environment.close()
         until(lambda: found)
     assert found[0]["code"] == "episode_left"
-    assert "a prompt is longer than the context window of its policy" in found[0]["message"]
+    assert "another prompt is longer than the context window of its policy" in found[0]["message"]
     assert environment.gateway.counts == {"episode_left": 1}
     assert "refused" not in caplog.text
 

@@ -131,9 +131,15 @@ def test_a_connection_with_tls(serve: Any, authority: Authority) -> None:
     unknown = RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0, tls_authority=stranger.file)
     with pytest.raises(RemoteError, match=r"CERTIFICATE_VERIFY_FAILED.*give the authority that signed it"):
         played(unknown, "end")  # at once: no repetition changes it
-    with pytest.raises(RemoteError, match=r"UNAVAILABLE.*if the server wants TLS, give tls_authority"):
-        played(client(served), "end")
     assert served.live == 0
+
+
+@pytest.mark.parametrize("wants_theirs", [False, True])
+@pytest.mark.timeout(60)  # a repeated call would wait for hours
+def test_tls_at_the_server_alone_is_refused_at_once(serve: Any, authority: Authority, wants_theirs: bool) -> None:
+    served: Served = serve(identity=Identity(*authority.identity("server"), authority.file if wants_theirs else None))
+    with pytest.raises(RemoteError, match=r"UNAVAILABLE.*; the server wants TLS; give tls_authority, and"):
+        played(RemoteEnvironment(served.target, "scripted", open_seconds=10_000.0), "end")
 
 
 @pytest.mark.timeout(60)  # a repeated call would wait for hours
@@ -159,7 +165,7 @@ def test_a_server_that_wants_certificates_of_its_clients(serve: Any, authority: 
     certificate, key = authority.identity("client")
     ours = {"tls_authority": authority.file, "tls_certificate": certificate, "tls_key": key}
     assert played(client(served, **ours), "end").done
-    with pytest.raises(RemoteError, match=r"UNAVAILABLE.*tls_certificate and tls_key where it wants those of clients"):
+    with pytest.raises(RemoteError, match=r"UNAVAILABLE.*if the server wants certificates of clients, give tls_certif"):
         played(client(served, tls_authority=authority.file), "end")
     certificate, key = Authority(authority.folder, "stranger").identity("other")
     theirs = {"tls_authority": authority.file, "tls_certificate": certificate, "tls_key": key}
