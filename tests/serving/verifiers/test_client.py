@@ -227,7 +227,7 @@ def test_certificates(serve: Any, tmp_path: Path) -> None:
     wrong = {**keys, "tls_authority": stranger.file}
     asks = "check the address and whether both sides use TLS"
     for options, remedy in (
-        ({}, asks),
+        ({}, r"refuses: UNAVAILABLE.*the server wants TLS; give tls_authority"),
         ({"tls_authority": ours.file}, asks),
         (wrong, r"refuses: UNAVAILABLE.*that signed it"),
     ):
