@@ -519,8 +519,10 @@ class Conversation:
             else:  # a branch without turns of its own
                 self.rows[self.place] = Row(tools=self.tools)
         ids = self.chat.encode(suffix)
-        # A sampled turn usually ends with the template's next token.
-        self.row.extend(ids[1:] if ids[:1] == self.row.token_ids[-1:] else ids)
+        last = self.row.token_ids[-1:]
+        # A turn usually ends with the template's next token; the prompt's text after a demonstrated one is without it.
+        again = ids[:1] == last and not self.row.shown.endswith(self.chat.tokenizer.decode(last))
+        self.row.extend(ids[1:] if again else ids)
         self.row.messages, self.row.prompt = history, prompt
         self.row.mark(sampled=False)
 
@@ -543,7 +545,8 @@ class Conversation:
         said = reply.content
         text = self.chat.reply_text(reply if isinstance(reply, GivenReply) else Message("assistant", said), self.tools)
         # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
-        ids = self.chat.encode(said if text.strip(" ") == said.strip(" ") else text)
+        spaced = text.strip() == said.strip() and not said.startswith(" ")
+        ids = self.chat.encode(text.removeprefix(" ") if spaced else text)
         if ends and not (ids and ids[-1] in self.chat.stop_ids):
             ids.append(self.chat.end_id)
             if self.chat.closing_ids[:1] == (self.chat.end_id,):

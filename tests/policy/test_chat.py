@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mrlm_pl.episode import Message
@@ -60,6 +60,41 @@ def test_a_template_that_rewrites_history_begins_a_new_row_and_is_counted() -> N
     rewritten = "<|user|>Q<|end|><|assistant|>A<|end|><|user|>R<|end|><|assistant|>"
     assert tokenizer.decode(conversation.row.token_ids) == rewritten
     assert not any(conversation.row.action_mask)
+
+
+def demonstrated(chat: ChatFormat, *replies: str) -> Conversation:
+    """Return a conversation of a question, a reply, and further ones."""
+    conversation = Conversation(chat)
+    for reply in replies:
+        conversation.observe([Message("user", "Q")])
+        conversation.demonstrate(Message("assistant", reply))
+    return conversation
+
+
+@pytest.mark.parametrize(("begin", "end"), [("<|end|>", ""), ("<|end|>", "<|end|>"), ("", "<|end|>"), ("", "")])
+def test_a_demonstrated_turn_ends_once_also_where_the_same_token_begins_the_next(begin: str, end: str) -> None:
+    tokenizer = build_tokenizer()
+    written = f"{{{{ '{begin}' ~ m.role }}}}:{{{{ m.content }}}}{{% if m.role == 'assistant' %}}{end}{{% endif %}}"
+    prompt = f"{{% if add_generation_prompt %}}{begin}assistant:{{% endif %}}"
+    chat = ChatFormat(tokenizer, f"{{% for m in messages %}}{written}{{% endfor %}}{prompt}")
+    (row,) = demonstrated(chat, "A", "B").rows
+    turns = [f"{begin}user:Q{begin}assistant:{letter}" for letter in "AB"]
+    expected = "<|end|>".join([*turns, ""]).replace("<|end|><|end|>", "<|end|>" * (1 + bool(end)))
+    assert tokenizer.decode(row.token_ids) == expected
+
+
+@pytest.mark.parametrize("reply", ["4", "4\n", "\n4", "4 "])
+def test_a_space_that_the_template_writes_before_a_reply_is_not_doubled(reply: str) -> None:
+    """SentencePiece adds one to every text, also to the reply's."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3} | {chr(code): code for code in range(10, 127)}
+    core = Tokenizer(models.BPE(words, [], unk_token="<unk>"))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    written = "[{{ m.content }}]{% else %} {{ m.content | trim }}</s>{% endif %}"
+    chat = ChatFormat(tokenizer, f"{{% for m in messages %}}{{% if m.role == 'user' %}}{written}{{% endfor %}}")
+    (row,) = demonstrated(chat, reply, "5").rows
+    expected = [*"\u2581[Q]\u25814", "</s>", *"\u2581[Q]\u25815", "</s>"]
+    assert tokenizer.convert_ids_to_tokens(row.token_ids) == expected
 
 
 def test_half_of_a_character_in_an_observation_is_a_question_mark() -> None:
