@@ -34,7 +34,7 @@ PLAIN_TEMPLATE = (
 """The template of models without one: ``Role: content`` lines, an assistant line closed by the EOS token."""
 
 MAX_REMEMBERED = 256
-"""Most sets of tools for which a chat format remembers whether its template describes them."""
+"""Most sets of tools of which a chat format remembers how its template writes and describes them, each."""
 
 MAX_PROMPTS = 32
 """Most texts whose tokens a chat format remembers: the episodes of a group begin with the same prompt."""
@@ -161,6 +161,7 @@ class ChatFormat:
         self._endless: EndlessTemplateError | None = None
         self._special_ids, self._extra_stop_ids = special_ids(tokenizer), tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
+        self._probes: dict[tuple[str, int, bool], str] = {}
         self._encoded: dict[str, list[int]] = {}
 
     def render(
@@ -219,8 +220,20 @@ class ChatFormat:
         Raises:
             ValueError: the template leaves out a part of a reply with calls or reasoning.
         """
-        asked, header, text = written_reply(lambda messages, prompt: self._applied(messages, tools, prompt), reply)
-        prompt = self._applied([QUESTION], tools, True)
+        key = json.dumps(tools)
+
+        def render(messages: Sequence[Message], prompt: bool) -> str:
+            if reply in messages:
+                return self._applied(messages, tools, prompt)
+            probe = key, len(messages), prompt  # those of written_reply differ in these
+            if probe not in self._probes:
+                if len(self._probes) >= MAX_REMEMBERED:
+                    self._probes.clear()
+                self._probes[probe] = self._applied(messages, tools, prompt)
+            return self._probes[probe]
+
+        asked, header, text = written_reply(render, reply)
+        prompt = render([QUESTION], True)
         left_out = self._left_out(reply, header if asked + header == prompt else None, text, tools)
         if left_out and isinstance(reply, GivenReply):
             raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`")

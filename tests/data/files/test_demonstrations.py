@@ -332,6 +332,15 @@ def test_tool_calls_are_written_as_the_template_writes_them(family: str, several
     assert (shown.startswith("Hm."), last) == (several, f"It is 4.{end}")
 
 
+def test_a_template_is_not_applied_again_for_what_no_reply_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt with its tools, and the end of a turn: tools are most of the text of many chats."""
+    chat_format, chat_row = of_family("qwen2.5"), demonstration_of(calling({"a": 2}))
+    expected, applied, apply = demonstration_rows(chat_row, chat_format, "main"), [], TOKENIZER.apply_chat_template
+    monkeypatch.setattr(TOKENIZER, "apply_chat_template", lambda *a, **k: applied.append(0) or apply(*a, **k))
+    assert demonstration_rows(chat_row, chat_format, "main") == expected
+    assert len(applied) == 2 * 3  # for each reply: its prompt, itself, and itself before a next message
+
+
 def test_reasoning_before_a_call_may_get_other_line_breaks() -> None:
     (row,) = demonstration_rows(
         demonstration_of(calling({"a": 2}, content="<think>Hm.</think>Go.")), of_family("qwen3"), "main"
