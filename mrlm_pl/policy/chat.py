@@ -238,13 +238,12 @@ class ChatFormat:
         if left_out and isinstance(reply, GivenReply):
             raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`")
         if left_out:
-            sizes = range(min(len(reply.content), len(prompt)), 0, -1)
-            return reply.content[next((size for size in sizes if prompt.endswith(reply.content[:size])), 0) :]
+            said, sizes = reply.content, range(min(len(reply.content), len(prompt)), 0, -1)
+            opened = (prompt, prompt.rstrip()) if said.startswith("<") else ()
+            return next((said[size:] for text in opened for size in sizes if text.endswith(said[:size])), said)
         answers, later = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION], ""
         with suppress(Exception):  # templates raise errors of their own classes
             later = self._applied([QUESTION, reply, *answers], tools, True)
-        if not later.startswith(asked + header):
-            return text
         rest, least = later[len(asked + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
         begins = range(max(len(text) - least, 0) + 1)
         kept = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")

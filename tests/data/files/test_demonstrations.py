@@ -341,6 +341,11 @@ def test_a_template_is_not_applied_again_for_what_no_reply_changes(monkeypatch: 
     assert len(applied) == 2 * 3  # for each reply: its prompt, itself, and itself before a next message
 
 
+def test_a_reply_may_have_more_calls_than_an_agent_may() -> None:
+    (made,) = demonstration_rows(demonstration_of(calling(*({"a": n} for n in range(9)))), of_family("qwen2.5"), "main")
+    assert acted(made).count('"add"') == 9
+
+
 def test_reasoning_before_a_call_may_get_other_line_breaks() -> None:
     (row,) = demonstration_rows(
         demonstration_of(calling({"a": 2}, content="<think>Hm.</think>Go.")), of_family("qwen3"), "main"
@@ -385,17 +390,48 @@ def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_
     assert f"{final}It is 4.<|end|><|start|>user" in tokenizer.decode(second.token_ids)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_reasoning_that_the_prompt_opens_is_not_opened_again(opened: bool) -> None:
+@pytest.mark.parametrize(
+    ("opened", "content", "said"),
+    [
+        (True, "<think>\nHm.\n</think>\n\nIt is 4.", "Hm.\n</think>\n\nIt is 4."),
+        (True, "<think>Hm.</think>It is 4.", "Hm.\n</think>\n\nIt is 4."),
+        (False, "<think>\nHm.\n</think>\n\nIt is 4.", "Hm.\n</think>\n\nIt is 4."),
+        (False, "<think>Hm.</think>It is 4.", "Hm.</think>It is 4."),
+        (False, "\nHm.</think>It is 4.", "\nHm.</think>It is 4."),
+    ],
+)
+def test_reasoning_that_the_prompt_opens_is_not_opened_again(opened: bool, content: str, said: str) -> None:
     """The template of DeepSeek-R1's distilled models leaves it out of replies, that of Qwen 3 (2507) does not."""
     template = template_of("deepseek_r1_distill")
     if opened:
         place = template_of("qwen3").rindex("assistant\\n") + len("assistant\\n")
         template = f"{template_of('qwen3')[:place]}<think>\\n{template_of('qwen3')[place:]}"
-    row = chat("2+2?", "<think>\nHm.\n</think>\n\nIt is 4.")
-    (made,) = demonstration_rows(demonstration_of(row), ChatFormat(TOKENIZER, template), "main")
+    (made,) = demonstration_rows(demonstration_of(chat("2+2?", content)), ChatFormat(TOKENIZER, template), "main")
     assert TOKENIZER.decode(made.token_ids).count("<think>") == 1
-    assert acted(made) == "Hm.\n</think>\n\nIt is 4.<|end|>"
+    assert acted(made) == f"{said}<|end|>"
+
+
+def test_reasoning_in_the_text_of_a_call_stays_where_the_template_has_no_calls() -> None:
+    row = calling({"a": 2}, content="<think>\nHm.\n</think>\n\nGo.")
+    first, _ = demonstration_rows(demonstration_of(row), of_family("deepseek_r1_distill"), "main")
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    assert acted(first) == f"Hm.\n</think>\n\nGo.\n{call}<|end|>"
+
+
+def test_empty_reasoning_that_stays_until_the_next_question_is_part_of_a_call() -> None:
+    """As in Qwen 3.5: before the result of a tool a reply is written otherwise than before a question."""
+    template = template_of("qwen3").replace("loop.last or (not loop.last and reasoning_content)", "true")
+    row = calling({"a": 2}, content="")
+    (made,) = demonstration_rows(demonstration_of(row), ChatFormat(TOKENIZER, template), "main")
+    assert acted(made).startswith("<think>\n\n</think>\n\n<tool_call>")
+
+
+def test_a_template_of_a_single_turn_writes_replies() -> None:
+    refusing = "{% if messages | length > 2 %}{{ raise_exception('one turn') }}{% endif %}"
+    (made,) = demonstration_rows(
+        demonstration_of(chat("2+2?", "4")), ChatFormat(TOKENIZER, refusing + template_of("qwen3")), "main"
+    )
+    assert acted(made) == "<think>\n\n</think>\n\n4<|end|>"
 
 
 def test_reasoning_that_a_template_leaves_out_is_an_error(tmp_path: Path) -> None:
