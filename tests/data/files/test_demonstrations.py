@@ -341,6 +341,13 @@ def test_a_template_is_not_applied_again_for_what_no_reply_changes(monkeypatch: 
     assert len(applied) == 2 * 3  # for each reply: its prompt, itself, and itself before a next message
 
 
+def test_results_are_written_where_the_template_writes_calls_and_leaves_results_out() -> None:
+    template = template_of("qwen2.5").replace('message.role == "tool"', "false")
+    (made,) = demonstration_rows(demonstration_of(calling({"a": 2})), ChatFormat(TOKENIZER, template), "main")
+    assert "<tool_response>\n4\n</tool_response>" in TOKENIZER.decode(made.token_ids)
+    assert acted(made).startswith('<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>')
+
+
 def test_a_reply_may_have_more_calls_than_an_agent_may() -> None:
     (made,) = demonstration_rows(demonstration_of(calling(*({"a": n} for n in range(9)))), of_family("qwen2.5"), "main")
     assert acted(made).count('"add"') == 9
@@ -372,17 +379,19 @@ def test_a_chat_with_calls_is_one_row_as_the_template_renders_it(family: str, re
     assert [acted(made).count(part) for part in ("add", "Hm.", "It is 4.")] == [2, 3 * bool(reasoning), 1]
 
 
-def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_row() -> None:
+@pytest.mark.parametrize("reasons", [True, False])
+def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_row(reasons: bool) -> None:
     """An answer ends with another token before a next message than where the model ends it."""
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "<|return|>", "additional_special_tokens": ["<|call|>"]})
     chat_format = ChatFormat(tokenizer, template_of("gpt_oss"), [tokenizer.convert_tokens_to_ids("<|call|>")])
     row = calling({"a": 2}, content="")
     for reply in row["messages"][1::2]:
-        reply["thinking"] = "Hm."
+        reply.update({"thinking": "Hm."} if reasons else {})
     row["messages"] += [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
     first, second = demonstration_rows(demonstration_of(row), chat_format, "main")
-    analysis, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" * reasons
+    final = "<|channel|>final<|message|>"
     call = ' to=functions.add<|channel|>commentary json<|message|>{"a": 2}<|call|>'
     assert acted(first, tokenizer) == f"{analysis}{call}{analysis}{final}It is 4.<|return|>"
     assert acted(second, tokenizer) == f"{final}No.<|return|>"

@@ -18,6 +18,7 @@ from mrlm_pl.policy.lora import LoRA
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_adapters import adapted, engine_of, weights_of
 from tests.engines.local.test_engine import contexts, forward_logprobs
+from tests.policy.forward.test_products import BF16
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
 MakeEngine = Callable[..., InProcessEngine]
@@ -53,6 +54,19 @@ def test_packed_weights_sample_from_the_model_as_it_was_last_loaded(
     (sample,) = run(engine, request(row, max_tokens=8))
     assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
     assert all(one is other for one, other in zip(projections(weights_of(engine, "p")), held, strict=True))
+
+
+@BF16
+@pytest.mark.parametrize("name", ["llama-bias", "qwen3"])
+def test_packed_weights_in_bf16_give_the_numbers_of_others(name: str) -> None:
+    packed, others = (DecoderWeights(build(name), torch.bfloat16, pack=pack).layers[1] for pack in (True, False))
+    for part in ("qkv", "gate_up"):
+        layer, other = getattr(packed, part), getattr(others, part)
+        assert (layer.weight.is_mkldnn, other.weight.is_mkldnn) == (True, False)
+        x = torch.randn(3, layer.weight.shape[1], dtype=torch.bfloat16)
+        torch.testing.assert_close(layer.of(x), other.of(x))
+        residual = torch.randn(3, layer.weight.shape[0])
+        torch.testing.assert_close(layer.added(residual, x), other.added(residual, x), rtol=0.02, atol=0.02)
 
 
 def test_weights_that_are_not_copied_are_not_packed() -> None:
