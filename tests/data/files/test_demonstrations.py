@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -450,9 +451,12 @@ def test_reasoning_that_a_template_leaves_out_is_an_error(tmp_path: Path) -> Non
     for chat_format in (CHAT, of_family("qwen2.5"), disabled):
         with pytest.raises(ValueError, match=r"leaves out the reasoning of a reply.*'Hm\.'"):
             demonstration_rows(demonstration_of(row), chat_format, "main")
-    row["messages"][0]["reasoning_content"] = "Hm."
-    with pytest.raises(DataError, match=r"row 1: its reasoning 'Hm\.' must be text, and of an assistant message"):
-        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+    for message, reasoning in ((0, "Hm."), (1, ["Hm."])):
+        row["messages"][message]["reasoning_content"] = reasoning
+        named = re.escape(f"row 1: its reasoning {reasoning!r} must be text, and of an assistant message")
+        with pytest.raises(DataError, match=named):
+            TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+        row["messages"][message].pop("reasoning_content")
 
 
 def test_parts_that_a_template_leaves_out_are_errors() -> None:
