@@ -531,10 +531,8 @@ class Conversation:
             else:  # a branch without turns of its own
                 self.rows[self.place] = Row(tools=self.tools)
         ids = self.chat.encode(suffix)
-        last = self.row.token_ids[-1:]
-        # A turn usually ends with the template's next token; the prompt's text after a demonstrated one is without it.
-        again = ids[:1] == last and not self.row.shown.endswith(self.chat.tokenizer.decode(last))
-        self.row.extend(ids[1:] if again else ids)
+        # A turn usually ends with the template's next token.
+        self.row.extend(ids[1:] if ids[:1] == self.row.token_ids[-1:] else ids)
         self.row.messages, self.row.prompt = history, prompt
         self.row.mark(sampled=False)
 
@@ -567,9 +565,11 @@ class Conversation:
         self.row.messages, self.row.shown = [*self.row.messages, reply], self.row.prompt + text
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
-        """Return the text after the last assistant turn, or None if the template changed the text before it."""
+        """Return the text from the end token of the last assistant turn on; None if the template changed that before it."""
         if self.row.shown:
-            return prompt.removeprefix(self.row.shown) if prompt.startswith(self.row.shown) else None
+            last = self.row.token_ids[-1]
+            end = self.chat.tokenizer.decode([last]) if last in self.chat.stop_ids else ""
+            return prompt[len(self.row.shown.removesuffix(end)) :] if prompt.startswith(self.row.shown) else None
         last = len(history) - new - 1
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
@@ -83,6 +83,18 @@ def test_a_demonstrated_turn_ends_once_also_where_the_same_token_begins_the_next
     assert tokenizer.decode(row.token_ids) == expected
 
 
+@pytest.mark.parametrize("strips", [True, False])
+def test_the_text_after_a_demonstrated_turn_is_encoded_with_its_end(strips: bool) -> None:
+    """Phi 3's special tokens take the line break after them."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": AddedToken("<|stop|>", rstrip=strips, special=True)})
+    template = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|stop|>\n{% endfor %}"
+    chat = ChatFormat(tokenizer, template + "{% if add_generation_prompt %}<|assistant|>\n{% endif %}")
+    (row,) = demonstrated(chat, "A", " B").rows
+    turns = [f"<|user|>\nQ<|stop|>\n<|assistant|>\n{text}<|stop|>" for text in ("A", " B")]
+    assert row.token_ids == tokenizer.encode("\n".join(turns), add_special_tokens=False)
+
+
 @pytest.mark.parametrize("reply", ["4", "4\n", "\n4", "4 "])
 def test_a_space_that_the_template_writes_before_a_reply_is_not_doubled(reply: str) -> None:
     """SentencePiece adds one to every text, also to the reply's."""
@@ -95,6 +107,12 @@ def test_a_space_that_the_template_writes_before_a_reply_is_not_doubled(reply: s
     (row,) = demonstrated(chat, reply, "5").rows
     expected = [*"\u2581[Q]\u25814", "</s>", *"\u2581[Q]\u25815", "</s>"]
     assert tokenizer.convert_ids_to_tokens(row.token_ids) == expected
+
+
+def test_a_space_of_a_reply_itself_stays() -> None:
+    chat = ChatFormat(build_tokenizer())
+    (row,) = demonstrated(chat, " 4").rows
+    assert chat.tokenizer.decode(row.token_ids).endswith("<|assistant|> 4<|end|>")
 
 
 def test_half_of_a_character_in_an_observation_is_a_question_mark() -> None:
