@@ -565,7 +565,7 @@ class Conversation:
         self.row.messages, self.row.shown = [*self.row.messages, reply], self.row.prompt + text
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
-        """Return the text from the end token of the last assistant turn on; None if the template changed that before it."""
+        """Return the text from the end of the last assistant turn on; None if the template changed that before it."""
         if self.row.shown:
             last = self.row.token_ids[-1]
             end = self.chat.tokenizer.decode([last]) if last in self.chat.stop_ids else ""
