@@ -34,7 +34,7 @@ PLAIN_TEMPLATE = (
 """The template of models without one: ``Role: content`` lines, an assistant line closed by the EOS token."""
 
 MAX_REMEMBERED = 256
-"""Most sets of tools for which a chat format remembers whether its template describes them."""
+"""Most sets of tools of which a chat format remembers how its template writes and describes them, each."""
 
 MAX_PROMPTS = 32
 """Most texts whose tokens a chat format remembers: the episodes of a group begin with the same prompt."""
@@ -161,6 +161,7 @@ class ChatFormat:
         self._endless: EndlessTemplateError | None = None
         self._special_ids, self._extra_stop_ids = special_ids(tokenizer), tuple(extra_stop_ids)
         self._describes: dict[str, bool] = {}
+        self._probes: dict[tuple[str, int, bool], str] = {}
         self._encoded: dict[str, list[int]] = {}
 
     def render(
@@ -219,19 +220,30 @@ class ChatFormat:
         Raises:
             ValueError: the template leaves out a part of a reply with calls or reasoning.
         """
-        asked, header, text = written_reply(lambda messages, prompt: self._applied(messages, tools, prompt), reply)
-        prompt = self._applied([QUESTION], tools, True)
+        key = json.dumps(tools)
+
+        def render(messages: Sequence[Message], prompt: bool) -> str:
+            if reply in messages:
+                return self._applied(messages, tools, prompt)
+            probe = key, len(messages), prompt  # those of written_reply differ in these
+            if probe not in self._probes:
+                if len(self._probes) >= MAX_REMEMBERED:
+                    self._probes.clear()
+                self._probes[probe] = self._applied(messages, tools, prompt)
+            return self._probes[probe]
+
+        asked, header, text = written_reply(render, reply)
+        prompt = render([QUESTION], True)
         left_out = self._left_out(reply, header if asked + header == prompt else None, text, tools)
         if left_out and isinstance(reply, GivenReply):
             raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`")
         if left_out:
-            sizes = range(min(len(reply.content), len(prompt)), 0, -1)
-            return reply.content[next((size for size in sizes if prompt.endswith(reply.content[:size])), 0) :]
+            said, sizes = reply.content, range(min(len(reply.content), len(prompt)), 0, -1)
+            opened = (prompt, prompt.rstrip()) if said.startswith("<") else ()
+            return next((said[size:] for text in opened for size in sizes if text.endswith(said[:size])), said)
         answers, later = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION], ""
         with suppress(Exception):  # templates raise errors of their own classes
             later = self._applied([QUESTION, reply, *answers], tools, True)
-        if not later.startswith(asked + header):
-            return text
         rest, least = later[len(asked + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
         begins = range(max(len(text) - least, 0) + 1)
         kept = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")
@@ -519,7 +531,7 @@ class Conversation:
             else:  # a branch without turns of its own
                 self.rows[self.place] = Row(tools=self.tools)
         ids = self.chat.encode(suffix)
-        # A sampled turn usually ends with the template's next token.
+        # A turn usually ends with the template's next token.
         self.row.extend(ids[1:] if ids[:1] == self.row.token_ids[-1:] else ids)
         self.row.messages, self.row.prompt = history, prompt
         self.row.mark(sampled=False)
@@ -543,7 +555,8 @@ class Conversation:
         said = reply.content
         text = self.chat.reply_text(reply if isinstance(reply, GivenReply) else Message("assistant", said), self.tools)
         # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
-        ids = self.chat.encode(said if text.strip(" ") == said.strip(" ") else text)
+        spaced = text.strip() == said.strip() and not said.startswith(" ")
+        ids = self.chat.encode(text.removeprefix(" ") if spaced else text)
         if ends and not (ids and ids[-1] in self.chat.stop_ids):
             ids.append(self.chat.end_id)
             if self.chat.closing_ids[:1] == (self.chat.end_id,):
@@ -552,9 +565,11 @@ class Conversation:
         self.row.messages, self.row.shown = [*self.row.messages, reply], self.row.prompt + text
 
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
-        """Return the text after the last assistant turn, or None if the template changed the text before it."""
+        """Return the text from the end of the last assistant turn on; None if the template changed that before it."""
         if self.row.shown:
-            return prompt.removeprefix(self.row.shown) if prompt.startswith(self.row.shown) else None
+            last = self.row.token_ids[-1]
+            end = self.chat.tokenizer.decode([last]) if last in self.chat.stop_ids else ""
+            return prompt[len(self.row.shown.removesuffix(end)) :] if prompt.startswith(self.row.shown) else None
         last = len(history) - new - 1
         spoken = history[last].content
         marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]

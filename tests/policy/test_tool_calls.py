@@ -165,6 +165,14 @@ def test_broken_calls_are_no_calls(form: Any, text: str) -> None:
     assert form.read(text, [ADD]) == ()
 
 
+def test_a_sampled_call_of_another_model_is_demonstrated_as_its_text_alone() -> None:
+    talk = conversation(HERMES)
+    talk.observe([Message("user", "1+1?")])
+    sampled = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    talk.demonstrate(Message("assistant", sampled, (ToolCall("c", "add", {"a": 1}),)))
+    assert talk.chat.tokenizer.decode(talk.row.token_ids).endswith(f"<|assistant|>{sampled}<|end|>")
+
+
 def test_results_of_one_reply_are_one_message_where_users_and_assistants_alternate() -> None:
     talk = conversation(ALTERNATING)
     talk.observe([Message("user", "1+1? 2+2?")])

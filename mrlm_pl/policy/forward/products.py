@@ -185,5 +185,5 @@ class _Linear(torch.autograd.Function):
 def _of_weight(slope: Tensor, x: Tensor) -> Tensor:
     """Return ``slope.t() @ x``; the operator copies the left factor's transpose, so that is the smaller one."""
     if slope.shape[1] > x.shape[1]:
-        return _differentiable(x.t(), slope.contiguous().t()).t()
-    return _differentiable(slope.t(), x.contiguous().t())
+        return _differentiable(x.t(), slope.t()).t()
+    return _differentiable(slope.t(), x.t())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -332,6 +333,27 @@ def test_tool_calls_are_written_as_the_template_writes_them(family: str, several
     assert (shown.startswith("Hm."), last) == (several, f"It is 4.{end}")
 
 
+def test_a_template_is_not_applied_again_for_what_no_reply_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt with its tools, and the end of a turn: tools are most of the text of many chats."""
+    chat_format, chat_row = of_family("qwen2.5"), demonstration_of(calling({"a": 2}))
+    expected, applied, apply = demonstration_rows(chat_row, chat_format, "main"), [], TOKENIZER.apply_chat_template
+    monkeypatch.setattr(TOKENIZER, "apply_chat_template", lambda *a, **k: applied.append(0) or apply(*a, **k))
+    assert demonstration_rows(chat_row, chat_format, "main") == expected
+    assert len(applied) == 2 * 3  # for each reply: its prompt, itself, and itself before a next message
+
+
+def test_results_are_written_where_the_template_writes_calls_and_leaves_results_out() -> None:
+    template = template_of("qwen2.5").replace('message.role == "tool"', "false")
+    (made,) = demonstration_rows(demonstration_of(calling({"a": 2})), ChatFormat(TOKENIZER, template), "main")
+    assert "<tool_response>\n4\n</tool_response>" in TOKENIZER.decode(made.token_ids)
+    assert acted(made).startswith('<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>')
+
+
+def test_a_reply_may_have_more_calls_than_an_agent_may() -> None:
+    (made,) = demonstration_rows(demonstration_of(calling(*({"a": n} for n in range(9)))), of_family("qwen2.5"), "main")
+    assert acted(made).count('"add"') == 9
+
+
 def test_reasoning_before_a_call_may_get_other_line_breaks() -> None:
     (row,) = demonstration_rows(
         demonstration_of(calling({"a": 2}, content="<think>Hm.</think>Go.")), of_family("qwen3"), "main"
@@ -358,17 +380,19 @@ def test_a_chat_with_calls_is_one_row_as_the_template_renders_it(family: str, re
     assert [acted(made).count(part) for part in ("add", "Hm.", "It is 4.")] == [2, 3 * bool(reasoning), 1]
 
 
-def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_row() -> None:
+@pytest.mark.parametrize("reasons", [True, False])
+def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_row(reasons: bool) -> None:
     """An answer ends with another token before a next message than where the model ends it."""
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "<|return|>", "additional_special_tokens": ["<|call|>"]})
     chat_format = ChatFormat(tokenizer, template_of("gpt_oss"), [tokenizer.convert_tokens_to_ids("<|call|>")])
     row = calling({"a": 2}, content="")
     for reply in row["messages"][1::2]:
-        reply["thinking"] = "Hm."
+        reply.update({"thinking": "Hm."} if reasons else {})
     row["messages"] += [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}]
     first, second = demonstration_rows(demonstration_of(row), chat_format, "main")
-    analysis, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" * reasons
+    final = "<|channel|>final<|message|>"
     call = ' to=functions.add<|channel|>commentary json<|message|>{"a": 2}<|call|>'
     assert acted(first, tokenizer) == f"{analysis}{call}{analysis}{final}It is 4.<|return|>"
     assert acted(second, tokenizer) == f"{final}No.<|return|>"
@@ -376,17 +400,48 @@ def test_the_channels_of_gpt_oss_are_its_templates_and_a_next_question_begins_a_
     assert f"{final}It is 4.<|end|><|start|>user" in tokenizer.decode(second.token_ids)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_reasoning_that_the_prompt_opens_is_not_opened_again(opened: bool) -> None:
+@pytest.mark.parametrize(
+    ("opened", "content", "said"),
+    [
+        (True, "<think>\nHm.\n</think>\n\nIt is 4.", "Hm.\n</think>\n\nIt is 4."),
+        (True, "<think>Hm.</think>It is 4.", "Hm.\n</think>\n\nIt is 4."),
+        (False, "<think>\nHm.\n</think>\n\nIt is 4.", "Hm.\n</think>\n\nIt is 4."),
+        (False, "<think>Hm.</think>It is 4.", "Hm.</think>It is 4."),
+        (False, "\nHm.</think>It is 4.", "\nHm.</think>It is 4."),
+    ],
+)
+def test_reasoning_that_the_prompt_opens_is_not_opened_again(opened: bool, content: str, said: str) -> None:
     """The template of DeepSeek-R1's distilled models leaves it out of replies, that of Qwen 3 (2507) does not."""
     template = template_of("deepseek_r1_distill")
     if opened:
         place = template_of("qwen3").rindex("assistant\\n") + len("assistant\\n")
         template = f"{template_of('qwen3')[:place]}<think>\\n{template_of('qwen3')[place:]}"
-    row = chat("2+2?", "<think>\nHm.\n</think>\n\nIt is 4.")
-    (made,) = demonstration_rows(demonstration_of(row), ChatFormat(TOKENIZER, template), "main")
+    (made,) = demonstration_rows(demonstration_of(chat("2+2?", content)), ChatFormat(TOKENIZER, template), "main")
     assert TOKENIZER.decode(made.token_ids).count("<think>") == 1
-    assert acted(made) == "Hm.\n</think>\n\nIt is 4.<|end|>"
+    assert acted(made) == f"{said}<|end|>"
+
+
+def test_reasoning_in_the_text_of_a_call_stays_where_the_template_has_no_calls() -> None:
+    row = calling({"a": 2}, content="<think>\nHm.\n</think>\n\nGo.")
+    first, _ = demonstration_rows(demonstration_of(row), of_family("deepseek_r1_distill"), "main")
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    assert acted(first) == f"Hm.\n</think>\n\nGo.\n{call}<|end|>"
+
+
+def test_empty_reasoning_that_stays_until_the_next_question_is_part_of_a_call() -> None:
+    """As in Qwen 3.5: before the result of a tool a reply is written otherwise than before a question."""
+    template = template_of("qwen3").replace("loop.last or (not loop.last and reasoning_content)", "true")
+    row = calling({"a": 2}, content="")
+    (made,) = demonstration_rows(demonstration_of(row), ChatFormat(TOKENIZER, template), "main")
+    assert acted(made).startswith("<think>\n\n</think>\n\n<tool_call>")
+
+
+def test_a_template_of_a_single_turn_writes_replies() -> None:
+    refusing = "{% if messages | length > 2 %}{{ raise_exception('one turn') }}{% endif %}"
+    (made,) = demonstration_rows(
+        demonstration_of(chat("2+2?", "4")), ChatFormat(TOKENIZER, refusing + template_of("qwen3")), "main"
+    )
+    assert acted(made) == "<think>\n\n</think>\n\n4<|end|>"
 
 
 def test_reasoning_that_a_template_leaves_out_is_an_error(tmp_path: Path) -> None:
@@ -396,9 +451,12 @@ def test_reasoning_that_a_template_leaves_out_is_an_error(tmp_path: Path) -> Non
     for chat_format in (CHAT, of_family("qwen2.5"), disabled):
         with pytest.raises(ValueError, match=r"leaves out the reasoning of a reply.*'Hm\.'"):
             demonstration_rows(demonstration_of(row), chat_format, "main")
-    row["messages"][0]["reasoning_content"] = "Hm."
-    with pytest.raises(DataError, match=r"row 1: its reasoning 'Hm\.' must be text, and of an assistant message"):
-        TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+    for message, reasoning in ((0, "Hm."), (1, ["Hm."])):
+        row["messages"][message]["reasoning_content"] = reasoning
+        named = re.escape(f"row 1: its reasoning {reasoning!r} must be text, and of an assistant message")
+        with pytest.raises(DataError, match=named):
+            TrajectoryDataModule(write(tmp_path / "d.jsonl", [row]))
+        row["messages"][message].pop("reasoning_content")
 
 
 def test_parts_that_a_template_leaves_out_are_errors() -> None:

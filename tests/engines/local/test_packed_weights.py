@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mrlm_pl.engines import InProcessEngine
 from mrlm_pl.engines.local import engine as engine_module
-from mrlm_pl.engines.local.adapters import Adapted
+from mrlm_pl.engines.local.adapters import Adapted, AdaptedWeights
 from mrlm_pl.engines.local.decoder import DecoderWeights
 from mrlm_pl.engines.local.team import TeamWeights
 from mrlm_pl.policy.forward import products
@@ -18,6 +18,7 @@ from mrlm_pl.policy.lora import LoRA
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_adapters import adapted, engine_of, weights_of
 from tests.engines.local.test_engine import contexts, forward_logprobs
+from tests.policy.forward.test_products import BF16
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
 MakeEngine = Callable[..., InProcessEngine]
@@ -55,6 +56,19 @@ def test_packed_weights_sample_from_the_model_as_it_was_last_loaded(
     assert all(one is other for one, other in zip(projections(weights_of(engine, "p")), held, strict=True))
 
 
+@BF16
+@pytest.mark.parametrize("name", ["llama-bias", "qwen3"])
+def test_packed_weights_in_bf16_give_the_numbers_of_others(name: str) -> None:
+    packed, others = (DecoderWeights(build(name), torch.bfloat16, pack=pack).layers[1] for pack in (True, False))
+    for part in ("qkv", "gate_up"):
+        layer, other = getattr(packed, part), getattr(others, part)
+        assert (layer.weight.is_mkldnn, other.weight.is_mkldnn) == (True, False)
+        x = torch.randn(3, layer.weight.shape[1], dtype=torch.bfloat16)
+        torch.testing.assert_close(layer.of(x), other.of(x))
+        residual = torch.randn(3, layer.weight.shape[0])
+        torch.testing.assert_close(layer.added(residual, x), other.added(residual, x), rtol=0.02, atol=0.02)
+
+
 def test_weights_that_are_not_copied_are_not_packed() -> None:
     half = build("qwen3").to(torch.bfloat16)
     down = DecoderWeights(half, torch.bfloat16).layers[1].down.weight
@@ -71,8 +85,23 @@ def test_policies_on_one_base_share_its_packed_weights() -> None:
     assert team.layers[0].down.counts == [1, 2, 1]
 
 
-def test_compiled_layers_read_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_of_another_size_is_packed_anew(make_engine: MakeEngine) -> None:
+    model, row = build("qwen3", tie_word_embeddings=False), contexts(7)[0]
+    engine = make_engine(model, own_weights=True)
+    assert weights_of(engine, "p").head.weight.is_mkldnn
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    engine.load("p", model, 2)
+    (sample,) = run(engine, request(row, max_tokens=8))
+    assert weights_of(engine, "p").head.weight.shape == model.lm_head.weight.shape
+    assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_compiled_layers_read_weights_that_are_not_packed(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "compiled_layers", lambda decoder: [])
     engine = InProcessEngine(compile=True)
-    engine.load("p", build("qwen2"), 1)
-    assert not any(weight.is_mkldnn for weight in projections(weights_of(engine, "p")))
+    for policy, model in (adapted("qwen2", [LoRA(rank=2)] * 2) if shared else {"p": build("qwen2")}).items():
+        engine.load(policy, model, 1)
+    weights = weights_of(engine, "p")
+    assert isinstance(weights, AdaptedWeights) == shared
+    assert not any(weight.is_mkldnn for weight in projections(weights))

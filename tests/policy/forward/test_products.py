@@ -20,13 +20,16 @@ from mrlm_pl.policy.forward.products import FastLinear, linear, multiply, packed
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN")
 
+HAS_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+BF16 = pytest.mark.skipif(not HAS_BF16, reason="oneDNN has no bf16 on this processor")
+
 
 class Calls(TorchDispatchMode):
     """Counts the products of oneDNN and of other libraries; lists the inputs that oneDNN's operator copies."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.onednn = self.others = 0
+        self.onednn = self.others = self.clones = 0
         self.copied: list[tuple[int, ...]] = []
         self.gaps = False
 
@@ -34,6 +37,7 @@ class Calls(TorchDispatchMode):
         name = func.__name__.split(".")[0]
         self.onednn += name == "_linear_pointwise"
         self.others += name in ("mm", "addmm", "addmm_", "bmm")
+        self.clones += name == "clone"
         if name == "_linear_pointwise":
             x, weight = args[:2]
             self.copied += [tuple(x.shape)] * (not x.is_contiguous())
@@ -92,15 +96,22 @@ def test_the_smaller_factor_of_a_weights_gradient_is_copied(outputs: int) -> Non
     assert weight.grad.is_contiguous()
 
 
-def test_a_weight_with_gaps_is_copied_first() -> None:
-    x, weight = torch.randn(6, 5), torch.randn(3, 7)[:, :5]
+@pytest.mark.parametrize(
+    ("weight", "copies"),
+    [(torch.randn(3, 7)[:, :5], 1), (torch.randn(5, 3).t(), 0), (torch.ones(1, 1).expand(3, 5), 1)],
+)
+def test_a_weight_with_gaps_is_copied_first_and_its_transpose_is_not(weight: Tensor, copies: int) -> None:
+    x = torch.randn(6, 5)
     with Calls() as calls, torch.no_grad():
-        torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
-    assert (calls.onednn, calls.gaps) == (1, False)
+        found = linear(x, weight)
+    torch.testing.assert_close(found, F.linear(x, weight))
+    assert (calls.onednn, calls.gaps, calls.clones) == (1, False, copies)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), pytest.param(torch.bfloat16, 1e-2, marks=BF16)]
+)
 def test_products_with_a_packed_weight_are_those_with_the_stacked_one(
     bias: bool, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
