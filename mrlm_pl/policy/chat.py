@@ -236,7 +236,10 @@ class ChatFormat:
         prompt = render([QUESTION], True)
         left_out = self._left_out(reply, header if asked + header == prompt else None, text, tools)
         if left_out and isinstance(reply, GivenReply):
-            raise ValueError(f"the chat template leaves out {left_out}; give the policy another `chat_template`")
+            content = ", or write the reasoning in the content" if reply.reasoning else ""
+            raise ValueError(
+                f"the chat template leaves out {left_out}; give the policy another `chat_template`{content}"
+            )
         if left_out:
             said, sizes = reply.content, range(min(len(reply.content), len(prompt)), 0, -1)
             opened = (prompt, prompt.rstrip()) if said.startswith("<") else ()

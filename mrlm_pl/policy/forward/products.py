@@ -101,7 +101,7 @@ def packed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     fast = ONEDNN_IS_FASTER and dtype in (torch.float32, torch.bfloat16) and parts[0].device.type == "cpu"
     if not fast or sum(part.numel() for part in parts) < PACKED:
         return None
-    stacked = torch.cat([part.to(dtype) for part in parts])
+    stacked = torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0].to(dtype)
     copy: Tensor = torch.ops.mkldnn._reorder_linear_weight(stacked, None)
     return copy
 
