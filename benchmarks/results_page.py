@@ -160,7 +160,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "grpo_step": Section(
             "A GRPO step against TRL",
             "Generation, reward, loss and update of the same model, prompts and lengths. mrlm takes oneDNN's products "
-            "in float32 here, TRL has MKL's: [scaling](scaling.md#precision).",
+            "in float32 here, TRL has MKL's: [scaling](scaling.md#precision). The first two rows were measured before "
+            "generation packed its weights.",
             costs.grpo_step,
         ),
         "grpo_step_amx": Section(
