@@ -294,7 +294,8 @@ class DecoderWeights:
         buffer = self._buffers.get(name)
         if buffer is not None and (buffer.shape != shape or buffer.device != parts[0].device):
             buffer = None
-        if pack and (packed := products.packed(parts, dtype)) is not None:
+        packed = products.packed(parts, dtype) if pack and products.ONEDNN_IS_FASTER else None
+        if packed is not None:
             buffer = self._buffers[name] = packed if buffer is None else buffer.copy_(packed)
             return buffer
         if buffer is None:
