@@ -61,7 +61,8 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     members = _members(annotation)
     classes = _classes(members)
     settings = next((cls for cls in classes if is_dataclass(cls) or getattr(cls, "__final__", False)), None)
-    bases = [cls for cls in classes if cls is not settings]
+    named = isinstance(value, Mapping) and CLASS in value
+    bases = [cls for cls in classes if cls is not settings] or (_made(members) if named else [])
     is_policy = settings is not None and settings.__name__ == "Policy"
     if isinstance(value, Mapping) and EARLIER in value and not (bases or is_policy):
         value = value[CLASS]  # a text in place of a mapping, which names no class
@@ -69,8 +70,8 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
         return [resolved(item, _inner(members, mapping=False), key) for item in value]
     if isinstance(value, str) and _takes_functions(members) and (path := _function_path(value, members, key)):
         return path
-    named = isinstance(value, Mapping) and CLASS in value
-    if named and classes:
+    named = isinstance(value, Mapping) and CLASS in value  # a text may have taken its place
+    if named and (classes or bases):
         _check_beside(value, key)
     if settings is not None and is_policy and (named or isinstance(value, str)):
         value = {"model": value[CLASS], **(value.get(ARGUMENTS) or {})} if named else {"model": value}
@@ -140,6 +141,12 @@ def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
 
 def _takes_functions(members: Sequence[Any]) -> bool:
     return any(get_origin(member) is Callable for member in members)
+
+
+def _made(members: Sequence[Any]) -> list[type]:
+    """Return the classes whose instances a function without arguments is to make: one of them may be named for it."""
+    functions = [get_args(member) for member in members if get_origin(member) is Callable]
+    return [cls for taken, made in functions if taken == [] for cls in _classes([made])]
 
 
 def _choices(members: Sequence[Any]) -> list[Any]:

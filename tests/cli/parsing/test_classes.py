@@ -12,6 +12,7 @@ from jsonargparse.typing import Path_fr, PositiveInt
 
 from mrlm_pl.cli.parsing.classes import resolved, unfit
 from mrlm_pl.cli.parsing.config_files import MistakeError
+from mrlm_pl.engines import Engine
 from mrlm_pl.environment import Environment
 
 
@@ -99,3 +100,13 @@ def test_a_function_without_its_package_is_asked_for_the_path() -> None:
         "model.advantage: expected a function (its import path `package.function`, or its name in a plugin) or one of "
         "'group_normalized', but the value is rank"
     )
+
+
+def test_the_class_that_a_function_without_arguments_makes_is_found_by_its_name() -> None:
+    value = {"class_path": "OpenAICompatible", "init_args": {"url": "http://127.0.0.1:8000"}}
+    found = resolved(value, Callable[[], Engine], "engine")
+    assert found == value | {"class_path": "mrlm_pl.OpenAICompatible"}
+    with pytest.raises(MistakeError, match="no Engine 'OpenAICompatibl'; did you mean 'OpenAICompatible'"):
+        resolved({"class_path": "OpenAICompatibl"}, Callable[[], Engine], "engine")
+    own = {"class_path": "some.Loss"}
+    assert resolved(own, Callable[[Engine], Engine], "loss") == own
