@@ -28,6 +28,7 @@ from mrlm_pl.learner.optimization import Optimization, gradient_norm, weight_gro
 from mrlm_pl.learner.policies.reference import ReferencePolicy
 from mrlm_pl.learner.policies.seats import check_seats, seat_of, seats_of_run
 from mrlm_pl.policy import Policy
+from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
@@ -371,6 +372,9 @@ class Algorithm(LightningModule, ABC):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
+        optimizer: Any = self.optimizers()
+        if sum(weight.numel() for group in optimizer.param_groups for weight in group["params"]) >= LEAST_FREED:
+            optimizer.zero_grad()  # now, and not in the next update: the rollouts before it need the memory
         if self.reference.moves:
             self.reference.follow(self.trained_policies.values(), self.global_step + 1)
 

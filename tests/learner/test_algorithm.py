@@ -1,4 +1,4 @@
-"""A micro-batch of an update never waits for the device, counted on a CPU."""
+"""A micro-batch of an update never waits for the device, counted on a CPU; gradients are freed after it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from mrlm_pl.algorithms import GRPO, PPO
 from mrlm_pl.data import RolloutDataModule
 from mrlm_pl.engines import Sampling
+from mrlm_pl.learner import algorithm as algorithm_module
 from mrlm_pl.learner.batch import Batch, PolicyBatch
 from mrlm_pl.learner.metrics import Metrics
 from mrlm_pl.policy import Policy
@@ -63,6 +65,22 @@ def test_a_micro_batch_and_its_gradient_wait_for_nothing(
     )
     quiet_trainer(accumulate_grad_batches=2).fit(algorithm, data)
     assert found == [[]] * 4
+
+
+@pytest.mark.parametrize(("least", "freed"), [(1, True), (2**24, False)])
+def test_large_gradients_are_freed_before_the_next_rollouts(
+    least: int, freed: bool, model_folder: Path, echo: Any, quiet_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algorithm_module, "LEAST_FREED", least)
+    found = []
+
+    class Watched(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            found.append(all(weight.grad is None for weight in module.parameters()))
+
+    data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=8))
+    quiet_trainer(callbacks=[Watched()], accumulate_grad_batches=2).fit(GRPO({"main": str(model_folder)}), data)
+    assert found == [False, freed] * 2
 
 
 def test_the_numbers_of_an_update_leave_the_device_in_one_transfer() -> None:

@@ -95,7 +95,7 @@ class AdaptedWeights:
         layers: list[LayerWeights[Any]] = base.layers
         self.embedding, self.device, self.norm = base.embedding, base.device, base.norm
         self.inverse_frequency, self.rotary_scale = base.inverse_frequency, base.rotary_scale
-        self.architecture = base.architecture
+        self.architecture, self.copied = base.architecture, base.copied
         self.head = self._adapted("head", base.head, self.model.lm_head)
         self.layers = [
             replace(
@@ -107,6 +107,11 @@ class AdaptedWeights:
             )
             for i, (own, layer) in enumerate(zip(layers, decoder.layers, strict=True))
         ]
+
+    def free(self) -> None:
+        """Free all copies of the base until the next :meth:`read`."""
+        self.base.free()
+        self.layers, self.head, self.copied = [], self.base.head, 0
 
     def tensors(self) -> list[Tensor]:
         """Return all weights, in one order."""

@@ -157,7 +157,8 @@ class DecoderWeights:
 
     Fused matrices are copies in the compute dtype, those with an adapter are sums, and in float32 on a CPU all matrices
     of the layers are copies with their inputs first (:func:`input_major`); all these keep their memory from one
-    :meth:`read` to the next, and may be packed (:func:`~mrlm_pl.policy.forward.products.packed`). All other weights
+    :meth:`read` to the next, and may be packed (:func:`~mrlm_pl.policy.forward.products.packed`), as is the head in
+    float32 where packing is faster. All other weights
     refer to the module's own memory when their dtype is the compute dtype; norms and the token embedding always do.
     With ``own`` nothing refers to the module's memory, so that the module may change between two reads.
 
@@ -170,6 +171,7 @@ class DecoderWeights:
 
     Attributes:
         architecture: sizes, precision and rotation that policies must share for a step together.
+        copied: the copies' number of weights.
     """
 
     def __init__(
@@ -206,7 +208,9 @@ class DecoderWeights:
         if self.own and tied and self.model.lm_head.bias is None:
             self.head = Affine(self.embedding, None)
         else:
-            self.head = self._fuse("head", False, self.model.lm_head)
+            packs = self._pack and products.ONEDNN_IS_FASTER and self.model.lm_head.weight.numel() >= products.PACKED
+            turned = packs and input_major(self.device, self.sizes.dtype)
+            self.head = self._fuse("head", turned, self.model.lm_head)
         self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
         rotary = decoder.rotary_emb
         self.inverse_frequency = rotary.inv_freq.to(self.device, torch.float32)
@@ -218,6 +222,12 @@ class DecoderWeights:
         embedding = (self.embedding.dtype, self.device)
         layers = (len(self.layers), self.sizes, first.qk_norm is None)
         self.architecture: Hashable = (layers, shapes, rotation, embedding)
+        self.copied = sum(buffer.numel() for buffer in self._buffers.values())
+
+    def free(self) -> None:
+        """Free all copies until the next :meth:`read`; until then there are no layers."""
+        self._buffers.clear()
+        self.layers, self.head, self.copied = [], Affine(self.embedding, None), 0
 
     def tensors(self) -> list[Tensor]:
         """Return all weights, in one order."""

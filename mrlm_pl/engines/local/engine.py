@@ -30,6 +30,7 @@ from mrlm_pl.engines.local.transformers_model import GenericModel
 from mrlm_pl.errors import ConfigurationError, EngineError, NonFiniteError
 from mrlm_pl.grouping import grouped, in_parts
 from mrlm_pl.policy.compilation import compilation_seconds
+from mrlm_pl.policy.forward.devices import LEAST_FREED
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -255,9 +256,23 @@ class InProcessEngine(Engine):
         """Return the result of the future from ``start``; until then this thread does the work of :meth:`sample`.
 
         With a second computing thread, OpenMP keeps two teams of threads, more than there are cores, and puts them to
-        sleep after every operation: generation beside training took 1.6 times as long on two cores.
+        sleep after every operation: generation beside training took 1.6 times as long on two cores. Afterwards the
+        copies of large weights are freed until the next :meth:`load` or :meth:`sample`: the learner's gradients take as
+        much memory.
         """
-        return self._work.serve_during(start)
+        try:
+            return self._work.serve_during(start)
+        finally:
+            with self._work.running:
+                self._free_copies()
+
+    def _free_copies(self) -> None:
+        """Free copies that can be read again: the module may have changed since, or a CUDA graph read them."""
+        if self._own_weights or self._static is not None:
+            return
+        for loaded in self._loaded.values():
+            if isinstance(loaded.backend, FusedDecoder) and loaded.backend.weights.copied >= LEAST_FREED:
+                loaded.backend.weights.free()
 
     def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
         samples: dict[int, Sample] = {}
@@ -265,6 +280,9 @@ class InProcessEngine(Engine):
             own = [requests[r] for r in limits]
             policies = {request.policy for request in own}
             backends = {name: loaded.backend for name, loaded in self._loaded.items() if name in policies}
+            for each in backends.values():
+                if isinstance(each, FusedDecoder) and not each.weights.layers:
+                    each.refresh()
             backend: Backend = next(iter(backends.values()))
             if len(backends) > 1:  # of one kind
                 backend = TeamDecoder({n: each for n, each in backends.items() if isinstance(each, FusedDecoder)})

@@ -15,6 +15,9 @@ from mrlm_pl.policy.forward import products
 TOKENS = 64
 """Smallest step of a number of tokens in the learner; see :func:`padded_tokens`."""
 
+LEAST_FREED = 2**24
+"""Least numbers to free between generation and updates: mapping their memory again takes up to 5 % of a step."""
+
 
 def on_device(numbers: Tensor | Sequence[int], device: torch.device | str) -> Tensor:
     """Return the host's numbers on a device; the host does not wait for the work that the device has still to do.

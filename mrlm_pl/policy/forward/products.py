@@ -84,7 +84,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     tensor([[3., 3., 3.]])
     """
     if weight.is_mkldnn:
-        return _product(x, weight, bias)
+        return _operator(x, weight, bias)
     return _differentiable(x, weight, bias) if _by_onednn(x, weight) else F.linear(x, weight, bias)
 
 
@@ -149,6 +149,10 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     bias = None if bias is None else bias.contiguous()  # the operator ignores its strides
     if not (weight.is_contiguous() or weight.t().is_contiguous()):  # it reads a weight with gaps a hundred times slower
         weight = weight.contiguous()
+    return _operator(x, weight, bias)
+
+
+def _operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return found
 

@@ -85,6 +85,19 @@ def test_policies_on_one_base_share_its_packed_weights() -> None:
     assert team.layers[0].down.counts == [1, 2, 1]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_packed_where_its_weight_is_large(
+    tied: bool, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, row = build("qwen3", tie_word_embeddings=tied), contexts(7)[0]
+    engine = make_engine(model)
+    assert weights_of(engine, "p").head.weight.is_mkldnn
+    (sample,) = run(engine, request(row, max_tokens=8))
+    assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
+    monkeypatch.setattr(products, "PACKED", model.lm_head.weight.numel() + 1)
+    assert weights_of(make_engine(model), "p").head.weight.data_ptr() == model.lm_head.weight.data_ptr()
+
+
 def test_a_head_of_another_size_is_packed_anew(make_engine: MakeEngine) -> None:
     model, row = build("qwen3", tie_word_embeddings=False), contexts(7)[0]
     engine = make_engine(model, own_weights=True)

@@ -1,0 +1,55 @@
+"""Copies of weights between generation and the next update: freed where they are large, and read again when needed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from transformers import PreTrainedModel
+
+from mrlm_pl.engines import InProcessEngine
+from mrlm_pl.engines.local import engine as engine_module
+from mrlm_pl.policy.lora import LoRA
+from tests.engines.conftest import build, request, run
+from tests.engines.local.test_adapters import adapted, engine_of, weights_of
+
+MODELS = {
+    "one": lambda: {"p": build("qwen3")},
+    "two": lambda: {"p": build("qwen3"), "q": build("qwen3", seed=1)},
+    "on one base": lambda: adapted("qwen2", [LoRA(rank=2)] * 2),
+}
+
+
+@pytest.fixture
+def other_thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("least", "own"), [(1, False), (1, True), (2**24, False)])
+@pytest.mark.parametrize("models", MODELS)
+def test_copies_are_freed_after_rollouts_and_the_next_sample_reads_them_again(
+    models: str, least: int, own: bool, other_thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "LEAST_FREED", least)
+    policies: dict[str, PreTrainedModel] = MODELS[models]()
+    engine = engine_of(policies, own_weights=own)
+    rows = [request([1, 2, 3], seed, max_tokens=6, policy=policy) for seed, policy in enumerate(policies)]
+    held = [weakref.ref(weights_of(engine, policy).layers[0].down.weight) for policy in policies]
+    played = engine.compute_during(lambda: other_thread.submit(run, engine, *rows))
+    freed = least == 1 and not own
+    assert [copy() is None for copy in held] == [freed] * len(held)
+    assert run(engine, *rows) == played
+    assert all(weights_of(engine, policy).layers for policy in policies)
+    engine.close()
+
+
+def test_copies_are_freed_when_rollouts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LEAST_FREED", 1)
+    engine = InProcessEngine()
+    engine.load("p", build("qwen3"), 1)
+    with pytest.raises(RuntimeError, match="no rollouts"):
+        engine.compute_during(lambda: (_ for _ in ()).throw(RuntimeError("no rollouts")))
+    assert not weights_of(engine, "p").layers
