@@ -79,7 +79,7 @@ def test_large_gradients_are_freed_before_the_next_rollouts(
             found.append(all(weight.grad is None for weight in module.parameters()))
 
     data = RolloutDataModule(echo(), groups=2, group_size=2, iterations=2, sampling=Sampling(max_tokens=8))
-    quiet_trainer(callbacks=[Watched()], accumulate_grad_batches=2).fit(GRPO({"main": str(model_folder)}), data)
+    quiet_trainer(callbacks=[Watched()], accumulate_grad_batches=2).fit(GRPO({"main": Policy(str(model_folder))}), data)
     assert found == [False, freed] * 2
 
 
