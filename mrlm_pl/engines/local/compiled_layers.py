@@ -24,6 +24,7 @@ from mrlm_pl.engines.local.llama_rows import DecoderRows
 from mrlm_pl.errors import EngineError
 from mrlm_pl.policy.compilation import counted
 from mrlm_pl.policy.forward.devices import on_device
+from mrlm_pl.policy.forward.products import standing_for
 
 Code = Callable[[list[Tensor]], list[Tensor]]
 """Takes the arguments of `_Layer.forward` in a list, which it empties, and returns the residual stream in a list."""
@@ -67,8 +68,9 @@ def _key(decoder: Decoder, layer: LayerWeights[Any]) -> Hashable:
 
 
 def _flat(layer: LayerWeights[Any]) -> tuple[list[Tensor | None], pytree.TreeSpec]:
-    """Return the weights of a layer, and their structure."""
-    return pytree.tree_flatten(tuple(vars(layer).values()))
+    """Return the weights of a layer, as compiled code takes them, and their structure."""
+    leaves, structure = pytree.tree_flatten(tuple(vars(layer).values()))
+    return [leaf if leaf is None or not leaf.is_mkldnn else standing_for(leaf) for leaf in leaves], structure
 
 
 def _weights(layer: LayerWeights[Any]) -> list[Tensor]:

@@ -66,7 +66,8 @@ class Affine(NamedTuple):
 
     @property
     def _feature_major(self) -> bool:
-        return self.weight.device.type == "cpu" and self.weight.dtype != torch.float32
+        dtype = self.weight.dtype
+        return self.weight.device.type == "cpu" and dtype.is_floating_point and dtype != torch.float32
 
 
 def place(tensor: Tensor) -> int:
@@ -167,7 +168,6 @@ class DecoderWeights:
         dtype: compute dtype of the projections and of the head.
         own: copy all weights.
         adapters: add low-rank adapters; False reads the weights below them.
-        pack: pack copies where that is faster; compiled code cannot read them.
 
     Attributes:
         architecture: sizes, precision and rotation that policies must share for a step together.
@@ -180,12 +180,11 @@ class DecoderWeights:
         dtype: torch.dtype,
         own: bool = False,
         adapters: bool = True,
-        pack: bool = True,
     ) -> None:
         config = model.config
         attention = model.model.layers[0].self_attn
         self.model = model
-        self.own, self._adapters, self._pack = own, adapters, pack
+        self.own, self._adapters = own, adapters
         self.sizes = Sizes(
             dtype=dtype,
             heads=config.num_attention_heads,
@@ -208,7 +207,7 @@ class DecoderWeights:
         if self.own and tied and self.model.lm_head.bias is None:
             self.head = Affine(self.embedding, None)
         else:
-            packs = self._pack and products.ONEDNN_IS_FASTER and self.model.lm_head.weight.numel() >= products.PACKED
+            packs = products.ONEDNN_IS_FASTER and self.model.lm_head.weight.numel() >= products.PACKED
             turned = packs and input_major(self.device, self.sizes.dtype)
             self.head = self._fuse("head", turned, self.model.lm_head)
         self.layers = [self._read_layer(f"layer {i}", layer) for i, layer in enumerate(decoder.layers)]
@@ -275,7 +274,7 @@ class DecoderWeights:
         pairs = [read_affine(module, self._adapters) for module in modules]
         lasting = len(modules) == 1 and _in_place(modules[0], self._adapters)
         dtype = self.sizes.dtype
-        weight = self._hold(name, [weight for weight, _ in pairs], dtype, lasting, turned, self._pack)
+        weight = self._hold(name, [weight for weight, _ in pairs], dtype, lasting, turned, pack=True)
         biases = [bias for _, bias in pairs if bias is not None]
         return Affine(weight, self._hold(f"{name} bias", biases, dtype, lasting) if biases else None)
 

@@ -167,7 +167,7 @@ class InProcessEngine(Engine):
                     "decode steps run as CUDA graphs"
                 )
             base = self._shared_base(policy, model, dtype) if self._loaded else None
-            return FusedDecoder(model, dtype, self._own_weights, base, pack=not self._compile)
+            return FusedDecoder(model, dtype, self._own_weights, base)
         if self._compile:
             raise EngineError(
                 f"policy {policy!r} generates through its own forward ({reason}), which is not compiled; "
@@ -208,7 +208,7 @@ class InProcessEngine(Engine):
                 continue
             if isinstance(decoder.weights, AdaptedWeights):
                 return decoder.weights.base
-            shared = DecoderWeights(model, dtype, self._own_weights, adapters=False, pack=not self._compile)
+            shared = DecoderWeights(model, dtype, self._own_weights, adapters=False)
             loaded.backend = FusedDecoder(loaded.model, dtype, self._own_weights, shared)
             loaded.backend.rows = self._rows(name, loaded.backend)
             return shared

@@ -78,7 +78,6 @@ class FusedDecoder(Decoder):
         dtype: compute dtype.
         own: copy all weights, so that the module may change between two calls of :meth:`refresh`.
         base: weights below the adapters of the model, which other decoders read too; None adds adapters to a copy.
-        pack: see :class:`~mrlm_pl.engines.local.decoder.DecoderWeights`.
 
     Attributes:
         rows: makes the rows of a batch.
@@ -92,9 +91,8 @@ class FusedDecoder(Decoder):
         dtype: torch.dtype,
         own: bool = False,
         base: DecoderWeights | None = None,
-        pack: bool = True,
     ) -> None:
-        self.weights = DecoderWeights(model, dtype, own, pack=pack) if base is None else AdaptedWeights(model, base)
+        self.weights = DecoderWeights(model, dtype, own) if base is None else AdaptedWeights(model, base)
         super().__init__(self.weights.device, dtype)
         self.rows: MakeRows = DecoderRows
         self._frequency = self.weights.inverse_frequency.clone()

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,10 @@ ONEDNN_IS_FASTER = onednn_is_faster(_processor())
 """True where :func:`linear` takes oneDNN."""
 
 
+_packed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+"""Weights by the numbers that stand for them in compiled code."""
+
+
 class FastLinear(nn.Linear):
     """A linear layer whose products are :func:`linear`'s."""
 
@@ -84,7 +89,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     tensor([[3., 3., 3.]])
     """
     if weight.is_mkldnn:
-        return _operator(x, weight, bias)
+        return _product(x, weight, bias)
+    if weight.dtype == torch.int64:
+        return _in_compiled_code(x, weight, bias)
     return _differentiable(x, weight, bias) if _by_onednn(x, weight) else F.linear(x, weight, bias)
 
 
@@ -104,6 +111,15 @@ def packed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     stacked = torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0].to(dtype)
     copy: Tensor = torch.ops.mkldnn._reorder_linear_weight(stacked, None)
     return copy
+
+
+def standing_for(weight: Tensor) -> Tensor:
+    """Return numbers ``[outputs]`` that stand for a packed weight in :func:`linear`, as long as it exists.
+
+    Compiled code cannot be given a packed weight.
+    """
+    _packed[id(weight)] = weight
+    return torch.full(weight.shape[:1], id(weight))
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
@@ -147,23 +163,28 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if _traced(x):
         return _in_compiled_code(x, weight, bias)
     bias = None if bias is None else bias.contiguous()  # the operator ignores its strides
-    if not (weight.is_contiguous() or weight.t().is_contiguous()):  # it reads a weight with gaps a hundred times slower
-        weight = weight.contiguous()
-    return _operator(x, weight, bias)
-
-
-def _operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not (weight.is_mkldnn or weight.is_contiguous() or weight.t().is_contiguous()):
+        weight = weight.contiguous()  # it reads a weight with gaps a hundred times slower
     found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return found
 
 
-@torch.library.custom_op("mrlm::product", mutates_args=())
 def _in_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = torch.ops.mrlm.product(x, weight, bias)
+    return found
+
+
+# torch.library.custom_op, which would allow for gradients too, takes 20 microseconds longer for each call.
+torch.library.define("mrlm::product", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+@torch.library.impl("mrlm::product", "CPU")
+def _from_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`_product` as TorchInductor takes it, whose own operator needs weights that never change."""
-    return _product(x, weight, bias)
+    return _product(x, _packed[int(weight[0])] if weight.dtype == torch.int64 else weight, bias)
 
 
-@_in_compiled_code.register_fake
+@torch.library.register_fake("mrlm::product")
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 

@@ -1,4 +1,4 @@
-"""Weights in the layout of oneDNN's kernels: the same distribution, one place of memory, and none in compiled code."""
+"""Weights in the layout of oneDNN's kernels: the same distribution, and one place of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mrlm_pl.engines import InProcessEngine
-from mrlm_pl.engines.local import engine as engine_module
 from mrlm_pl.engines.local.adapters import Adapted, AdaptedWeights
 from mrlm_pl.engines.local.decoder import DecoderWeights
 from mrlm_pl.engines.local.team import TeamWeights
@@ -17,6 +16,7 @@ from mrlm_pl.policy.forward import products
 from mrlm_pl.policy.lora import LoRA
 from tests.engines.conftest import build, request, run
 from tests.engines.local.test_adapters import adapted, engine_of, weights_of
+from tests.engines.local.test_compiled_layers import assert_same
 from tests.engines.local.test_engine import contexts, forward_logprobs
 from tests.policy.forward.test_products import BF16
 
@@ -58,8 +58,11 @@ def test_packed_weights_sample_from_the_model_as_it_was_last_loaded(
 
 @BF16
 @pytest.mark.parametrize("name", ["llama-bias", "qwen3"])
-def test_packed_weights_in_bf16_give_the_numbers_of_others(name: str) -> None:
-    packed, others = (DecoderWeights(build(name), torch.bfloat16, pack=pack).layers[1] for pack in (True, False))
+def test_packed_weights_in_bf16_give_the_numbers_of_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = DecoderWeights(build(name), torch.bfloat16).layers[1]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(products, "ONEDNN_IS_FASTER", False)
+        others = DecoderWeights(build(name), torch.bfloat16).layers[1]
     for part in ("qkv", "gate_up"):
         layer, other = getattr(packed, part), getattr(others, part)
         assert (layer.weight.is_mkldnn, other.weight.is_mkldnn) == (True, False)
@@ -109,12 +112,22 @@ def test_a_head_of_another_size_is_packed_anew(make_engine: MakeEngine) -> None:
     assert sample.logprobs == pytest.approx(forward_logprobs(model, row, sample.token_ids), abs=1e-5)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_compiled_layers_read_weights_that_are_not_packed(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "compiled_layers", lambda decoder: [])
-    engine = InProcessEngine(compile=True)
-    for policy, model in (adapted("qwen2", [LoRA(rank=2)] * 2) if shared else {"p": build("qwen2")}).items():
-        engine.load(policy, model, 1)
-    weights = weights_of(engine, "p")
-    assert isinstance(weights, AdaptedWeights) == shared
-    assert not any(weight.is_mkldnn for weight in projections(weights))
+@pytest.mark.parametrize(
+    "shared", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_compiled_layers_read_packed_weights_as_they_were_last_loaded(shared: bool, make_engine: MakeEngine) -> None:
+    models = adapted("qwen2", [LoRA(rank=2)] * 2) if shared else {"p": build("llama-bias")}
+    plain, compiled = (engine_of(models, compile=on) for on in (False, True))
+    assert isinstance(weights_of(compiled, "p"), AdaptedWeights) == shared
+    assert all(weight.is_mkldnn for weight in projections(weights_of(compiled, "p")))
+    for version in (1, 2):
+        rows = [request(row, policy=policy, max_tokens=8) for policy in models for row in contexts(7, 30, 1)]
+        assert_same(run(compiled, *rows), run(plain, *rows))
+        with torch.no_grad():
+            for policy, model in models.items():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1)
+                for engine in (plain, compiled):
+                    engine.load(policy, model, version + 1)
+    for engine in (plain, compiled):
+        engine.close()
