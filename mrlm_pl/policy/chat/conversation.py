@@ -11,27 +11,18 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, meta, nodes
-from transformers.utils.chat_template_utils import _compile_jinja_template
-
 from mrlm_pl.environment.tools import MAX_CALLS, described, tool_message, with_written_calls
 from mrlm_pl.episode import Message
-from mrlm_pl.errors import ConfigurationError, PolicyError, meant
-from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
-from mrlm_pl.policy.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, CallForm, find_call_form, written_reply
-
-PLAIN_TEMPLATE = (
-    "{{ bos_token or '' }}{% for message in messages %}{{ message['role'].capitalize() }}: {{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant: {% endif %}"
-)
-"""The template of models without one: ``Role: content`` lines, an assistant line closed by the EOS token."""
+from mrlm_pl.errors import PolicyError
+from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
+from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE
+from mrlm_pl.policy.chat.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, CallForm, find_call_form, written_reply
 
 MAX_REMEMBERED = 256
 """Most sets of tools of which a chat format remembers how its template writes and describes them, each."""
@@ -39,76 +30,8 @@ MAX_REMEMBERED = 256
 MAX_PROMPTS = 32
 """Most texts whose tokens a chat format remembers: the episodes of a group begin with the same prompt."""
 
-_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 _SENTINEL = "\u241f0\u241f"
 logger = logging.getLogger(__name__)
-
-
-def checked_template(template: str) -> str:
-    """Return the template if it is Jinja.
-
-    Raises:
-        PolicyError: it is not.
-    """
-    if "{" not in template:
-        raise PolicyError(f'chat_template {template!r:.120} is no Jinja template; give its text, such as "$(cat FILE)"')
-    try:
-        _compile_jinja_template(template)
-    except TemplateSyntaxError as error:
-        raise PolicyError(
-            f"chat_template {template[:40]!r} is no Jinja template: line {error.lineno}: {error}"
-        ) from error
-    return template
-
-
-def template_variables(template: str) -> list[str]:
-    """Return the names of the arguments that a template reads beside the conversation, the tools and special tokens.
-
-    >>> template_variables("{% set a = 1 %}{{ messages }}{{ a }}{% if enable_thinking is defined %}{% endif %}")
-    ['enable_thinking']
-    """
-    environment = _compile_jinja_template(template).environment
-    parsed = environment.parse(template)
-    names = [(name.name, name.ctx) for name in parsed.find_all(nodes.Name)]
-    checks = [*parsed.find_all(nodes.Test), *parsed.find_all(nodes.Filter)]
-    tested = {
-        check.node.name
-        for check in checks
-        if check.name in ("defined", "undefined", "default") and isinstance(check.node, nodes.Name)
-    }
-    own = {name for name, context in names if context == "store"} - tested
-    found = meta.find_undeclared_variables(parsed) - own - set(environment.globals) - _GIVEN
-    return sorted(name for name in found if not name.endswith("_token"))
-
-
-def with_arguments(template: str, arguments: Mapping[str, Any], model: str) -> str:
-    r"""Return a template with these values for its arguments, for all that render it.
-
-    Args:
-        template: in Jinja.
-        arguments: values by name, such as ``{"enable_thinking": False}``.
-        model: for messages.
-
-    Raises:
-        ConfigurationError: the template does not read an argument.
-
-    >>> with_arguments("{{ enable_thinking }}", {"enable_thinking": False}, "m")
-    '{% if enable_thinking is not defined %}{% set enable_thinking = False %}{% endif %}\n{{ enable_thinking }}'
-    """
-    if not arguments:
-        return template
-    known = template_variables(template)
-    for name in arguments:
-        if name not in known:
-            raise ConfigurationError(
-                f"policy {model!r}: chat_template_kwargs has {name!r}, which its chat template does not read; "
-                + meant(name, known, f"it reads {known or 'none'}")
-            )
-    sets = (
-        f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
-        for name, value in arguments.items()
-    )
-    return checked_template("".join(sets) + "\n" + template)  # Jinja takes the newline off
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
