@@ -8,55 +8,27 @@ begins a new row, which is counted.
 
 from __future__ import annotations
 
-import json
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mrlm_pl.environment.tools import MAX_CALLS, described, tool_message, with_written_calls
+from mrlm_pl.environment.tools import described, tool_message
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import PolicyError
 from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE
-from mrlm_pl.policy.chat.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, CallForm, find_call_form, written_reply
+from mrlm_pl.policy.chat.tool_calls import PROBE_CALL, PROBE_TOOL, QUESTION, SENTINEL, CallForm, Tools, find_call_form
 
 MAX_REMEMBERED = 256
-"""Most sets of tools of which a chat format remembers how its template writes and describes them, each."""
+"""Most texts of its template that a chat format remembers, about three for each set of tools."""
 
 MAX_PROMPTS = 32
 """Most texts whose tokens a chat format remembers: the episodes of a group begin with the same prompt."""
 
-_SENTINEL = "\u241f0\u241f"
 logger = logging.getLogger(__name__)
-
-
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Return a tokenizer's tokens without text in :meth:`ChatFormat.decode`."""
-    added = tokenizer.added_tokens_decoder.items()
-    return frozenset(tokenizer.all_special_ids).union(number for number, token in added if token.special)
-
-
-@dataclass(frozen=True)
-class GivenReply(Message):
-    """A reply that was not sampled, whose calls and reasoning the template writes: they are not in its text."""
-
-    reasoning: str = ""
-
-    def to_chat(self) -> dict[str, Any]:
-        names = ("reasoning_content", "thinking") if self.reasoning else ()  # gpt-oss reads the latter
-        return super().to_chat() | dict.fromkeys(names, self.reasoning)
-
-
-def _as_given(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [message.to_chat() for message in messages]
-
-
-def _reasoning(reply: Message) -> str:
-    return reply.reasoning if isinstance(reply, GivenReply) else ""
 
 
 class ChatFormat:
@@ -82,31 +54,51 @@ class ChatFormat:
         self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
         check_template(self.template, tokenizer.name_or_path)
         self._endless: EndlessTemplateError | None = None
-        self._special_ids, self._extra_stop_ids = special_ids(tokenizer), tuple(extra_stop_ids)
-        self._describes: dict[str, bool] = {}
-        self._probes: dict[tuple[str, int, bool], str] = {}
+        added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self._special_ids, self._extra_stop_ids = {*tokenizer.all_special_ids, *added}, tuple(extra_stop_ids)
+        self._remembered: dict[str, str] = {}
         self._encoded: dict[str, list[int]] = {}
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generation_prompt: bool
+        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool, given: bool = False
     ) -> str:
-        """Return the text of a conversation, with ``generation_prompt`` including the assistant's header."""
-        given = any(isinstance(message, GivenReply) for message in messages)
-        return self._applied(messages, tools, generation_prompt, _as_given if given else self._shown)
+        """Return the text of a conversation, with ``generation_prompt`` including the assistant's header.
 
-    def describes_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        With ``given`` the template gets the messages as they are, else the calls of replies in their text alone.
+        """
+        if self._endless is not None:  # probes of the template continue after an error
+            raise self._endless
+        chat = [message.to_chat() for message in messages] if given else self._shown(messages)
+        try:
+            with deadline(self.tokenizer.name_or_path):
+                return self.tokenizer.apply_chat_template(
+                    chat,
+                    tools=list(tools) or None,
+                    chat_template=self.template,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                )
+        except EndlessTemplateError as error:
+            self._endless = error
+            raise
+
+    def remembered(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
+        """Return the text of given messages that recur with the same tools."""
+        key = repr(([*messages], [*tools], generation_prompt))
+        if key not in self._remembered:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = self.render(messages, tools, generation_prompt=generation_prompt, given=True)
+        return self._remembered[key]
+
+    def describes_tools(self, tools: Tools) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""
         if self.call_form is None:
             return False
-        key = json.dumps(tools)  # nearly all conversations of a run have the same tools
-        if key not in self._describes:
-            if len(self._describes) == MAX_REMEMBERED:
-                self._describes.clear()
-            text = self.render([QUESTION], tools, generation_prompt=True)
-            self._describes[key] = all(tool["function"]["name"] in text for tool in tools)
-        return self._describes[key]
+        text = self.remembered([QUESTION], tools, True)  # nearly all conversations of a run have the same tools
+        return all(tool["function"]["name"] in text for tool in tools)
 
-    def heard(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> Message:
+    def heard(self, token_ids: Sequence[int], tools: Tools) -> Message:
         """Return a sampled turn as the assistant's message: its text, and its tool calls in the template's own form.
 
         Stop token and special tokens are no part of the text; calls may contain them.
@@ -120,95 +112,14 @@ class ChatFormat:
             marked = self.tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return Message("assistant", text, self.call_form.read(marked, tools))
 
-    def written(self, reply: Message, tools: Sequence[dict[str, Any]]) -> Message:
-        """Return a reply that was not sampled with its calls and reasoning in the text, as the template writes them.
-
-        Raises:
-            ValueError: the template leaves out a part of the reply.
-        """
-        if not isinstance(reply, GivenReply):
-            return reply
-        if self.call_form is None:
-            reply = replace(reply, content=with_written_calls(reply).content, tool_calls=())
-        given = reply.tool_calls or reply.reasoning
-        return Message(reply.role, self.reply_text(reply, tools) if given else reply.content)
-
-    def reply_text(self, reply: Message, tools: Sequence[dict[str, Any]]) -> str:
-        """Return the text of a reply that was not sampled, between the generation prompt and the end of its turn.
-
-        It is that before a next message, without the empty reasoning that some templates write in the last reply alone,
-        unless the template leaves out a part of the reply there. A plain reply that the template never writes whole
-        is as it is, after the tag that the prompt may end with.
-
-        Raises:
-            ValueError: the template leaves out a part of a reply with calls or reasoning.
-        """
-        key = json.dumps(tools)
-
-        def render(messages: Sequence[Message], prompt: bool) -> str:
-            if reply in messages:
-                return self._applied(messages, tools, prompt)
-            probe = key, len(messages), prompt  # those of written_reply differ in these
-            if probe not in self._probes:
-                if len(self._probes) >= MAX_REMEMBERED:
-                    self._probes.clear()
-                self._probes[probe] = self._applied(messages, tools, prompt)
-            return self._probes[probe]
-
-        asked, header, text = written_reply(render, reply)
-        prompt = render([QUESTION], True)
-        left_out = self._left_out(reply, header if asked + header == prompt else None, text, tools)
-        if left_out and isinstance(reply, GivenReply):
-            content = ", or write the reasoning in the content" if reply.reasoning else ""
-            raise ValueError(
-                f"the chat template leaves out {left_out}; give the policy another `chat_template`{content}"
-            )
-        if left_out:
-            said, sizes = reply.content, range(min(len(reply.content), len(prompt)), 0, -1)
-            opened = (prompt, prompt.rstrip()) if said.startswith("<") else ()
-            return next((said[size:] for text in opened for size in sizes if text.endswith(said[:size])), said)
-        answers, later = [tool_message(call, "x") for call in reply.tool_calls] or [QUESTION], ""
-        with suppress(Exception):  # templates raise errors of their own classes
-            later = self._applied([QUESTION, reply, *answers], tools, True)
-        rest, least = later[len(asked + header) :], len("".join(f"{reply.content}{_reasoning(reply)}".split()))
-        begins = range(max(len(text) - least, 0) + 1)
-        kept = next((text[begin:] for begin in begins if rest.startswith(text[begin:])), "")
-        return text if self._left_out(reply, header, kept, tools) else kept
-
-    def _left_out(self, reply: Message, header: str | None, text: str, tools: Sequence[dict[str, Any]]) -> str:
-        """Return the name of a part of a reply that is not in its text; empty if none.
-
-        Args:
-            reply: the assistant's message.
-            header: text before it, which may open the reasoning; None if a generation prompt ends otherwise.
-            text: of the reply.
-            tools: schemas.
-        """
-        words = "".join(f"{header or ''}{text}".split())
-        calls = " with calls" * bool(reply.tool_calls)
-        if "".join(reply.content.split()) not in words:
-            return f"the text of a reply{calls}: {reply.content!r:.80}"
-        reasoning = _reasoning(reply)
-        if reasoning and (header is None or "".join(reasoning.split()) not in words):
-            return f"the reasoning of a reply{calls}, or begins every reply without any: {reasoning!r:.80}"
-        read = self.call_form.read(text, tools) if reply.tool_calls and self.call_form else ()
-        missing = len(read) < min(len(reply.tool_calls), MAX_CALLS)
-        return f"some of the {len(reply.tool_calls)} calls of a reply: {text!r}" if missing else ""
-
-    @cached_property
-    def writes_calls(self) -> bool:
-        """True if the template writes ``tool_calls`` and accepts results of tools after them."""
-        call, answer = Message("assistant", "", (PROBE_CALL,)), tool_message(PROBE_CALL, _SENTINEL)
-        return self.call_form is not None and _SENTINEL in self._probed(QUESTION, call, answer)
-
     @cached_property
     def call_form(self) -> CallForm | None:
         """The template's form of tool calls; None if it has none, or one that cannot be parsed.
 
         A template that names tools all the same is warned of: the prompt then has the tools twice.
         """
-        form = find_call_form(lambda messages, prompt: self._applied(messages, [PROBE_TOOL], prompt))
-        if form is None and PROBE_TOOL["function"]["name"] in self._probed(QUESTION):
+        form = find_call_form(lambda messages, prompt: self.remembered(messages, [PROBE_TOOL], prompt))
+        if form is None and PROBE_TOOL["function"]["name"] in self.probed(QUESTION):
             logger.warning(
                 "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
                 "can be read back; the tools and the form of calls are described again before the first message",
@@ -216,19 +127,19 @@ class ChatFormat:
             )
         return form
 
-    def _probed(self, *messages: Message) -> str:
+    def probed(self, *messages: Message) -> str:
         """Return the prompt of messages with a tool; empty where the template refuses them."""
         try:
-            return self._applied(messages, [PROBE_TOOL], True)
+            return self.remembered(messages, [PROBE_TOOL], True)
         except Exception:  # templates raise errors of their own classes
             return ""
 
     @cached_property
     def _takes_results(self) -> bool:
         """True if the template accepts results of tools after a reply with the calls in its text."""
-        answer = tool_message(PROBE_CALL, _SENTINEL)
-        text = self._probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
-        return text.count(_SENTINEL) == 2
+        answer = tool_message(PROBE_CALL, SENTINEL)
+        text = self.probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
+        return text.count(SENTINEL) == 2
 
     def _shown(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return messages for the template: replies with their calls in the text, results of tools in some role."""
@@ -243,29 +154,6 @@ class ChatFormat:
                     shown["content"] = f"{chat.pop()['content']}\n{shown['content']}"
             chat.append(shown)
         return chat
-
-    def _applied(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]],
-        generation_prompt: bool,
-        shown: Callable[[Sequence[Message]], list[dict[str, Any]]] = _as_given,
-    ) -> str:
-        if self._endless is not None:  # probes of the template continue after an error
-            raise self._endless
-        chat = shown(messages)
-        try:
-            with deadline(self.tokenizer.name_or_path):
-                return self.tokenizer.apply_chat_template(
-                    chat,
-                    tools=list(tools) or None,
-                    chat_template=self.template,
-                    add_generation_prompt=generation_prompt,
-                    tokenize=False,
-                )
-        except EndlessTemplateError as error:
-            self._endless = error
-            raise
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text`` without additional special tokens; a lone surrogate reads ``?``."""
@@ -295,8 +183,8 @@ class ChatFormat:
     @cached_property
     def closing_ids(self) -> tuple[int, ...]:
         """The template's tokens after an assistant message."""
-        text = self.render([QUESTION, Message("assistant", _SENTINEL)], generation_prompt=False)
-        _, found, closing = text.partition(_SENTINEL)
+        text = self.render([QUESTION, Message("assistant", SENTINEL)], generation_prompt=False)
+        _, found, closing = text.partition(SENTINEL)
         if not found:
             raise PolicyError(
                 f"the chat template of {self.tokenizer.name_or_path!r} drops the assistant's text; "
@@ -344,7 +232,6 @@ class Row:
     Attributes:
         tools: schemas that its prompts describe.
         prompt: text of the last prompt.
-        shown: text of all tokens, to the end of a turn that was demonstrated.
         marks: where a conversation can continue.
     """
 
@@ -352,10 +239,9 @@ class Row:
     action_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     prompt: str = ""
     marks: list[Mark] = field(default_factory=list)
-    shown: str = ""
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
         """Append observed tokens, or, with ``logprobs``, sampled ones."""
@@ -388,7 +274,7 @@ class Conversation:
         place: number of the current row.
     """
 
-    def __init__(self, chat: ChatFormat, tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, chat: ChatFormat, tools: Tools = ()) -> None:
         self.chat, self.tools = chat, tuple(tools)
         self.rows: list[Row] = [Row(tools=self.tools)]
         self.place = 0
@@ -410,7 +296,7 @@ class Conversation:
             messages = self._introduced(messages)
         self._extend([*self.row.messages, *messages], len(messages))
 
-    def resume(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+    def resume(self, messages: Sequence[Message], tools: Tools) -> None:
         """Continue the row that a whole prompt extends, else begin one; no sampled token is encoded again.
 
         Args:
@@ -431,7 +317,7 @@ class Conversation:
         if mark is not self.row.marks[-1]:
             self._begin(self.row.branch(mark))
             asked = history[: mark.messages - mark.sampled]
-            self.row.prompt = self.chat.render(asked, self.tools, generation_prompt=True)
+            self.row.prompt = self._prompt(asked)
         if mark.sampled:
             self._extend(history, len(history) - mark.messages)
 
@@ -446,9 +332,13 @@ class Conversation:
         self.place = len(self.rows)
         self.rows.append(row)
 
+    def _prompt(self, messages: Sequence[Message]) -> str:
+        """Return the text of messages and the generation prompt."""
+        return self.chat.render(messages, self.tools, generation_prompt=True)
+
     def _extend(self, history: list[Message], new: int) -> None:
         """Append the tokens of a prompt, whose last ``new`` messages the row does not have yet."""
-        prompt = self.chat.render(history, self.tools, generation_prompt=True)
+        prompt = self._prompt(history)
         suffix = self._suffix(history, prompt, new) if self.row.token_ids else prompt
         if suffix is None:
             suffix = prompt
@@ -473,33 +363,12 @@ class Conversation:
         self.row.mark(sampled=True)
         return message
 
-    def demonstrate(self, reply: Message, *, ends: bool = True) -> None:
-        """Append an assistant turn from a demonstration; it counts as action.
-
-        With ``ends`` it includes the token at the end of turns; a truncated turn has none, and some calls bring theirs.
-        """
-        said = reply.content
-        text = self.chat.reply_text(reply if isinstance(reply, GivenReply) else Message("assistant", said), self.tools)
-        # SentencePiece adds a space to every text: with that of the template around a reply there would be two.
-        spaced = text.strip() == said.strip() and not said.startswith(" ")
-        ids = self.chat.encode(text.removeprefix(" ") if spaced else text)
-        if ends and not (ids and ids[-1] in self.chat.stop_ids):
-            ids.append(self.chat.end_id)
-            if self.chat.closing_ids[:1] == (self.chat.end_id,):
-                text += self.chat.tokenizer.decode(ids[-1:])
-        self.row.extend(ids, [0.0] * len(ids))
-        self.row.messages, self.row.shown = [*self.row.messages, reply], self.row.prompt + text
-
     def _suffix(self, history: list[Message], prompt: str, new: int) -> str | None:
         """Return the text from the end of the last assistant turn on; None if the template changed that before it."""
-        if self.row.shown:
-            last = self.row.token_ids[-1]
-            end = self.chat.tokenizer.decode([last]) if last in self.chat.stop_ids else ""
-            return prompt[len(self.row.shown.removesuffix(end)) :] if prompt.startswith(self.row.shown) else None
         last = len(history) - new - 1
         spoken = history[last].content
-        marked = [*history[:last], Message("assistant", _SENTINEL), *history[last + 1 :]]
-        head, _, suffix = self.chat.render(marked, self.tools, generation_prompt=True).partition(_SENTINEL)
+        marked = [*history[:last], Message("assistant", SENTINEL), *history[last + 1 :]]
+        head, _, suffix = self._prompt(marked).partition(SENTINEL)
         unchanged = head.rstrip() == self.row.prompt.rstrip() and prompt.startswith(head) and prompt.endswith(suffix)
         if not unchanged or prompt[len(head) : len(prompt) - len(suffix)].strip() != spoken.strip():
             return None

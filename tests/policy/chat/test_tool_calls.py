@@ -10,7 +10,7 @@ import yaml
 
 from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import Message, ToolCall
-from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation, GivenConversation
 from mrlm_pl.policy.chat.tool_calls import CallForm, JSONForm, TaggedForm
 from mrlm_pl.policy.tiny import build_tokenizer
 from tests.support.logs import logged_here
@@ -166,7 +166,7 @@ def test_broken_calls_are_no_calls(form: Any, text: str) -> None:
 
 
 def test_a_sampled_call_of_another_model_is_demonstrated_as_its_text_alone() -> None:
-    talk = conversation(HERMES)
+    talk = GivenConversation(ChatFormat(build_tokenizer(), HERMES), [ADD])
     talk.observe([Message("user", "1+1?")])
     sampled = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     talk.demonstrate(Message("assistant", sampled, (ToolCall("c", "add", {"a": 1}),)))
