@@ -75,12 +75,14 @@ def traced(root: Path) -> dict[str, Any]:
     import lightning
 
     from mrlm_pl.algorithms import GRPO
+    from mrlm_pl.concurrency import calls
     from mrlm_pl.data import RolloutDataModule
     from mrlm_pl.engines import Sampling
     from mrlm_pl.environment import DatasetTasks, Outcome, SingleAgentEnvironment
     from mrlm_pl.policy.forward import products
 
     products.ONEDNN_IS_FASTER = False  # equal paths on all processors
+    calls.WATCH_SECONDS = 3600.0  # and on a busy machine, where a step takes longer than the watch waits
 
     class Digits(SingleAgentEnvironment):
         name = "digits"

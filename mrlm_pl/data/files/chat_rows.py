@@ -13,7 +13,7 @@ from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
-from mrlm_pl.policy.chat import GivenReply
+from mrlm_pl.policy.chat import GivenConversation, GivenReply, plain_reply, writes_calls
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
@@ -93,7 +93,7 @@ class Demonstration(NamedTuple):
         Raises:
             ValueError: the template leaves out a part of a reply.
         """
-        given, shown = ([chat.written(message, self.tools) for message in part] for part in (self.given, self.shown))
+        given, shown = ([plain_reply(item, chat, self.tools) for item in part] for part in (self.given, self.shown))
         return self._replace(given=given, shown=shown)
 
 
@@ -167,7 +167,7 @@ def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: st
         return played_rows(example, chat, policy)
     if example.plain:
         return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
-    given, shown, _, tools = example if chat.writes_calls else example.written(chat)
+    given, shown, _, tools = example if writes_calls(chat) else example.written(chat)
     return chat_rows(given, shown, chat, policy, tools=tools)
 
 
@@ -189,7 +189,7 @@ def chat_rows(
         unended: numbers in ``shown`` of truncated messages, which have no end token.
         tools: schemas of the agent's tools, as :meth:`ToolSchema.to_chat` returns them.
     """
-    conversation = Conversation(chat, tools)
+    conversation = GivenConversation(chat, tools)
     pending = list(given)
     for number, message in enumerate(shown):
         if message.role == "assistant":

@@ -47,7 +47,7 @@ def check_template(template: str, name: str) -> None:
 
     >>> check_template("{{ 10 ** 10 ** 10 }}", "m")
     Traceback (most recent call last):
-    mrlm_pl.policy.template_limits.EndlessTemplateError: the chat template of 'm' uses the operator `**`; ...
+    mrlm_pl.policy.chat.limits.EndlessTemplateError: the chat template of 'm' uses the operator `**`; ...
     """
     try:
         tokens = [(kind, value) for _, kind, value in jinja2.Environment().lex(template) if kind != "whitespace"]

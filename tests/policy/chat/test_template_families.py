@@ -14,11 +14,11 @@ from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.policy import Policy
 from mrlm_pl.policy.chat import ChatFormat, Conversation, template_variables, with_arguments
+from mrlm_pl.policy.chat.tool_calls import JSONForm
 from mrlm_pl.policy.tiny import build_tokenizer
-from mrlm_pl.policy.tool_calls import JSONForm
 
-TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
-PAGE = Path(__file__).parents[2] / "docs" / "chat_templates.md"
+TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
+PAGE = Path(__file__).parents[3] / "docs" / "chat_templates.md"
 TOKENIZER = build_tokenizer()
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 REASONING = "<think>\nhm\n</think>\n\n"

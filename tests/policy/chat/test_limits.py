@@ -13,9 +13,8 @@ import pytest
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.episode import Message
-from mrlm_pl.policy import template_limits
-from mrlm_pl.policy.chat import ChatFormat, Conversation
-from mrlm_pl.policy.template_limits import EndlessTemplateError, check_template, deadline
+from mrlm_pl.policy.chat import ChatFormat, Conversation, limits
+from mrlm_pl.policy.chat.limits import EndlessTemplateError, check_template, deadline
 from mrlm_pl.policy.tiny import build_tokenizer
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}" * 1
@@ -29,14 +28,14 @@ REST = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "RENDER_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "RENDER_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.long_after(1)
 def test_an_endless_template_is_interrupted_once(kind: str) -> None:
     chat = ChatFormat(build_tokenizer(), ENDLESS[kind] + REST)
-    with mock.patch.object(template_limits._watch(), "begin", wraps=template_limits._watch().begin) as watched:
+    with mock.patch.object(limits._watch(), "begin", wraps=limits._watch().begin) as watched:
         for _ in range(20):
             with pytest.raises(
                 EndlessTemplateError, match=r"was not rendered within 0\.3 s of CPU time; give .* `chat_template`"
@@ -65,7 +64,7 @@ def test_other_uses_of_the_same_signs_are_let_through(template: str) -> None:
 
 @pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="the system has no clocks of threads")
 def test_waiting_for_a_busy_machine_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "RENDER_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "RENDER_SECONDS", 0.05)
     interrupted = True
     with suppress(EndlessTemplateError), deadline("m"):
         time.sleep(0.4)  # several looks of the watch
@@ -74,7 +73,7 @@ def test_waiting_for_a_busy_machine_is_no_fault_of_the_template(monkeypatch: pyt
 
 
 def test_a_deadline_that_is_kept_interrupts_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "RENDER_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "RENDER_SECONDS", 0.05)
     fault: list[BaseException] = []
 
     def busy() -> None:

@@ -20,6 +20,7 @@ PROBE_TOOL = tool_schema(
     _NAME, "A tool.", {"first_key": {"type": "string"}}, {"second_key": {"type": "integer"}}
 ).to_chat()
 QUESTION = Message("user", "x")
+SENTINEL = "\u241f0\u241f"
 _DECODER = json.JSONDecoder()
 
 Tools = Sequence[Mapping[str, Any]]

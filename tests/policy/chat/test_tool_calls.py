@@ -10,9 +10,9 @@ import yaml
 
 from mrlm_pl.environment.tools import requested_calls
 from mrlm_pl.episode import Message, ToolCall
-from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation
+from mrlm_pl.policy.chat import PLAIN_TEMPLATE, ChatFormat, Conversation, GivenConversation
+from mrlm_pl.policy.chat.tool_calls import CallForm, JSONForm, TaggedForm
 from mrlm_pl.policy.tiny import build_tokenizer
-from mrlm_pl.policy.tool_calls import CallForm, JSONForm, TaggedForm
 from tests.support.logs import logged_here
 
 ADD = {
@@ -166,7 +166,7 @@ def test_broken_calls_are_no_calls(form: Any, text: str) -> None:
 
 
 def test_a_sampled_call_of_another_model_is_demonstrated_as_its_text_alone() -> None:
-    talk = conversation(HERMES)
+    talk = GivenConversation(ChatFormat(build_tokenizer(), HERMES), [ADD])
     talk.observe([Message("user", "1+1?")])
     sampled = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     talk.demonstrate(Message("assistant", sampled, (ToolCall("c", "add", {"a": 1}),)))
@@ -264,7 +264,7 @@ def test_a_template_that_names_the_tools_but_writes_no_calls_is_told_of_once(cap
 
 
 def test_a_recipe_tells_of_tools_in_its_own_template() -> None:
-    settings = yaml.safe_load((Path(__file__).parents[2] / "configs/recipes/tiny_tools.yaml").read_text())
+    settings = yaml.safe_load((Path(__file__).parents[3] / "configs/recipes/tiny_tools.yaml").read_text())
     template = settings["model"]["init_args"]["policies"]["main"]["chat_template"]
     chat = ChatFormat(build_tokenizer(), template)
     assert chat.describes_tools([ADD])
