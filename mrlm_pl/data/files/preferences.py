@@ -237,4 +237,6 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     for name, part in zip(AnswerPair._fields, parts, strict=True):
         if not any(message.role == "assistant" for message in part):
             raise ValueError(f"its {name!r} answer has no assistant message of its own")
+        if any(message.get("weight") == 0 for message in row[name][-len(part) :]):
+            raise ValueError(f"its {name!r} answer has a message of weight 0; leave it out or put it into `prompt`")
     return AnswerPair(*(Demonstration(prompt, part, tools=tools) for part in parts))

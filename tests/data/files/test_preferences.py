@@ -104,6 +104,13 @@ def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
         ({"prompt": "a", "chosen": "b", "rejected": [message("assistant", "c")]}, "must all be text"),
         ({"prompt": [message("user", "a")], "chosen": [message("user", "b")], "rejected": []}, "no assistant message"),
         ({"chosen": [message("user", "a")], "rejected": [message("user", "b")]}, "begin differently"),
+        (
+            {
+                "chosen": [message("user", "a"), message("assistant", "b")],
+                "rejected": [message("user", "a"), message("assistant", "c") | {"weight": 0}],
+            },
+            "'rejected' answer has a message of weight 0; leave it out",
+        ),
         ({"prompt": [{"role": "judge"}], "chosen": [], "rejected": []}, "is not a message"),
         ({"prompt": [message("user", "a")], "chosen": [], "rejected": [], "tools": ["add"]}, "is not a tool"),
     ],
