@@ -26,7 +26,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
-from mrlm_pl.settings import as_settings, check_served_by, one_of
+from mrlm_pl.settings import as_settings, check_served_by, naming_unknown, one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -363,6 +363,7 @@ def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str
     return found
 
 
+@naming_unknown
 def evaluate(
     model: Model,
     environment: str | type[Environment] | Environment | None = None,
