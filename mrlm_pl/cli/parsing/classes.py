@@ -275,6 +275,8 @@ def _kind(member: Any) -> str:
         return "a mapping, as in `{NAME: VALUE}`"
     if get_origin(member) is Callable:
         return "a function (its import path `package.function`, or its name in a plugin)"
+    if getattr(member, "__name__", "") == _DTYPE:
+        return "a dtype, as in `torch.bfloat16`"
     return getattr(member, "__name__", str(member))
 
 
@@ -491,9 +493,10 @@ def _is_plain(value: Any, members: Sequence[Any]) -> bool:
 
 def _classes(members: Sequence[Any]) -> list[type]:
     """Return the classes among the types of a parameter that a configuration names or has settings of."""
-    classes = [item for item in members if isinstance(item, type)]
+    classes = [item for item in members if isinstance(item, type) and item.__name__ != _DTYPE]
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in _NO_SETTINGS]
 
 
+_DTYPE = "dtype"  # of torch, whose instances have paths
 _NO_SETTINGS = {*sys.stdlib_module_names, "jsonargparse"}
 """Packages whose classes are values, not classes that a configuration names."""

@@ -102,6 +102,16 @@ def test_a_function_without_its_package_is_asked_for_the_path() -> None:
     )
 
 
+def test_a_dtype_is_a_value_and_no_class() -> None:
+    engine = {"class_path": "InProcessEngine", "init_args": {"dtype": "torch.bfloat16"}}
+    found = resolved(engine, Engine, "engine")
+    assert (found, unfit(found, Engine, "engine")) == (engine | {"class_path": "mrlm_pl.InProcessEngine"}, None)
+    found["init_args"]["dtype"] = "bfloat16"
+    assert str(unfit(found, Engine, "engine")) == (
+        "engine.dtype: expected a dtype, as in `torch.bfloat16`, but the value is bfloat16"
+    )
+
+
 def test_the_class_that_a_function_without_arguments_makes_is_found_by_its_name() -> None:
     value = {"class_path": "OpenAICompatible", "init_args": {"url": "http://127.0.0.1:8000"}}
     found = resolved(value, Callable[[], Engine], "engine")
