@@ -47,7 +47,7 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
 def naming_unknown(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function, or a class with a constructor, that names the nearest argument in place of an unknown one.
 
-    One that takes any keyword is returned as it is: what it calls knows them.
+    One with keywords of any name is returned as it is; they belong to the functions that it calls.
     """
     if isinstance(function, type):
         function.__init__ = naming_unknown(function.__init__)  # type: ignore[misc]
