@@ -24,7 +24,7 @@ SCHEMA = 4
 
 2: ``Episode.excluded``. Older files hold greedy and replaced episodes without a mark.
 3: ``Turn.return_``, and the baselines of algorithms without a critic.
-4: ``Episode.retried_tokens``. Older files have none.
+4: ``Episode.retried_decisions`` and ``retried_tokens``. Older files have none.
 """
 
 TurnKey = tuple[str, str, str, int]
@@ -278,7 +278,7 @@ class Episode:
         agents: all agents of the environment, including those that never acted; empty if unknown.
         error: the failure that ended it, or None. Failed episodes are counted and never enter the loss.
         attempts: how often it was started.
-        retried_tokens: sampled in the attempts before the last, which failed.
+        retried_decisions, retried_tokens: sampled in the attempts before the last, which failed.
         row_restarts: how often a chat template, or a program that makes the calls, rewrote history, so that a new
             trajectory began.
         timings: seconds by phase (``generate``, ``environment``). No computation reads them.
@@ -301,6 +301,7 @@ class Episode:
     agents: tuple[str, ...] = ()
     error: str | None = None
     attempts: int = 1
+    retried_decisions: int = 0
     retried_tokens: int = 0
     row_restarts: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)

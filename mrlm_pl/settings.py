@@ -44,21 +44,47 @@ def as_settings(cls: type[T], value: Any, name: str, base: T | None = None) -> T
     return cls(**value) if base is None else dataclasses.replace(base, **value)  # type: ignore[type-var]
 
 
-def naming_unknown(init: Callable[P, None]) -> Callable[P, None]:
-    """Return a constructor that names the nearest argument of its class in place of an unknown one."""
-    taken = inspect.signature(init).parameters
+def naming_unknown(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function, or a class with a constructor, that names the nearest argument in place of an unknown one.
 
-    @functools.wraps(init)
-    def checked(*arguments: P.args, **options: P.kwargs) -> None:
-        if unknown := next((name for name in options if name not in taken), None):
-            cls = type(arguments[0])
-            named = {**inspect.signature(cls).parameters, **taken}.values()
-            known = [item.name for item in named if item.kind is not item.VAR_KEYWORD and item.name != "self"]
-            hint = meant(unknown, known, f"it accepts: {', '.join(known)}")
-            raise TypeError(f"{cls.__name__} has no {unknown!r}; {hint}")
-        init(*arguments, **options)
+    One with keywords of any name is returned as it is; they belong to the functions that it calls.
+    """
+    if isinstance(function, type):
+        function.__init__ = naming_unknown(function.__init__)  # type: ignore[misc]
+        return function
+    taken = inspect.signature(function).parameters
+    if any(item.kind is item.VAR_KEYWORD for item in taken.values()):
+        return function
+
+    @functools.wraps(function)
+    def checked(*arguments: P.args, **options: P.kwargs) -> T:
+        check_known(options, taken, type(arguments[0]) if function.__name__ == "__init__" else function)
+        return function(*arguments, **options)
 
     return checked
+
+
+def check_known(options: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], owner: Callable[..., Any]) -> None:
+    """Validate that options are among the parameters of a call for ``owner``, a class or function.
+
+    Raises:
+        TypeError: one is not; names the nearest.
+    """
+    if not options.keys() <= taken.keys():
+        unknown = next(name for name in options if name not in taken)
+        named = {**inspect.signature(owner).parameters, **taken}.values()
+        known = [item.name for item in named if item.kind is not item.VAR_KEYWORD and item.name != "self"]
+        hint = meant(unknown, known, f"it accepts: {', '.join(known)}")
+        raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
+
+
+class NamesUnknown:
+    """Base of classes whose constructors name the nearest argument in place of an unknown one."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "__init__" in vars(cls):
+            naming_unknown(cls)
 
 
 def check_instance(cls: type, value: Any, name: str, kind: str) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from mrlm_environments import MathEnvironment
 
-from mrlm_pl.algorithms import GRPO
-from mrlm_pl.data import RolloutDataModule, TrajectoryDataModule
+from mrlm_pl.algorithms import DPO, GRPO, KTO, SFT, PairwiseRewardModel
+from mrlm_pl.data import PreferenceDataModule, RolloutDataModule, TrajectoryDataModule
 from mrlm_pl.engines import Sampling
 from mrlm_pl.environment.check import check_environment
 from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.learner.optimization import Optimization
+from mrlm_pl.learner.policies.reference import KL
 from mrlm_pl.losses import Correction
 from mrlm_pl.policy import LoRA, Policy
-from mrlm_pl.runs import Trainer
+from mrlm_pl.runs import Trainer, collect, evaluate
 
 
 def test_a_policy_may_be_the_name_of_a_model_or_its_settings(model_folder: Path) -> None:
@@ -98,12 +100,24 @@ def test_values_of_another_type_are_named(make: Any, arguments: dict[str, Any], 
         (GRPO, "gama", "gamma"),
         (Policy, "lr", "learning_rate"),
         (RolloutDataModule, "num_generations", "group_size"),
+        (SFT, "objectiv", "objective"),
+        (DPO, "betta", "beta"),
+        (KTO, "betta", "beta"),
+        (PairwiseRewardModel, "marginn", "margin"),
+        (TrajectoryDataModule, "batch", "batch_size"),
+        (PreferenceDataModule, "gap", "reward_gap"),
+        (KL, "coef", "coefficient"),
+        (LoRA, "r", "rank"),
+        (Optimization, "warmup", "warmup_steps"),
+        (Trainer, "max_epoch", "max_epochs"),
+        (evaluate, "n_episodes", "num_episodes"),
+        (collect, "n_episodes", "num_episodes"),
     ],
 )
 def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nearest: str) -> None:
     said = rf"{make.__name__} has no {name!r}; did you mean {nearest!r}\? It accepts: .*\b{nearest}\b"
     with pytest.raises(TypeError, match=said):
-        make("builtin:tiny", **{name: 1})
+        make(*([] if make is Trainer else ["builtin:tiny"]), **{name: 1})
 
 
 def test_a_policy_without_a_name_is_refused() -> None:

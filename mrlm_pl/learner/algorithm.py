@@ -33,11 +33,11 @@ from mrlm_pl.policy.forward.logprobs import bounded_together
 from mrlm_pl.policy.pretrained import write_policy
 from mrlm_pl.policy.sharding import clip_norm, gathered, parallelize, shard
 from mrlm_pl.rollout.branches import FurtherEpisodes
-from mrlm_pl.settings import as_settings
+from mrlm_pl.settings import NamesUnknown, as_settings
 from mrlm_pl.trainer.resume import ExactResume
 
 
-class Algorithm(LightningModule, ABC):
+class Algorithm(NamesUnknown, LightningModule, ABC):
     """Base class of all algorithms: subclasses add :meth:`prepare` (credit) and :meth:`policy_loss` (the equation).
 
     Args:

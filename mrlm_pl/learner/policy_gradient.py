@@ -50,7 +50,7 @@ from mrlm_pl.policy import Policy
 from mrlm_pl.policy.forward.logprobs import TokenOutputs
 from mrlm_pl.rewards import TurnBonus, overlong_penalties
 from mrlm_pl.rollout.branches import Alternatives
-from mrlm_pl.settings import as_settings, at_least, between, naming_unknown, one_of, positive
+from mrlm_pl.settings import as_settings, at_least, between, one_of, positive
 
 _NO_RULE = (
     "{} has no rule of advantages; override `advantages(returns)`, or set `advantage = staticmethod(RULE)`, such as "
@@ -153,7 +153,6 @@ class PolicyGradient(Algorithm):
     default_loss: ClassVar[LossName] = "reinforce"
     """Loss of a token where ``loss`` names none."""
 
-    @naming_unknown
     def __init__(
         self,
         policies: dict[str, Policy] | None = None,

@@ -8,7 +8,7 @@ import numpy
 from torch import Tensor
 
 from mrlm_pl.errors import ConfigurationError
-from mrlm_pl.settings import at_least, positive
+from mrlm_pl.settings import at_least, naming_unknown, positive
 
 
 def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
@@ -27,6 +27,7 @@ def top_entropy_threshold(entropies: Tensor, fraction: float) -> float:
     return float(numpy.quantile(entropies.double().cpu().numpy(), 1.0 - fraction))
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Entropy:
     """The entropy bonus.

@@ -104,7 +104,7 @@ class Play:
         spec: which episode.
         environment: its own instance.
         attempt: how many times it was started, this time included.
-        retried_tokens: sampled in the times before.
+        retried: decisions and tokens that were sampled in the times before.
 
     Attributes:
         order: checks the environment's observations and steps, from :meth:`begin` on.
@@ -112,9 +112,11 @@ class Play:
 
     order: TurnOrder
 
-    def __init__(self, spec: EpisodeSpec, environment: Environment, attempt: int, retried_tokens: int = 0) -> None:
+    def __init__(
+        self, spec: EpisodeSpec, environment: Environment, attempt: int, retried: tuple[int, int] = (0, 0)
+    ) -> None:
         self.spec, self.environment, self.attempt = spec, environment, attempt
-        self.retried_tokens = retried_tokens
+        self.retried = retried
         self.id = spec.id
         self.conversations: dict[str, Conversation] = {}
         self.sessions: dict[str, str] = {}  # of each agent's last decision
@@ -137,10 +139,11 @@ class Play:
         return bool(self.stop_reason) or self.error is not None
 
     @property
-    def sampled_tokens(self) -> int:
-        """The tokens sampled for it, in all attempts."""
+    def sampled(self) -> tuple[int, int]:
+        """The decisions and tokens sampled for it, in all attempts."""
         turns = [turn for turns in self.turns.values() for _, turn in turns if not turn.scripted]
-        return self.retried_tokens + sum(turn.stop - turn.start for turn in turns)
+        decisions, tokens = self.retried
+        return decisions + len(turns), tokens + sum(turn.stop - turn.start for turn in turns)
 
     @property
     def due(self) -> list[str]:
@@ -298,7 +301,8 @@ class Play:
             agents=tuple(self.environment.agents),
             error=self.error,
             attempts=self.attempt,
-            retried_tokens=self.retried_tokens,
+            retried_decisions=self.retried[0],
+            retried_tokens=self.retried[1],
             row_restarts=sum(len(conversation.rows) - 1 for conversation in self.conversations.values()),
             timings={"generate": self.generate_seconds, "environment": self.environment_seconds},
             origin=self.spec.origin,

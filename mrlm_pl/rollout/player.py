@@ -153,12 +153,12 @@ class EpisodePlayer:
 
     # The parts of a play, also for those who put them together in another way.
 
-    def start(self, spec: EpisodeSpec, attempt: int, retried_tokens: int = 0) -> Play:
+    def start(self, spec: EpisodeSpec, attempt: int, retried: tuple[int, int] = (0, 0)) -> Play:
         """Return a play with an environment of its own, before its reset."""
         name = spec.task.environment
         if name not in self.environments:
             raise ConfigurationError(f"task {spec.task.key!r} is of an environment that this run does not have")
-        play = self.playing[spec.id] = Play(spec, self.idle_environment(name), attempt, retried_tokens)
+        play = self.playing[spec.id] = Play(spec, self.idle_environment(name), attempt, retried)
         return play
 
     def idle_environment(self, name: str) -> Environment:
@@ -218,7 +218,7 @@ class EpisodePlayer:
             for index in fresh:
                 if (failed := found[index]).error is not None:
                     self.finish(failed)
-                    found[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled_tokens)
+                    found[index] = self.start(failed.spec, failed.attempt + 1, failed.sampled)
             await self.reset([found[index] for index in fresh])
         return found
 

@@ -28,7 +28,7 @@ ENDED_BY_PLAYER = (TURN_STOP, CONTEXT_STOP, THRESHOLD_STOP, UNEXPANDED_STOP)
 NOT_RECORDED = "not_recorded"
 """Stop reason of a replay that lacks a decision."""
 
-UNCOMPARED = ("id", "group", "attempts", "retried_tokens", "timings", "schema", "excluded")
+UNCOMPARED = ("id", "group", "attempts", "retried_decisions", "retried_tokens", "timings", "schema", "excluded")
 """Fields of an episode in which a replay may differ."""
 
 

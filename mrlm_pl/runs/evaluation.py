@@ -26,7 +26,7 @@ from mrlm_pl.rollout.play import EpisodeSpec, Seat
 from mrlm_pl.rollout.player import EpisodePlayer
 from mrlm_pl.runs.plugins import environment_from, find_environment
 from mrlm_pl.runs.records.run import SAVED, SETTINGS_OF_TOKENS, SINGLE, RecordedRun, checkpoints_of, read_run
-from mrlm_pl.settings import as_settings, one_of
+from mrlm_pl.settings import as_settings, check_served_by, naming_unknown, one_of
 
 Model: TypeAlias = str | Path | Policy | Mapping[str, Policy]
 """A run folder, model folder, hub id or ``builtin:tiny``; a policy, or several by name."""
@@ -109,11 +109,9 @@ class SeatedModel:
         Raises:
             ConfigurationError: a policy does not exist, or a place is not of the form of ``served_by``.
         """
+        check_served(places, self.run.policies, self.label)
         for name, place in places.items():
-            given = self.run.policies.get(name)
-            if given is None or isinstance(given, Policy):
-                hint = meant(name, self.run.policies, f"the policies are {sorted(self.run.policies)}")
-                raise ConfigurationError(f"served_by: {self.label!r} has no policy {name!r} to be served; {hint}")
+            given = self.run.policies[name]
             try:
                 tokens = {key: given[key] for key in SETTINGS_OF_TOKENS if key in given}
                 served = Policy(**tokens, trained=False, served_by=place)
@@ -270,6 +268,19 @@ class SeatedModel:
                 )
 
 
+def check_served(places: Mapping[str, str], policies: Mapping[str, Any], label: str) -> None:
+    """Validate the servers of a model's policies, by name.
+
+    Raises:
+        ConfigurationError: a policy does not exist or is in memory, or a place is not of the form of ``served_by``.
+    """
+    for name, place in places.items():
+        if isinstance(policies.get(name), Policy | None):
+            hint = meant(name, policies, f"the policies are {sorted(policies)}")
+            raise ConfigurationError(f"served_by: {label!r} has no policy {name!r} to be served; {hint}")
+        check_served_by(place, f"policies.{name}: ")
+
+
 def _named(model: Model, weights: bool) -> tuple[str, RecordedRun]:
     """Return the name of a model in messages, and its policies and settings."""
     if isinstance(model, (str, Path)):
@@ -352,6 +363,7 @@ def loaded_policies(given: Mapping[str, Policy | Mapping[str, Any]], device: str
     return found
 
 
+@naming_unknown
 def evaluate(
     model: Model,
     environment: str | type[Environment] | Environment | None = None,

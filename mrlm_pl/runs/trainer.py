@@ -57,7 +57,7 @@ from mrlm_pl.runs.interrupts import Interruption, ending_in_order
 from mrlm_pl.runs.metrics_file import MetricsFile, RunTensorBoard
 from mrlm_pl.runs.model_card import write_cards
 from mrlm_pl.runs.state import Training
-from mrlm_pl.settings import check_instance
+from mrlm_pl.settings import check_instance, check_known
 from mrlm_pl.trainer.fsdp import FSDP
 from mrlm_pl.trainer.precision import faster, product_seconds, set_precision
 from mrlm_pl.trainer.termination import EndTogether
@@ -207,6 +207,7 @@ class Trainer(pl.Trainer):
         logger, bare = options.get("logger"), bool(options.get("barebones"))
         self._own_loggers = (logger is None or logger is True) and not bare and not options.get("fast_dev_run")
         self._loops = LoopResults()
+        check_known(options, inspect.signature(pl.Trainer.__init__).parameters, type(self))
         options.update(self._completed(options, bare))
         super().__init__(precision=None if precision == "auto" else precision, **options)
         self._measures_precision = precision == "auto"

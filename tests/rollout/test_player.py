@@ -134,7 +134,7 @@ def test_a_fault_that_passes_is_retried(echo: Any) -> None:
     assert (episode.failed, episode.attempts, len(tries)) == (False, 2, 2)
 
 
-def test_the_tokens_of_attempts_that_failed_are_counted(echo: Any) -> None:
+def test_the_decisions_and_tokens_of_attempts_that_failed_are_counted(echo: Any) -> None:
     steps: list[str] = []
 
     class Flaky(echo):  # type: ignore[misc, valid-type]
@@ -147,7 +147,9 @@ def test_the_tokens_of_attempts_that_failed_are_counted(echo: Any) -> None:
     (episode,), engine = play(Flaky(turns=2))
     assert (episode.attempts, len(engine.calls)) == (3, 5)
     assert episode.retried_tokens == 2 * 3, "each turn has a digit and its end"
-    assert CollectionSums.of([episode], seconds=2.0).played["generated_tokens"] == 2 * 5
+    assert episode.retried_decisions == 3
+    played = CollectionSums.of([episode], seconds=2.0).played
+    assert (played["decisions"], played["generated_tokens"]) == (5, 2 * 5)
     assert CollectionSums.of([episode], seconds=2.0).metrics()["rollout/tokens_per_second"] == 5.0
 
 

@@ -213,7 +213,7 @@ def test_a_policy_on_a_server_decides(tmp_path: Path, monkeypatch: pytest.Monkey
     assert there == whatif("builtin:tiny", Pair(), device="cpu", **asked)
     with pytest.raises(ConfigurationError, match="no policy 'mian' to be served; did you mean 'main'"):
         whatif("builtin:tiny", Pair(), served_by={"mian": "127.0.0.1:1"}, device="cpu", **asked)
-    with pytest.raises(ConfigurationError, match=r"policies\.main: policy .*: served_by: the address 'x' is"):
+    with pytest.raises(ConfigurationError, match=r"policies\.main: served_by: the address 'x' is"):
         whatif("builtin:tiny", Pair(), served_by={"main": "x"}, device="cpu", **asked)
 
 

@@ -25,14 +25,14 @@ from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, merged
 from mrlm_pl.cli.parsing.environment_option import RunOptions, environment_config, read, read_with_run, shown_settings
 from mrlm_pl.cli.parsing.output import output_file
 from mrlm_pl.durable_files import write_json
-from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, tell, writing
+from mrlm_pl.errors import DEBUG_VARIABLE, ConfigurationError, MRLMError, meant, tell, writing
 from mrlm_pl.evaluation.comparison import read_report
 from mrlm_pl.evaluation.report import interval_text
 from mrlm_pl.evaluation.score_table import Score, measures, plot, score_of, table
 from mrlm_pl.evaluation.summary import check_samples
 from mrlm_pl.learner.policies.seats import check_seats
 from mrlm_pl.policy import BUILTIN_TINY, Policy
-from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, generation_precision
+from mrlm_pl.runs.evaluation import MAX_TURNS, Precision, check_served, generation_precision
 from mrlm_pl.runs.plugins import find_environment
 from mrlm_pl.runs.records.run import RecordedRun, checkpoints_of, read_run
 
@@ -205,7 +205,9 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     check_samples(options.num_episodes, options.samples_per_task)
     for model, run in runs.items():
         check_seats(options.seats, run.policies, f"{model}: ")
+        check_served(options.served_by, run.policies, model)
         sampling_of(options, run.validation_sampling).check_policies(run.policies, "sampling")
+    _check_agents(options.seats, columns)
     if options.compare is not None:
         raise ConfigurationError("compare: it takes one model and one environment; leave out the others")
     output = output_file(options.output)
@@ -255,6 +257,25 @@ def table_run(config: Mapping[str, Any], words: Sequence[str]) -> int:
     for score in failed:
         tell(f"{score.model} on {score.environment} failed: {score.error}")
     return 1 if failed else 0
+
+
+def _check_agents(seats: Mapping[str, str], columns: Sequence[Column]) -> None:
+    """Validate that each seat is of an agent of some environment, if all of them can be made.
+
+    Raises:
+        ConfigurationError: one is of none.
+    """
+    agents: list[str] = []
+    for column in columns if seats else ():
+        try:
+            with closing(eval_parser().instantiate(column.read.config).environment) as environment:
+                agents += environment.agents
+        except Exception:  # as in Cell.score, whose cells name it
+            return
+    for agent in seats:
+        if agent not in agents:
+            hint = meant(agent, agents, f"the agents are {', '.join(dict.fromkeys(agents))}")
+            raise ConfigurationError(f"seats: no environment of the table has an agent {agent!r}; {hint}")
 
 
 def _listed(value: Any) -> list[Any]:

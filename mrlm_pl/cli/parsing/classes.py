@@ -62,7 +62,8 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     classes = _classes(members)
     settings = next((cls for cls in classes if is_dataclass(cls) or getattr(cls, "__final__", False)), None)
     named = isinstance(value, Mapping) and CLASS in value
-    bases = [cls for cls in classes if cls is not settings] or (_made(members) if named else [])
+    bases = [cls for cls in classes if cls is not settings]
+    bases = bases or (_made(members) if named or isinstance(value, str) else [])
     is_policy = settings is not None and settings.__name__ == "Policy"
     if isinstance(value, Mapping) and EARLIER in value and not (bases or is_policy):
         value = value[CLASS]  # a text in place of a mapping, which names no class
@@ -115,7 +116,7 @@ def _check_beside(value: Mapping[str, Any], key: str) -> None:
 def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
     """Return the import path of a function by that path, as ``./my_file.py:my_function``, or by its name in a plugin.
 
-    None for a name that is another value of the parameter.
+    None for a name that is another value of the parameter, or may be a class.
     """
     path = dotted_path(name)
     if "." in path:
@@ -128,7 +129,7 @@ def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
     paths = [*plugin_functions(name)]
     if len(paths) > 1:
         raise MistakeError(key, f"several functions are named {name!r}; give the path of one: {', '.join(paths)}")
-    if not paths and not _is_plain(name, members):
+    if not paths and not _is_plain(name, members) and not _made(members):
         near = nearest(name, map(_last, plugin_functions()))
         hint = f"did you mean {near!r}? Otherwise give" if near else "give"
         raise MistakeError(
@@ -274,6 +275,8 @@ def _kind(member: Any) -> str:
         return "a mapping, as in `{NAME: VALUE}`"
     if get_origin(member) is Callable:
         return "a function (its import path `package.function`, or its name in a plugin)"
+    if getattr(member, "__name__", "") == _DTYPE:
+        return "a dtype, as in `torch.bfloat16`"
     return getattr(member, "__name__", str(member))
 
 
@@ -490,9 +493,10 @@ def _is_plain(value: Any, members: Sequence[Any]) -> bool:
 
 def _classes(members: Sequence[Any]) -> list[type]:
     """Return the classes among the types of a parameter that a configuration names or has settings of."""
-    classes = [item for item in members if isinstance(item, type)]
+    classes = [item for item in members if isinstance(item, type) and item.__name__ != _DTYPE]
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in _NO_SETTINGS]
 
 
+_DTYPE = "dtype"  # of torch, whose instances have paths
 _NO_SETTINGS = {*sys.stdlib_module_names, "jsonargparse"}
 """Packages whose classes are values, not classes that a configuration names."""

@@ -112,6 +112,8 @@ def messages_of(messages: Any) -> list[Message]:
         if message.get("role") not in ROLES or not isinstance(text, str):
             raise ValueError(f"{message!r} is not a message with a role and text as content")
         parts = (message["role"], text, calls, message.get("tool_call_id"), message.get("name"))
+        if (weight := message.get("weight")) not in (None, 0, 1):
+            raise ValueError(f"{message!r:.80} has the weight {weight!r}; it must be 0 (not trained on) or 1")
         reasoning = next(filter(None, map(message.get, REASONING)), "")
         if reasoning and (message["role"] != "assistant" or not isinstance(reasoning, str)):
             raise ValueError(f"its reasoning {reasoning!r:.80} must be text, and of an assistant message")

@@ -129,10 +129,19 @@ def demonstration_of(row: Mapping[str, Any]) -> Demonstration:
             raise ValueError("prompt and completion must both be text, or both lists of {role, content}")
     else:
         raise ValueError(f"it lacks the field {'completion' if 'prompt' in row else 'messages'!r}")
-    found = Demonstration(messages_of(prompt), messages_of(completion), tools=tools_of(row.get("tools")))
+    given, shown = messages_of(prompt), messages_of(completion)
+    acting = [place for place, message in enumerate(shown) if message.role == "assistant"]
+    unweighted = [place for place in acting if completion[place].get("weight") == 0]
+    if unweighted != acting[: len(unweighted)]:
+        raise ValueError(
+            "a message of weight 0 follows an assistant message that is trained on; give each of these a row of its "
+            "own, with all messages before it as `prompt` and itself as `completion`"
+        )
+    first = unweighted[-1] + 1 if unweighted else 0
+    found = Demonstration([*given, *shown[:first]], shown[first:], tools=tools_of(row.get("tools")))
     if not any(message.role == "assistant" for message in found.shown):
         raise ValueError("it has no assistant message to learn from")
-    if not found.given and "messages" not in row:
+    if not given and "messages" not in row:
         raise ValueError("the prompt is empty")
     if found.messages[0].role == "assistant":
         raise ValueError("it begins with an assistant message, which answers nothing")

@@ -47,6 +47,7 @@ class JointPreferenceDataModule(PreferenceDataModule):
 
     algorithms = (MADPO, PairwiseRewardModel)
     unit = "pair in which an agent whose policy is trained acts differently"
+    compared = "the agents' mean return"
     form = "{agents: {AGENT: {prompt, chosen, rejected}, ...}}"
 
     def of_row(self, row: Mapping[str, Any]) -> dict[str, AnswerPair]:

@@ -53,8 +53,8 @@ class PreferenceDataModule(ReferencedDataModule):
     - ``{"prompt": [messages], "chosen": [messages], "rejected": [messages]}``: a chat; the assistant's messages of the
       answers are compared; without ``prompt``, their common beginning is the prompt; ``tools`` as in demonstrations;
     - an episode, as ``mrlm collect --samples-per-task N`` and runs write them: of the episodes of a group, the best and
-      the worst are a pair when their rewards differ by more than ``reward_gap``. The sampled tokens are compared as
-      they are when the learner has the tokenizer and the chat template of the model that played.
+      the worst by an agent's return are a pair when these differ by more than ``reward_gap``. The sampled tokens are
+      compared as they are when the learner has the tokenizer and the chat template of the model that played.
 
     The answers of a pair share the computation of their prompt. ``PairwiseRewardModel`` reads every pair as a chat in
     its own chat template, and scores each answer at its end. For ``DPO`` the log-probabilities of the reference are
@@ -76,6 +76,7 @@ class PreferenceDataModule(ReferencedDataModule):
     algorithms: ClassVar[tuple[type[Algorithm], ...]] = (DPO, SimPO, ORPO, PairwiseRewardModel)
     unit = "pair"
     form = "{prompt, chosen, rejected}"
+    compared: ClassVar[str] = "an agent's return"
 
     def __init__(
         self,
@@ -97,9 +98,8 @@ class PreferenceDataModule(ReferencedDataModule):
         pairs = self.pairs_of(episodes)
         if not pairs:
             raise DataError(
-                f"{source}: no two episodes of a group differ by more than {self.reward_gap} in the agents' mean "
-                "return; collect several of each task with `mrlm collect --samples-per-task 8`, or lower "
-                "data.reward_gap"
+                f"{source}: no two episodes of a group differ by more than {self.reward_gap} in {self.compared}; "
+                "collect several of each task with `mrlm collect --samples-per-task 8`, or lower data.reward_gap"
             )
         return pairs
 
@@ -237,4 +237,6 @@ def pair_of(row: Mapping[str, Any]) -> AnswerPair:
     for name, part in zip(AnswerPair._fields, parts, strict=True):
         if not any(message.role == "assistant" for message in part):
             raise ValueError(f"its {name!r} answer has no assistant message of its own")
+        if any(message.get("weight") == 0 for message in row[name][-len(part) :]):
+            raise ValueError(f"its {name!r} answer has a message of weight 0; leave it out or put it into `prompt`")
     return AnswerPair(*(Demonstration(prompt, part, tools=tools) for part in parts))

@@ -170,7 +170,7 @@ class CollectionSums:
         counts = {
             "episodes": float(len(everything)),
             "failed_episodes": float(sum(episode.failed for episode in everything)),
-            "decisions": float(len(sampled)),
+            "decisions": float(len(sampled) + sum(episode.retried_decisions for episode in everything)),
             "generated_tokens": _tokens(sampled) + _retried_tokens(everything),
         }
         sums = {

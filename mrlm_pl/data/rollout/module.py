@@ -30,10 +30,10 @@ from mrlm_pl.learner.ranks import data_parallel_rank
 from mrlm_pl.rollout.cross_policy import CrossPolicy
 from mrlm_pl.rollout.play import EpisodeSpec
 from mrlm_pl.rollout.rounds import RoundOptions
-from mrlm_pl.settings import as_settings, at_least, check_instance, naming_unknown, one_of, positive
+from mrlm_pl.settings import NamesUnknown, as_settings, at_least, check_instance, one_of, positive
 
 
-class RolloutDataModule(LightningDataModule):
+class RolloutDataModule(NamesUnknown, LightningDataModule):
     """Collects episodes with the current weights and serves them as mini-batches.
 
     An iteration is one rollout of ``groups`` tasks with ``group_size`` episodes each, followed by ``passes`` times
@@ -93,7 +93,6 @@ class RolloutDataModule(LightningDataModule):
         ConfigurationError: a number is out of range, or two environments share a name.
     """
 
-    @naming_unknown
     def __init__(
         self,
         environment: Environment | list[Environment],

@@ -12,7 +12,7 @@ from mrlm_pl.environment import Environment, TaskSource
 from mrlm_pl.episode import Episode, Task, Turn
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.seeding import keyed_random
-from mrlm_pl.settings import as_settings, at_least, between, check_instance, positive
+from mrlm_pl.settings import as_settings, at_least, between, check_instance, naming_unknown, positive
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +261,7 @@ class SuccessRateCurriculum:
         return after
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class TaskSettings:
     """Settings of one environment among several; None is the value for all of them.

@@ -278,6 +278,9 @@ def test_without_an_environment_runs_play_their_own_and_models_those_of_all(
             ("model", "run", "--seats", "{agent: mian}"),
             "model: seat 'agent' names policy 'mian', which does not",
         ),
+        (("model", "run", "--seats", "{agnt: main}"), "no environment of the table has an agent 'agnt'; did you mean"),
+        (("model", "run", "--served-by", "{mian: 127.0.0.1:9}"), "'model' has no policy 'mian' to be served; did you"),
+        (("model", "run", "--served-by", "{main: 127.0.0.1}"), "policies.main: served_by: the address '127"),
         (("model", "run", "--policy-sampling", "{mian: {top_k: 1}}"), "no policy 'mian'; did you mean 'main'?"),
         (("model", "run", "--temperature", "-1"), "sampling.temperature is -1.0; it must be 0 or above"),
         (

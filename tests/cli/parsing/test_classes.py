@@ -102,11 +102,27 @@ def test_a_function_without_its_package_is_asked_for_the_path() -> None:
     )
 
 
+def test_a_dtype_is_a_value_and_no_class() -> None:
+    engine = {"class_path": "InProcessEngine", "init_args": {"dtype": "torch.bfloat16"}}
+    found = resolved(engine, Engine, "engine")
+    assert (found, unfit(found, Engine, "engine")) == (engine | {"class_path": "mrlm_pl.InProcessEngine"}, None)
+    found["init_args"]["dtype"] = "bfloat16"
+    assert str(unfit(found, Engine, "engine")) == (
+        "engine.dtype: expected a dtype, as in `torch.bfloat16`, but the value is bfloat16"
+    )
+
+
 def test_the_class_that_a_function_without_arguments_makes_is_found_by_its_name() -> None:
     value = {"class_path": "OpenAICompatible", "init_args": {"url": "http://127.0.0.1:8000"}}
     found = resolved(value, Callable[[], Engine], "engine")
     assert found == value | {"class_path": "mrlm_pl.OpenAICompatible"}
     with pytest.raises(MistakeError, match="no Engine 'OpenAICompatibl'; did you mean 'OpenAICompatible'"):
         resolved({"class_path": "OpenAICompatibl"}, Callable[[], Engine], "engine")
+    assert resolved("InProcessEngine", Callable[[], Engine], "engine") == {"class_path": "mrlm_pl.InProcessEngine"}
+    assert resolved("mrlm_pl.InProcessEngine", Callable[[], Engine], "engine") == "mrlm_pl.InProcessEngine"
+    with pytest.raises(MistakeError, match="no Engine 'InProcesEngine'; did you mean 'InProcessEngine'"):
+        resolved("InProcesEngine", Callable[[], Engine], "engine")
+    of_default = {"dtype": "torch.bfloat16"}
+    assert resolved(of_default, Callable[[], Engine], "engine") == of_default
     own = {"class_path": "some.Loss"}
     assert resolved(own, Callable[[Engine], Engine], "loss") == own

@@ -81,6 +81,26 @@ def test_a_prompt_of_messages_is_given_and_only_the_completion_is_trained() -> N
     assert TOKENIZER.decode(trained) == "d<|end|>"
 
 
+def test_replies_of_weight_0_are_context_and_may_not_follow_others() -> None:
+    first, second = chat("a", "b")["messages"], chat("c", "d")["messages"]
+    unweighted = {**first[1], "weight": 0}
+    for row in (
+        {"messages": [first[0], unweighted, *second]},
+        {"prompt": first[:1], "completion": [unweighted, *second]},
+    ):
+        (built,) = demonstration_rows(demonstration_of(row), CHAT, "main")
+        trained = [token for token, action in zip(built.token_ids, built.action_mask, strict=True) if action]
+        assert TOKENIZER.decode(built.token_ids).endswith("<|assistant|>b<|end|><|user|>c<|end|><|assistant|>d<|end|>")
+        assert TOKENIZER.decode(trained) == "d<|end|>"
+    for messages, fault in (
+        ([*first, second[0], {**second[1], "weight": 0}], "a message of weight 0 follows an assistant message that is"),
+        ([first[0], unweighted], "it has no assistant message to learn from"),
+        ([first[0], {**first[1], "weight": 0.5}], "has the weight 0.5; it must be 0"),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            demonstration_of({"messages": messages})
+
+
 def test_a_chat_with_a_prompt_beside_its_messages_is_its_messages(tmp_path: Path) -> None:
     (alone,) = demonstration_rows(demonstration_of(chat("2+2?", "4")), CHAT, "main")
     for prompt in ("2+2?", chat("2+2?", "4")["messages"][:1]):

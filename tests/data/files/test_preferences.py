@@ -104,6 +104,13 @@ def test_without_a_prompt_it_is_what_both_begin_with(tmp_path: Path) -> None:
         ({"prompt": "a", "chosen": "b", "rejected": [message("assistant", "c")]}, "must all be text"),
         ({"prompt": [message("user", "a")], "chosen": [message("user", "b")], "rejected": []}, "no assistant message"),
         ({"chosen": [message("user", "a")], "rejected": [message("user", "b")]}, "begin differently"),
+        (
+            {
+                "chosen": [message("user", "a"), message("assistant", "b")],
+                "rejected": [message("user", "a"), message("assistant", "c") | {"weight": 0}],
+            },
+            "'rejected' answer has a message of weight 0; leave it out",
+        ),
         ({"prompt": [{"role": "judge"}], "chosen": [], "rejected": []}, "is not a message"),
         ({"prompt": [message("user", "a")], "chosen": [], "rejected": [], "tools": ["add"]}, "is not a tool"),
     ],
@@ -166,6 +173,24 @@ def test_calls_that_the_text_lacks_make_no_pair() -> None:
         DataError, match=r"calls of the reply .*add.* give the episodes to PreferenceDataModule as they"
     ):
         preference_pairs([calling, episode(1, "g", 0.0, "5")])
+
+
+def test_agents_that_share_a_policy_make_a_pair_each_by_their_own_returns(tmp_path: Path) -> None:
+    def team(number: int, rewards: dict[str, float]) -> Episode:
+        rows = {agent: episode(number, agent, reward, str(number)).rows()[0] for agent, reward in rewards.items()}
+        rows = {
+            agent: replace(row, agent=agent, turns=(replace(row.turns[0], agent=agent),)) for agent, row in rows.items()
+        }
+        return replace(episode(number, "g", 0.0, ""), trajectories={agent: (row,) for agent, row in rows.items()})
+
+    episodes = [team(0, {"a": 1.0, "b": 0.0}), team(1, {"a": 0.0, "b": 0.0}), team(2, {"a": 0.5, "b": 3.0})]
+    made = preference_pairs(episodes)
+    said = [[pair[part][0]["content"] for part in ("prompt", "chosen", "rejected")] for pair in made]
+    assert said == [["Task a", "0", "1"], ["Task b", "2", "0"]]
+    file = tmp_path / "same.jsonl"
+    file.write_text("".join(json.dumps(item.to_dict()) + "\n" for item in episodes[:2]))
+    with pytest.raises(DataError, match=r"differ by more than 2 in an agent's return; collect"):
+        PreferenceDataModule(str(file), reward_gap=2)
 
 
 def test_episode_files_are_read_and_without_a_difference_refused(tmp_path: Path) -> None:
