@@ -12,7 +12,8 @@ with one decision each at more turns. With ``--compile`` ours is measured with c
 the policies; CoMLRL has no such option. A tree's update is divided into micro-batches of ``--states`` states: more of
 them take less time and more memory. Each side runs in its own process, in turns; the first two steps are warm-up.
 Printed are medians and ratios of wall seconds and of processor seconds, which other processes of the machine hardly
-change, and the peak memory of the processes and of one that only imports torch, transformers and Lightning.
+change, and the peak memory of the processes and of one that only imports torch, transformers and Lightning. ``--json``
+keeps the rows of other sizes and turns that its file has.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ def compare(folder: str, turns: int, options: argparse.Namespace) -> list[dict[s
     more = ("--turns", str(turns), "--critic", options.critic)
     reports = in_turns(sides, folder, options.rounds, options.threads, *more, WANDB_MODE="disabled")
     return [
-        {"turns": turns, "compiled": compiled, "batch_states": count}
+        {"size": options.size, "turns": turns, "compiled": compiled, "batch_states": count, "rounds": options.rounds}
         | compared(reports[side], reports["comlrl"], "comlrl")
         for (compiled, count), side in ways.items()
     ]
@@ -316,9 +317,13 @@ def main() -> None:
     make_model(Path(folder), options.size)
     make_model(Path(options.critic), options.size, knows_eos=True)
     alone = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
-    names = ("algorithm", "size", "group", "new_tokens", "threads", "rounds")
-    found = provenance("comlrl", options.peer_python) | {name: getattr(options, name) for name in names}
-    found |= {"imports_mib": round(int(alone.stdout) / 1024), "rows": []}
+    names = ("algorithm", "group", "new_tokens", "threads")
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
+    found = provenance("comlrl", options.peer_python, kept=before) | {name: getattr(options, name) for name in names}
+    found["imports_mib"] = round(int(alone.stdout) / 1024)
+    measured = {(options.size, turns) for turns in options.turns}
+    kept = before["rows"] if before else []
+    found["rows"] = [row for row in kept if (row["size"], row["turns"]) not in measured]
     for turns in options.turns:
         rows = compare(folder, turns, options)
         found["rows"] += rows

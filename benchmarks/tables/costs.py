@@ -34,7 +34,7 @@ def distillation_step(found: Any) -> str:
 def team_step(found: Any) -> str:
     """Return the costs of a step of a team by turns."""
     rows = ({**row, "layers": "compiled" if row["compiled"] else "plain"} for row in found["rows"])
-    titles = "turns: {turns} | layers of mrlm: {layers} | states in a micro-batch: {batch_states} | "
+    titles = "size: {size} | turns: {turns} | layers of mrlm: {layers} | states in a micro-batch: {batch_states} | "
     return steps(rows, "comlrl", titles)
 
 
@@ -212,7 +212,8 @@ def limit(found: Any, steps: str) -> str:
 
 def limit_team(found: Any) -> str:
     """Return the seconds of a team's step by phase, those of its parts, and their ratios to CoMLRL's step."""
-    ratios = {(row["turns"], row["compiled"]): row["cpu_ratio"] for row in read("team_step")["rows"]}
+    steps = [row for row in read("team_step")["rows"] if row["size"] == "s"]
+    ratios = {(row["turns"], row["compiled"]): row["cpu_ratio"] for row in steps}
     rows = ((f"{row['turns']}", row, ratios[row["turns"], row["compiled"]]) for row in found["rows"])
     return _limits("turns, layers", rows, "CoMLRL", "products")
 
