@@ -72,7 +72,7 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps:
         values: [B, T]; not read outside ``mask``.
         mask: [B, T] bool.
         moments: of the GLOBAL batch (add up ``masked_moments`` of its parts); None: these values are all of it.
-        eps: added to the unbiased variance, as in TRL and verl, so that values that differ by rounding alone stay small.
+        eps: added to the unbiased variance, as in TRL and verl: values that differ by rounding alone stay small.
 
     >>> import torch
     >>> whiten(torch.tensor([[1.0, 2.0, 3.0, 99.0]]), torch.tensor([[True, True, True, False]])).tolist()
