@@ -272,6 +272,8 @@ def _kind(member: Any) -> str:
     """Return the name of a type in a message."""
     if get_origin(member) is tuple:
         return "a list" if ... in get_args(member) else f"a list of {len(get_args(member))} values"
+    if get_origin(member) is Sequence:
+        return "list"
     if get_origin(member) is dict:
         return "a mapping, as in `{NAME: VALUE}`"
     if get_origin(member) is Callable:
