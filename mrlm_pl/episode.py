@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from mrlm_pl.errors import EnvironmentContractError
 from mrlm_pl.grouping import grouped, summed
 
 SCHEMA = 4
@@ -451,7 +452,10 @@ def _plain(value: Any) -> Any:
             return kind(value)
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has no such value")
+    raise EnvironmentContractError(
+        f"an episode holds {value!r:.80}, a {type(value).__name__}; JSON has no such value; let the data of its task "
+        "hold texts, numbers, lists and mappings"
+    )
 
 
 def question_to(episode: Episode, agent: str) -> str | None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mrlm_pl.episode import SCHEMA, Episode, Message, Task, ToolCall, Trajectory, Turn
 from mrlm_pl.episode_files import read_episodes, write_episodes
+from mrlm_pl.errors import EnvironmentContractError
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), st.lists, max_leaves=5)
@@ -161,13 +162,13 @@ def test_lone_surrogates_and_large_integers_stay(tmp_path: Path) -> None:
 def test_numbers_of_other_libraries_become_plain() -> None:
     episode = Episode("id", Task("e", "train", 1), "g", 3, 4, {}, "end", metrics={"m": np.float64(0.1)})
     assert Episode.from_json(episode.to_json()) == episode
-    with pytest.raises(TypeError, match="JSON has no such"):
+    with pytest.raises(EnvironmentContractError, match="JSON has no such value; let the data"):
         Episode("id", Task("e", "train", 1, 0, {"x": 1j}), "g", 3, 4, {}, "end").to_json()
 
 
 @pytest.mark.parametrize("value", [{1, 3}, b"x", Decimal("1.5"), {"deep": [{2}]}])
 def test_data_that_json_would_change_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match="JSON has no such"):
+    with pytest.raises(EnvironmentContractError, match="JSON has no such value; let the data"):
         Episode("id", Task("e", "train", 1, 0, {"x": value}), "g", 3, 4, {}, "end").to_json()
 
 

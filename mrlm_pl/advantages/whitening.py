@@ -66,13 +66,13 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
 
 
 def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps: float = 1e-8) -> Tensor:
-    """``(values - mean) / (std + eps)`` [B, T], 0 outside the mask; equal values become exactly 0.
+    """``(values - mean) / sqrt(variance + eps)`` [B, T], 0 outside the mask; equal values become exactly 0.
 
     Args:
         values: [B, T]; not read outside ``mask``.
         mask: [B, T] bool.
         moments: of the GLOBAL batch (add up ``masked_moments`` of its parts); None: these values are all of it.
-        eps: added to the unbiased standard deviation.
+        eps: added to the unbiased variance, as in TRL and verl: values that differ by rounding alone stay small.
 
     >>> import torch
     >>> whiten(torch.tensor([[1.0, 2.0, 3.0, 99.0]]), torch.tensor([[True, True, True, False]])).tolist()
@@ -81,5 +81,5 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None, *, eps:
     if moments is None:
         moments = masked_moments(values, mask)
     kept = masked_values(values.detach(), mask)
-    whitened = (kept.double() - moments.mean) / (moments.std + eps)
+    whitened = (kept.double() - moments.mean) / (moments.std**2 + eps) ** 0.5
     return masked_values(whitened.to(kept.dtype), mask)

@@ -20,7 +20,7 @@ class PPO(PolicyGradient):
         r_t  = the turn's reward on its last token, minus beta (log pi_old - log pi_ref) if `kl.placement: reward`
         d_t  = r_t + gamma_t V_{t+1} - V_t,      A_t = d_t + gamma_t lambda A_{t+1},      R_t = A_t + V_t
         loss = reduce_t( -min(rho_t A_t, clip(rho_t, 1 - clip.low, 1 + clip.high) A_t)
-                         + value_coefficient .5 max((V - R_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - R_t)^2)
+                         + value_coefficient/2 max((V - R_t)^2, (clip(V, V_t - value_clip, V_t + value_clip) - R_t)^2)
                          - entropy.coefficient H_t  + beta k3_t if `kl.placement: loss` )
 
     The text of the environment between two turns carries value and advantage through unchanged. Truncated episodes

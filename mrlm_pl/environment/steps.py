@@ -113,8 +113,8 @@ class TurnOrder:
         """Record the result of ``step``.
 
         Raises:
-            EnvironmentContractError: unknown agents, components that do not sum to the reward, an observation after
-                the end, or no agent that acts before it.
+            EnvironmentContractError: unknown agents, components that do not sum to the reward, a metric that is no
+                finite number, an observation after the end, or no agent that acts before it.
             NonFiniteError: a reward is NaN or infinite.
         """
         if not isinstance(step, Step):
@@ -147,6 +147,9 @@ class TurnOrder:
                     f"the reward of agent {agent!r} is {reward!r} but its components {dict(parts)} sum to {total!r}",
                     "make every part of a reward a component",
                 )
+        for name, metric in step.metrics.items():
+            if not (is_number(metric) and math.isfinite(metric)):
+                raise self._error(f"the metric {name!r} is {shown(metric)}", "give a finite number")
         receivers = self._receivers(step.observations)
         if step.done and receivers:
             raise self._error(f"the episode is done but {sorted(receivers)} received observations", "send none")
@@ -165,7 +168,7 @@ class TurnOrder:
                 raise self._error(f"an observation is for agent {agent!r}", f"its agents are {list(self.agents)}")
             if isinstance(messages, str) or not isinstance(messages, Sequence):
                 raise self._error(f"the observation of agent {agent!r} is {shown(messages)}", remedy)
-            strange = [message for message in messages if not isinstance(message, Message)]
+            strange = [item for item in messages if not (isinstance(item, Message) and isinstance(item.content, str))]
             if strange:
                 raise self._error(f"the observation of agent {agent!r} holds {shown(strange[0])}", remedy)
         return frozenset(observations)

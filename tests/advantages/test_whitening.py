@@ -21,7 +21,13 @@ def test_whiten_by_hand() -> None:
 
 def test_eps_bounds_a_tiny_spread() -> None:
     whitened = whiten(torch.tensor([[0.0, 2.0]]), torch.ones(1, 2, dtype=torch.bool), eps=1.0)
-    torch.testing.assert_close(whitened, torch.tensor([[-1.0, 1.0]]) / (2**0.5 + 1))
+    torch.testing.assert_close(whitened, torch.tensor([[-1.0, 1.0]]) / (2 + 1) ** 0.5)
+
+
+def test_values_that_differ_by_rounding_alone_stay_small() -> None:
+    """Such as rewards of 0 less a KL divergence from a reference that is the policy itself."""
+    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 3e-8
+    assert whiten(values, torch.ones_like(values, dtype=torch.bool)).abs().max() < 1e-2
 
 
 @pytest.mark.parametrize("value", [0.1, -0.3, 1e8])

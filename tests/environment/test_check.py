@@ -164,6 +164,16 @@ class RewardIsText(Sound):
         return Step(rewards={"agent": "much"}, done=True, stop_reason="end")  # type: ignore[dict-item]
 
 
+class MetricIsText(Sound):
+    def step(self, actions: Mapping[str, Message]) -> Step:
+        return Step(metrics={"parsed": "yes"}, done=True, stop_reason="end")  # type: ignore[dict-item]
+
+
+class ContentIsANumber(Sound):
+    def reset(self, task: Task) -> dict[str, list[Message]]:
+        return {"agent": [Message("user", 3)]}  # type: ignore[arg-type]
+
+
 class StepIsATuple(Sound):
     def step(self, actions: Mapping[str, Message]) -> Any:
         return {}, 1.0, True
@@ -237,6 +247,12 @@ def test_sound_environments_pass(environment: Environment) -> None:
         (ReturnsANumber(), "determinism", "reply returned 1.0 (float); return an Outcome"),
         (ComponentsAreANumber(), "determinism", "the components of the Outcome are 1.0 (float); give numbers by name"),
         (RewardIsText(), "determinism", "the reward of agent 'agent' is 'much' (str); give a number"),
+        (MetricIsText(), "determinism", "the metric 'parsed' is 'yes' (str); give a finite number"),
+        (
+            ContentIsANumber(),
+            "splits are disjoint",
+            "the observation of agent 'agent' holds Message(role='user', content=3",
+        ),
         (StepIsATuple(), "determinism", "step returned ({}, 1.0, True) (tuple); return a Step"),
     ],
 )

@@ -89,11 +89,13 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
                 f"no {bases[0].__name__} is named that has {name!r}; name its class first, as in `--{key} CLASS`",
             )
         return value if settings is None else checked(value, settings, key)
-    if settings is not None and not bases and value is not None and not _is_plain(value, members):
+    optional = type(None) in members
+    if settings is not None and not bases and not (value is None and optional) and not _is_plain(value, members):
         names = list(parameters(settings))
         raise MistakeError(
             key,
-            f"expected settings of {settings.__name__} ({', '.join(names)}), but the value is {value!r}; "
+            f"expected settings of {settings.__name__} ({', '.join(names)}), but the value is "
+            f"{'null' if value is None else repr(value)}; "
             f"name them, as in `{{{names[0]}: VALUE}}` or `--{key}.{names[0]} VALUE`",
         )
     return value
@@ -271,6 +273,8 @@ def _kind(member: Any) -> str:
     """Return the name of a type in a message."""
     if get_origin(member) is tuple:
         return "a list" if ... in get_args(member) else f"a list of {len(get_args(member))} values"
+    if get_origin(member) is Sequence:
+        return "list"
     if get_origin(member) is dict:
         return "a mapping, as in `{NAME: VALUE}`"
     if get_origin(member) is Callable:
@@ -293,6 +297,7 @@ def parameters(cls: type) -> dict[str, Any]:
                 typed = {}
             untyped = {name: item.empty if item.annotation is item.empty else Any for name, item in own.items()}
             hints |= {**untyped, **typed}
+            hints |= {name: hints[name] | None for name in typed if name in own and own[name].default is None}
     names = ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False)
     return {name: hints.get(name, Any) for name in names}
 

@@ -227,10 +227,10 @@ class TrainingStream:
         if not self.position:
             return
         for name, value in self._shape().items():
-            if state["shape"].get(name, value) != value:
+            if (begun := state["shape"].get(name, value)) != value:
                 raise ConfigurationError(
-                    f"{name} is {value}, but the checkpoint is in the middle of a collection with "
-                    f"{state['shape'][name]}; resume with that, or from a checkpoint between two collections"
+                    f"{name} is {value}, but the checkpoint is in the middle of a rollout with {begun}; resume with "
+                    f"{begun}, or change it after completing this rollout with data.iterations {self.iteration + 1}"
                 )
         ranks, trainer = state["rows"], self.collection.trainer
         if len(ranks) == trainer.world_size:

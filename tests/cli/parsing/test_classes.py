@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ def test_plain_values_stay_as_they_are(value: Any, annotation: Any) -> None:
         ("fast", float | None, "key: expected float, but the value is fast"),
         (["a", "c"], list[Literal["ab", "a"]], "key: expected one of 'ab', 'a', but the value is c"),
         ("a.b", list[int] | None, r"key: expected list, but the value is a\.b; write a list, as in `\[a\.b\]`"),
+        ("solver", Sequence[str], r"key: expected list, but the value is solver; write a list, as in `\[solver\]`"),
         ("many", PositiveInt, "key: expected an integer, but the value is 'many'"),
         ("3", tuple[int, ...], "key: expected a list, but the value is 3"),
         ("3", tuple[int, int], "key: expected a list of 2 values, but the value is 3"),

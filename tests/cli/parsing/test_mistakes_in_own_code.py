@@ -200,6 +200,10 @@ FILES = {
         "model:\n  class_path: GRPO\n  init_args:\n    correction: 1.0e9\n",
         "model.correction: expected settings of Correction (kind, level, cap, low, high), but the value is 1000000000",
     ),
+    "null for settings": (
+        "model:\n  class_path: GRPO\n  init_args:\n    kl: null\n",
+        "model.kl: expected settings of KL (coefficient, estimator, placement, target, horizon), but the value is null",
+    ),
     "number for one of two settings": (
         "data:\n  class_path: RolloutDataModule\n  init_args:\n    save_episodes: 5\n",
         "name them, as in `{every: VALUE}` or `--data.save_episodes.every VALUE`",
