@@ -263,16 +263,12 @@ class InProcessEngine(Engine):
         try:
             return self._work.serve_during(start)
         finally:
-            with self._work.running:
-                self._free_copies()
-
-    def _free_copies(self) -> None:
-        """Free copies that can be read again: the module may have changed since, or a CUDA graph read them."""
-        if self._own_weights or self._static is not None:
-            return
-        for loaded in self._loaded.values():
-            if isinstance(loaded.backend, FusedDecoder) and loaded.backend.weights.copied >= LEAST_FREED:
-                loaded.backend.weights.free()
+            # own copies cannot be read again once the module has changed, and CUDA graphs read theirs where they are
+            if not self._own_weights and self._static is None:
+                with self._work.running:
+                    for backend in (loaded.backend for loaded in self._loaded.values()):
+                        if isinstance(backend, FusedDecoder) and backend.weights.copied >= LEAST_FREED:
+                            backend.weights.free()
 
     def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
         samples: dict[int, Sample] = {}
