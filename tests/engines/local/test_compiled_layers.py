@@ -231,6 +231,6 @@ def test_what_cannot_be_compiled_is_refused(make_engine: MakeEngine) -> None:
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_layers, "_codes", {})
     # monkeypatch would delete the setting afterwards, as it does with attributes that a class does not hold itself
-    with torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")}):
-        with pytest.raises(EngineError, match="cannot be compiled: InvalidCxxCompiler"):
-            InProcessEngine(compile=True).load("p", build("qwen2"), 1)
+    without_compiler = torch._inductor.config.patch({"cpp.cxx": (None, "/nowhere/g++")})
+    with without_compiler, pytest.raises(EngineError, match="cannot be compiled: InvalidCxxCompiler"):
+        InProcessEngine(compile=True).load("p", build("qwen2"), 1)
