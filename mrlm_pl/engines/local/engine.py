@@ -263,8 +263,11 @@ class InProcessEngine(Engine):
         try:
             return self._work.serve_during(start)
         finally:
-            with self._work.running:
-                self._free_copies()
+            if self._work.running.acquire(blocking=False):  # after an interrupt other samples may still run
+                try:
+                    self._free_copies()
+                finally:
+                    self._work.running.release()
 
     def _free_copies(self) -> None:
         """Free copies that can be read again: the module may have changed since, or a CUDA graph read them."""
