@@ -175,7 +175,7 @@ def _in_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 # torch.library.custom_op, which would allow for gradients too, takes 20 microseconds longer for each call.
-_library = torch.library.Library("mrlm", "FRAGMENT")  # held here, so that a reload of the module defines it anew
+_library = torch.library.Library("mrlm", "FRAGMENT")  # a reload of the module replaces it
 _library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
