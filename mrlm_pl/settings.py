@@ -73,7 +73,8 @@ def check_known(options: Mapping[str, Any], taken: Mapping[str, inspect.Paramete
     if not options.keys() <= taken.keys():
         unknown = next(name for name in options if name not in taken)
         named = {**inspect.signature(owner).parameters, **taken}.values()
-        known = [item.name for item in named if item.kind is not item.VAR_KEYWORD and item.name != "self"]
+        starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        known = [item.name for item in named if item.kind not in starred and item.name != "self"]
         hint = meant(unknown, known, f"it accepts: {', '.join(known)}")
         raise TypeError(f"{owner.__name__} has no {unknown!r}; {hint}")
 

@@ -120,6 +120,15 @@ def test_an_unknown_argument_is_named_with_the_nearest(make: Any, name: str, nea
         make(*([] if make is Trainer else ["builtin:tiny"]), **{name: 1})
 
 
+def test_arguments_of_any_name_and_number_are_none_to_name() -> None:
+    class Own(GRPO):
+        def __init__(self, *args: Any, mine: int = 1, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    with pytest.raises(TypeError, match=r"Own has no 'mien'; did you mean 'mine'\? It accepts: mine, policies"):
+        Own("builtin:tiny", mien=1)
+
+
 def test_a_policy_without_a_name_is_refused() -> None:
     policy: Any = Policy()
     with pytest.raises(ConfigurationError, match="policies is a Policy; give policies by name"):

@@ -263,12 +263,16 @@ class InProcessEngine(Engine):
         try:
             return self._work.serve_during(start)
         finally:
-            # own copies cannot be read again once the module has changed, and CUDA graphs read theirs where they are
-            if not self._own_weights and self._static is None:
-                with self._work.running:
+            # own copies cannot be read again once the module has changed, and CUDA graphs read theirs where they are;
+            # after an interrupt other samples may still run
+            frees = not self._own_weights and self._static is None
+            if frees and self._work.running.acquire(blocking=False):
+                try:
                     for backend in (loaded.backend for loaded in self._loaded.values()):
                         if isinstance(backend, FusedDecoder) and backend.weights.copied >= LEAST_FREED:
                             backend.weights.free()
+                finally:
+                    self._work.running.release()
 
     def _sample(self, requests: list[SampleRequest], given_up: threading.Event) -> list[Sample]:
         samples: dict[int, Sample] = {}

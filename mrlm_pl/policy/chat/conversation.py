@@ -85,11 +85,13 @@ class ChatFormat:
     def remembered(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
         """Return the text of given messages that recur with the same tools."""
         key = repr(([*messages], [*tools], generation_prompt))
-        if key not in self._remembered:
+        found = self._remembered.get(key)
+        if found is None:
+            found = self.render(messages, tools, generation_prompt=generation_prompt, given=True)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = self.render(messages, tools, generation_prompt=generation_prompt, given=True)
-        return self._remembered[key]
+            self._remembered[key] = found
+        return found
 
     def describes_tools(self, tools: Tools) -> bool:
         """Return whether the template describes tools to the model, with calls in a readable form."""

@@ -175,16 +175,17 @@ def _in_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 # torch.library.custom_op, which would allow for gradients too, takes 20 microseconds longer for each call.
-torch.library.define("mrlm::product", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library = torch.library.Library("mrlm", "FRAGMENT")  # a reload of the module replaces it
+_library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
-@torch.library.impl("mrlm::product", "CPU")
+@torch.library.impl(_library, "product", "CPU")
 def _from_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`_product` as TorchInductor takes it, whose own operator needs weights that never change."""
     return _product(x, _packed[int(weight[0])] if weight.dtype == torch.int64 else weight, bias)
 
 
-@torch.library.register_fake("mrlm::product")
+@torch.library.register_fake("mrlm::product", lib=_library)
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 

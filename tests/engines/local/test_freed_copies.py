@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
@@ -53,3 +56,33 @@ def test_copies_are_freed_when_rollouts_fail(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RuntimeError, match="no rollouts"):
         engine.compute_during(lambda: (_ for _ in ()).throw(RuntimeError("no rollouts")))
     assert not weights_of(engine, "p").layers
+
+
+def test_an_interrupt_does_not_wait_for_other_samples(
+    other_thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are cancelled only after it."""
+    engine = InProcessEngine()
+    engine.load("p", build("qwen3"), 1)
+    asked, told, ended = (threading.Event() for _ in range(3))
+
+    def generate(*_: Any) -> list[Any]:
+        if threading.current_thread() is threading.main_thread():
+            asked.wait()
+            raise KeyboardInterrupt
+        told.wait(1)
+        ended.set()
+        raise RuntimeError("cancelled")
+
+    async def play() -> None:
+        samples = [asyncio.ensure_future(engine.sample([request([1, 2], seed)])) for seed in (0, 1)]
+        await asyncio.sleep(0)
+        asked.set()
+        await asyncio.gather(*samples, return_exceptions=True)
+
+    monkeypatch.setattr(engine_module, "generate", generate)
+    with pytest.raises(KeyboardInterrupt):
+        engine.compute_during(lambda: other_thread.submit(asyncio.run, play()))
+    assert not ended.is_set()
+    told.set()
+    engine.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -279,3 +281,10 @@ def test_compiled_code_takes_onednn_with_equal_gradients() -> None:
     assert counts["mkldnn::_linear_pointwise"] == 2 + 3  # the input needs no gradient
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.long
+def test_the_module_can_be_loaded_again() -> None:
+    """As notebooks do with edited modules; in a process of its own, since the classes are then others."""
+    code = "import importlib; from mrlm_pl.policy.forward import products; importlib.reload(products)"
+    subprocess.run([sys.executable, "-c", code], check=True)
