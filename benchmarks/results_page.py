@@ -171,7 +171,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
-            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed).",
+            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Size m in one round, beside tests on the other "
+            "core.",
             costs.team_step,
         ),
         "adapters_step": Section(
@@ -252,7 +253,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
             "them / of its matrix products alone, in the fastest layout / of its attention alone. The last columns are "
             "ratios to TRL's step: of the whole step, of its operators, and of products and attention. A step without "
             "any Python reaches the second; one that also has no element-wise operations, copies, sampling and "
-            "optimizer the third.",
+            "optimizer the third. Those of size m were measured before the output head was packed.",
             functools.partial(costs.limit, steps="grpo_step"),
         ),
         "limit_amx": Section(
@@ -263,7 +264,7 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         "limit_team": Section(
             "Limit of a team's step",
             "The same of MAGRPO's step, in float32 / of its operators and compiled code / of its matrix products "
-            "alone, with each token of the tree once. Other processes ran beside: compare the columns of a row.",
+            "alone, with each token of the tree once.",
             costs.limit_team,
         ),
         "start_up": Section(
