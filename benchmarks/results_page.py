@@ -171,8 +171,8 @@ CHAPTERS: dict[str, dict[str, Section]] = {
         ),
         "team_step": Section(
             "A team's step against CoMLRL",
-            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Size m in one round, beside tests on the other "
-            "core.",
+            "MAGRPO, two agents with a turn tree: [teams](teams.md#speed). Size m in one round, beside tests on the "
+            "other core.",
             costs.team_step,
         ),
         "adapters_step": Section(
