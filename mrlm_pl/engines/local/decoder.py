@@ -159,9 +159,9 @@ class DecoderWeights:
     Fused matrices are copies in the compute dtype, those with an adapter are sums, and in float32 on a CPU all matrices
     of the layers are copies with their inputs first (:func:`input_major`); all these keep their memory from one
     :meth:`read` to the next, and may be packed (:func:`~mrlm_pl.policy.forward.products.packed`), as is the head in
-    float32 where packing is faster. All other weights
-    refer to the module's own memory when their dtype is the compute dtype; norms and the token embedding always do.
-    With ``own`` nothing refers to the module's memory, so that the module may change between two reads.
+    float32 where packing is faster. All other weights refer to the module's own memory when their dtype is the compute
+    dtype; norms and the token embedding always do. With ``own`` nothing refers to the module's memory, so that the
+    module may change between two reads.
 
     Args:
         model: a model for which :func:`~mrlm_pl.engines.local.llama.unsupported_reason` is None.
