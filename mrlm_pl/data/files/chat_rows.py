@@ -13,7 +13,7 @@ from mrlm_pl.episode import ROLES, Episode, Message, ToolCall, Trajectory
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import common_prefix
 from mrlm_pl.policy import ChatFormat, Conversation
-from mrlm_pl.policy.chat import GivenConversation, GivenReply, plain_reply, writes_calls
+from mrlm_pl.policy.chat import GivenConversation, GivenReply, plain_reply
 
 DEMONSTRATOR = "demonstrator"
 """Agent of the rows that no policy sampled."""
@@ -169,7 +169,7 @@ def token_rows(example: Demonstration | Trajectory, chat: ChatFormat, policy: st
         return played_rows(example, chat, policy)
     if example.plain:
         return [text_row(example.given[0].content, example.shown[0].content, chat, policy)]
-    given, shown, _, tools = example if writes_calls(chat) else example.written(chat)
+    given, shown, _, tools = example if chat.writes_calls else example.written(chat)
     return chat_rows(given, shown, chat, policy, tools=tools)
 
 

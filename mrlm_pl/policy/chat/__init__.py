@@ -1,7 +1,7 @@
 """Chats to tokens and back: templates, their limits and tool calls, conversations, and replies of data files."""
 
 from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation, Row
-from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply, plain_reply, writes_calls
+from mrlm_pl.policy.chat.replies import GivenConversation, GivenReply, plain_reply
 from mrlm_pl.policy.chat.template import PLAIN_TEMPLATE, checked_template, template_variables, with_arguments
 
 __all__ = [
@@ -15,5 +15,4 @@ __all__ = [
     "plain_reply",
     "template_variables",
     "with_arguments",
-    "writes_calls",
 ]

@@ -121,7 +121,7 @@ class ChatFormat:
         A template that names tools all the same is warned of: the prompt then has the tools twice.
         """
         form = find_call_form(lambda messages, prompt: self.remembered(messages, [PROBE_TOOL], prompt))
-        if form is None and PROBE_TOOL["function"]["name"] in self.probed(QUESTION):
+        if form is None and PROBE_TOOL["function"]["name"] in self._probed(QUESTION):
             logger.warning(
                 "the chat template of %s names the tools, but writes no `tool_calls` of an assistant in a form that "
                 "can be read back; the tools and the form of calls are described again before the first message",
@@ -129,7 +129,13 @@ class ChatFormat:
             )
         return form
 
-    def probed(self, *messages: Message) -> str:
+    @cached_property
+    def writes_calls(self) -> bool:
+        """True if the template writes ``tool_calls`` and accepts results of tools after them."""
+        call, answer = Message("assistant", "", (PROBE_CALL,)), tool_message(PROBE_CALL, SENTINEL)
+        return self.call_form is not None and SENTINEL in self._probed(QUESTION, call, answer)
+
+    def _probed(self, *messages: Message) -> str:
         """Return the prompt of messages with a tool; empty where the template refuses them."""
         try:
             return self.remembered(messages, [PROBE_TOOL], True)
@@ -140,7 +146,7 @@ class ChatFormat:
     def _takes_results(self) -> bool:
         """True if the template accepts results of tools after a reply with the calls in its text."""
         answer = tool_message(PROBE_CALL, SENTINEL)
-        text = self.probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
+        text = self._probed(QUESTION, Message("assistant", "y"), answer, Message("assistant", "z"), answer)
         return text.count(SENTINEL) == 2
 
     def _shown(self, messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from mrlm_pl.environment.tools import MAX_CALLS, tool_message, with_written_calls
 from mrlm_pl.episode import Message
 from mrlm_pl.policy.chat.conversation import ChatFormat, Conversation
-from mrlm_pl.policy.chat.tool_calls import PROBE_CALL, QUESTION, SENTINEL, Tools, written_reply
+from mrlm_pl.policy.chat.tool_calls import QUESTION, Tools, written_reply
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,6 @@ class GivenReply(Message):
 
 def _reasoning(reply: Message) -> str:
     return reply.reasoning if isinstance(reply, GivenReply) else ""
-
-
-def writes_calls(chat: ChatFormat) -> bool:
-    """Return whether the template writes ``tool_calls`` and accepts results of tools after them."""
-    call, answer = Message("assistant", "", (PROBE_CALL,)), tool_message(PROBE_CALL, SENTINEL)
-    return chat.call_form is not None and SENTINEL in chat.probed(QUESTION, call, answer)
 
 
 def plain_reply(reply: Message, chat: ChatFormat, tools: Tools) -> Message:

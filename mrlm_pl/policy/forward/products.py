@@ -52,7 +52,7 @@ ONEDNN_IS_FASTER = onednn_is_faster(_processor())
 """True where :func:`linear` takes oneDNN."""
 
 
-_packed: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+_stood_for: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 """Weights by the numbers that stand for them in compiled code."""
 
 
@@ -118,7 +118,7 @@ def standing_for(weight: Tensor) -> Tensor:
 
     Compiled code cannot be given a packed weight.
     """
-    _packed[id(weight)] = weight
+    _stood_for[id(weight)] = weight
     return torch.full(weight.shape[:1], id(weight))
 
 
@@ -182,7 +182,7 @@ _library.define("product(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 @torch.library.impl(_library, "product", "CPU")
 def _from_compiled_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`_product` as TorchInductor takes it, whose own operator needs weights that never change."""
-    return _product(x, _packed[int(weight[0])] if weight.dtype == torch.int64 else weight, bias)
+    return _product(x, _stood_for[int(weight[0])] if weight.dtype == torch.int64 else weight, bias)
 
 
 @torch.library.register_fake("mrlm::product", lib=_library)
