@@ -5,18 +5,26 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import sys
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
 
 from mrlm_pl.cli.parsing.config_files import MistakeError, unknown_key
 from mrlm_pl.cli.parsing.configuration import ARGUMENTS, CLASS, DROPPED, EARLIER, leaves
+from mrlm_pl.cli.parsing.parameter_types import (
+    classes_among,
+    classes_made,
+    described_type,
+    inner_type,
+    is_plain,
+    literal_values,
+    members_of,
+    takes_functions,
+)
 from mrlm_pl.environment import Environment
 from mrlm_pl.errors import MRLMError, nearest, nearest_path, place_of, tell
 from mrlm_pl.runs.plugins import (
@@ -58,18 +66,18 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     Raises:
         MistakeError: a class or a setting does not exist.
     """
-    members = _members(annotation)
-    classes = _classes(members)
+    members = members_of(annotation)
+    classes = classes_among(members)
     settings = next((cls for cls in classes if is_dataclass(cls) or getattr(cls, "__final__", False)), None)
     named = isinstance(value, Mapping) and CLASS in value
     bases = [cls for cls in classes if cls is not settings]
-    bases = bases or (_made(members) if named or isinstance(value, str) else [])
+    bases = bases or (classes_made(members) if named or isinstance(value, str) else [])
     is_policy = settings is not None and settings.__name__ == "Policy"
     if isinstance(value, Mapping) and EARLIER in value and not (bases or is_policy):
         value = value[CLASS]  # a text in place of a mapping, which names no class
     if isinstance(value, list):
-        return [resolved(item, _inner(members, mapping=False), key) for item in value]
-    if isinstance(value, str) and _takes_functions(members) and (path := _function_path(value, members, key)):
+        return [resolved(item, inner_type(members, mapping=False), key) for item in value]
+    if isinstance(value, str) and takes_functions(members) and (path := _function_path(value, members, key)):
         return path
     named = isinstance(value, Mapping) and CLASS in value  # a text may have taken its place
     if named and (classes or bases):
@@ -79,7 +87,7 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
     elif bases and (named or isinstance(value, str)):
         return _with_class(value if named else {CLASS: value}, bases, members, key)
     if isinstance(value, Mapping):
-        inner = _inner(members, mapping=True)
+        inner = inner_type(members, mapping=True)
         if inner is not Any:
             return {name: resolved(item, inner, f"{key}.{name}") for name, item in value.items()}
         if bases:
@@ -90,7 +98,7 @@ def resolved(value: Any, annotation: Any, key: str) -> Any:
             )
         return value if settings is None else checked(value, settings, key)
     optional = type(None) in members
-    if settings is not None and not bases and not (value is None and optional) and not _is_plain(value, members):
+    if settings is not None and not bases and not (value is None and optional) and not is_plain(value, members):
         names = list(parameters(settings))
         raise MistakeError(
             key,
@@ -126,12 +134,12 @@ def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
         if not callable(found):
             raise MistakeError(key, f"{path} is a {type(found).__name__}, and not a function")
         return path
-    if name in _choices(members):
+    if name in literal_values(members):
         return None
     paths = [*plugin_functions(name)]
     if len(paths) > 1:
         raise MistakeError(key, f"several functions are named {name!r}; give the path of one: {', '.join(paths)}")
-    if not paths and not _is_plain(name, members) and not _made(members):
+    if not paths and not is_plain(name, members) and not classes_made(members):
         near = nearest(name, map(_last, plugin_functions()))
         hint = f"did you mean {near!r}? Otherwise give" if near else "give"
         raise MistakeError(
@@ -140,21 +148,6 @@ def _function_path(name: str, members: Sequence[Any], key: str) -> str | None:
             "`./my_file.py:my_function`",
         )
     return next(iter(paths), None)
-
-
-def _takes_functions(members: Sequence[Any]) -> bool:
-    return any(get_origin(member) is Callable for member in members)
-
-
-def _made(members: Sequence[Any]) -> list[type]:
-    """Return the classes whose instances a function without arguments is to make: one of them may be named for it."""
-    functions = [get_args(member) for member in members if get_origin(member) is Callable]
-    return [cls for taken, made in functions if taken == [] for cls in _classes([made])]
-
-
-def _choices(members: Sequence[Any]) -> list[Any]:
-    """Return the values that the literal types among those of a parameter have."""
-    return [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
 
 
 def _last(path: str) -> str:
@@ -191,12 +184,12 @@ def checked(arguments: Mapping[str, Any], cls: type, key: str) -> dict[str, Any]
 
 def unfit(value: Any, annotation: Any, key: str) -> MistakeError | None:
     """Return the first value in a :func:`resolved` one that its parameter does not take, or None."""
-    members = _members(annotation)
+    members = members_of(annotation)
     named = isinstance(value, Mapping) and CLASS in value
-    settings = next(iter(_classes(members)), None)
-    if isinstance(value, list) and (inner := _inner(members, mapping=False)) is not Any:
+    settings = next(iter(classes_among(members)), None)
+    if isinstance(value, list) and (inner := inner_type(members, mapping=False)) is not Any:
         faults = [unfit(item, inner, key) for item in value]
-    elif isinstance(value, Mapping) and (inner := _inner(members, mapping=True)) is not Any:
+    elif isinstance(value, Mapping) and (inner := inner_type(members, mapping=True)) is not Any:
         faults = [unfit(item, inner, f"{key}.{name}") for name, item in value.items()]
     elif isinstance(value, Mapping) and settings is not None:
         cls = imported(value[CLASS]) if named else settings
@@ -230,15 +223,15 @@ def _value_fault(value: Any, annotation: Any, key: str) -> MistakeError | None:
         parser.add_argument("--value", type=annotation)
         parser.parse_object({"value": value})
     except ArgumentError as error:
-        members = [member for member in _members(annotation) if member is not type(None)]
-        choices = _choices(members)
-        kinds = [_kind(member) for member in members if get_origin(member) is not Literal]
+        members = [member for member in members_of(annotation) if member is not type(None)]
+        choices = literal_values(members)
+        kinds = [described_type(member) for member in members if get_origin(member) is not Literal]
         if len(members) == 1 and getattr(annotation, "__module__", "") == "jsonargparse.typing":
             reason = _misfit(str(error).strip().rpartition("\n")[2].partition(": ")[2])  # after the type's name
             near: object = nearest_path(Path(str(value))) if kinds[0].startswith("Path") else None
         else:
             wanted = " or ".join([*kinds, *([f"one of {', '.join(map(repr, choices))}"] if choices else [])])
-            functions = map(_last, plugin_functions()) if _takes_functions(members) else ()
+            functions = map(_last, plugin_functions()) if takes_functions(members) else ()
             near = nearest(str(value), [*map(str, choices), *functions])
             reason = f"expected {wanted}, but the value is {value}"
             if kinds == ["list"] and isinstance(value, str) and not value.startswith("["):
@@ -267,21 +260,6 @@ def _misfit(reason: str) -> str:
         if reason.startswith(beginning):
             return f"expected {kind}, but the value is {reason.removeprefix(beginning)}"
     return reason
-
-
-def _kind(member: Any) -> str:
-    """Return the name of a type in a message."""
-    if get_origin(member) is tuple:
-        return "a list" if ... in get_args(member) else f"a list of {len(get_args(member))} values"
-    if get_origin(member) is Sequence:
-        return "list"
-    if get_origin(member) is dict:
-        return "a mapping, as in `{NAME: VALUE}`"
-    if get_origin(member) is Callable:
-        return "a function (its import path `package.function`, or its name in a plugin)"
-    if getattr(member, "__name__", "") == _DTYPE:
-        return "a dtype, as in `torch.bfloat16`"
-    return getattr(member, "__name__", str(member))
 
 
 @cache
@@ -362,8 +340,8 @@ def helped(key: str, name: str, base: type, config: dict[str, Any]) -> str:
         owner = imported(named) if named else next(having, base)
         if owner is not base:
             config.setdefault(group, {CLASS: class_path(owner)})
-        members = _members(parameters(owner).get(argument))
-        found = _classes([*members, *_members(_inner(members, mapping=False))])
+        members = members_of(parameters(owner).get(argument))
+        found = classes_among([*members, *members_of(inner_type(members, mapping=False))])
         bases = [cls for cls in found if not (is_dataclass(cls) or getattr(cls, "__final__", False))]
     if not bases and argument.partition(".")[0] not in parameters(owner):
         raise MistakeError(key, f"{owner.__name__} has no {argument!r}")
@@ -386,9 +364,9 @@ def _with_class(value: Mapping[str, Any], bases: Sequence[type], members: Sequen
     try:
         cls = named_class(FSDP if name == "fsdp" and arguments else name, bases, key)
     except MistakeError:
-        if arguments or not _is_plain(name, members):
+        if arguments or not is_plain(name, members):
             raise
-    if cls is None and _is_plain(name, members) and not arguments:
+    if cls is None and is_plain(name, members) and not arguments:
         return name
     if cls is None:
         raise MistakeError(key, _unknown_name(name, bases))
@@ -472,36 +450,3 @@ def _usable(base: type) -> list[type]:
         for cls in (base, *subclasses(base))
         if not inspect.isabstract(cls) and not cls.__name__.startswith("_") and "<locals>" not in cls.__qualname__
     ]
-
-
-def _members(annotation: Any) -> list[Any]:
-    """Return the types of a union, or the type itself."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [member for item in get_args(annotation) for member in _members(item)]
-    return [annotation]
-
-
-def _inner(members: Sequence[Any], mapping: bool) -> Any:
-    """Return the type of the values of a mapping, else of the items of a list; ``Any`` without such a type."""
-    for member in members:
-        origin = get_origin(member)
-        if isinstance(origin, type) and issubclass(origin, Iterable) and issubclass(origin, Mapping) == mapping:
-            return get_args(member)[-1]
-    return Any
-
-
-def _is_plain(value: Any, members: Sequence[Any]) -> bool:
-    """Return whether a value may be one of the plain types of a parameter, rather than a class or settings."""
-    texts = any(member is str or get_origin(member) is Literal for member in members)
-    return texts or (bool in members and str(value).lower() in ("true", "false"))
-
-
-def _classes(members: Sequence[Any]) -> list[type]:
-    """Return the classes among the types of a parameter that a configuration names or has settings of."""
-    classes = [item for item in members if isinstance(item, type) and item.__name__ != _DTYPE]
-    return [cls for cls in classes if cls.__module__.partition(".")[0] not in _NO_SETTINGS]
-
-
-_DTYPE = "dtype"  # of torch, whose instances have paths
-_NO_SETTINGS = {*sys.stdlib_module_names, "jsonargparse"}
-"""Packages whose classes are values, not classes that a configuration names."""
