@@ -1,4 +1,4 @@
-"""The types of a parameter, as its annotation has them: what a configuration may give for it."""
+"""The types of a parameter, by its annotation."""
 
 from __future__ import annotations
 
