@@ -40,6 +40,7 @@ import grpo_step
 import random_models
 import team_step
 from grpo_step import Clock, Shape
+from memory import resident_mib
 from random_models import make_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -135,12 +136,6 @@ AXES = {
 }
 
 
-def resident(field: str) -> float:
-    """Return a line of Linux's process status, such as VmRSS or VmHWM, in MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
-
-
 class Meter(Clock):
     """A clock that also measures the memory beyond that at the beginning."""
 
@@ -152,7 +147,7 @@ class Meter(Clock):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins here
-        self.base = resident("VmRSS")
+        self.base = resident_mib("VmRSS")
         super().begin()
 
     def point(self, report: dict[str, Any]) -> dict[str, float]:
@@ -160,7 +155,7 @@ class Meter(Clock):
         return {
             "cpu_s": statistics.median(report["cpu"]),
             "wall_s": statistics.median(report["steps"]),
-            "memory_mib": resident("VmHWM") - self.base,
+            "memory_mib": resident_mib("VmHWM") - self.base,
         }
 
 

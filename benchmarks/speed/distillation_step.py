@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -23,13 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from grpo_step import GROUP, NEW_TOKENS, PROMPTS, Clock, compared, in_turns
+from memory import resident_mib
 from provenance import provenance
 from random_models import SIZES, TEMPLATE, make_model, prompt
-
-
-def memory_mib() -> float:
-    """Return the peak memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
@@ -62,7 +57,7 @@ def run_ours(folder: Path, size: str, steps: int) -> dict[str, Any]:
 
     class Ticks(lightning.Callback):
         def on_train_start(self, *args: Any) -> None:
-            base.append(memory_mib())
+            base.append(resident_mib("VmHWM"))
 
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
             clock.tick()
@@ -95,7 +90,7 @@ def run_peer(folder: Path, size: str, steps: int) -> dict[str, Any]:
 
     class Ticks(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            base.append(memory_mib())
+            base.append(resident_mib("VmHWM"))
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             clock.tick()

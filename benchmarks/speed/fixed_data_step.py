@@ -16,7 +16,6 @@ import argparse
 import itertools
 import json
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from grpo_step import in_turns
+from memory import resident_mib
 from random_models import SIZES, make_model
 
 EXAMPLES, LEARNING_RATE, WARMUP, TOLERANCE = 8, 1e-4, 2, 1e-5
@@ -124,7 +124,7 @@ def run_peer(algorithm: str, folder: str, size: str, steps: int) -> dict[str, An
 def report(times: list[float], losses: list[float]) -> dict[str, Any]:
     """Return losses, seconds of each step after the warm-up, and the process's peak memory in MiB."""
     steps = [after - before for before, after in itertools.pairwise(times)][WARMUP - 1 :]
-    return {"losses": losses, "steps": steps, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {"losses": losses, "steps": steps, "peak_mib": resident_mib("VmHWM")}
 
 
 def main() -> None:

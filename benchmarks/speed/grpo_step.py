@@ -26,7 +26,6 @@ import itertools
 import json
 import math
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from memory import resident_mib
 from provenance import provenance
 from random_models import SIZES, TEMPLATE, make_model, parameters_of, prompt, reward, vocabulary_of
 
@@ -106,7 +106,7 @@ def _peak_mib() -> float:
 
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resident_mib("VmHWM")
 
 
 def _between(ends: list[float]) -> list[float]:

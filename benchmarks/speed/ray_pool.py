@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from memory import resident_mib
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from mrlm_pl.concurrency.event_loop import EventLoopThread
@@ -64,12 +65,6 @@ def change(model: PreTrainedModel) -> None:
         parameter.mul_(1.0001)
 
 
-def resident_mebibytes(pid: int) -> float:
-    """Return the resident memory of a process."""
-    line = next(row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
-
-
 def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return medians of one pool and of the in-process engine."""
     model = build_model(**SIZES[arguments.size])
@@ -102,7 +97,7 @@ def pool_figures(workers: int, arguments: argparse.Namespace) -> dict[str, Any]:
                 found[name] = loop.submit(engine.sample(requests)).result()
                 speeds[name].append(tokens / (time.perf_counter() - started))
             same = sum(a.token_ids == b.token_ids for a, b in zip(found["here"], found["pool"], strict=True))
-        memory = [resident_mebibytes(item["pid"]) for item in pool.describe()]
+        memory = [resident_mib("VmRSS", item["pid"]) for item in pool.describe()]
     finally:
         pool.close()
         here.close()
@@ -187,7 +182,7 @@ def reference_figures(workers: int, arguments: argparse.Namespace) -> dict[str, 
                 there = reference.logprobs(policy, rows)
                 seconds["here"].append(between - started)
                 seconds["pool"].append(time.perf_counter() - between)
-            memory = [resident_mebibytes(item["pid"]) for item in reference.describe()]
+            memory = [resident_mib("VmRSS", item["pid"]) for item in reference.describe()]
         finally:
             reference.close()
     return {

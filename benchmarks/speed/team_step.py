@@ -44,7 +44,7 @@ TREES = ("magrpo", "marloo")
 """Algorithms whose turns branch."""
 FORWARD_TOKENS = 540
 """Maximal tokens of a forward pass without trees; CoMLRL makes a pass per sequence."""
-IMPORTS = "import lightning, torch, transformers, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+IMPORTS = "import lightning, torch, transformers, memory; print(memory.resident_mib('VmHWM'))"
 
 
 @dataclass(frozen=True)
@@ -316,11 +316,13 @@ def main() -> None:
     folder, options.critic = tempfile.mkdtemp(), tempfile.mkdtemp()
     make_model(Path(folder), options.size)
     make_model(Path(options.critic), options.size, knows_eos=True)
-    alone = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    alone = subprocess.run(
+        [sys.executable, "-c", IMPORTS], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
     names = ("algorithm", "group", "new_tokens", "threads")
     before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
     found = provenance("comlrl", options.peer_python, kept=before) | {name: getattr(options, name) for name in names}
-    found["imports_mib"] = round(int(alone.stdout) / 1024)
+    found["imports_mib"] = round(float(alone.stdout))
     measured = {(options.size, turns) for turns in options.turns}
     kept = before["rows"] if before else []
     found["rows"] = [row for row in kept if (row["size"], row["turns"]) not in measured]

@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from memory import resident_mib
 from provenance import provenance
 
 from mrlm_pl.policy.compilation import compilation_seconds, compile_layers
@@ -132,20 +133,11 @@ def measure_times(size: str, precision: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_memory(size: str, precision: str, side: str) -> float:
-    """Return the MB of one update of this side beyond weights and gradients; once per process, on Linux.
-
-    Read from /proc: the peak of getrusage survives the start of a program and would be the parent's.
-    """
+    """Return the MiB of one update of this side beyond weights and gradients; once per process, on Linux."""
     updates = sides(size, precision)
-    before = resident_megabytes("VmRSS")
+    before = resident_mib("VmRSS")
     updates[side]()
-    return resident_megabytes("VmHWM") - before
-
-
-def resident_megabytes(field: str) -> float:
-    """Return the current (VmRSS) or largest (VmHWM) resident memory of this process."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+    return resident_mib("VmHWM") - before
 
 
 def main() -> None:
