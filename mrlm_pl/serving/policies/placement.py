@@ -12,6 +12,7 @@ from mrlm_pl.engines.http.engine import OpenAICompatible
 from mrlm_pl.engines.routing import RoutingEngine
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.policies.engine import RemoteEngine
+from mrlm_pl.serving.transport.security import identity_of_environment
 
 if TYPE_CHECKING:
     from mrlm_pl.policy import Policy
@@ -33,7 +34,8 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
         policies: those of a run, by name; a server has a policy under the same name.
 
     Raises:
-        ConfigurationError: a server has no policy of that name, or it has another vocabulary.
+        ConfigurationError: a server has no policy of that name, or it has another vocabulary; or a file for TLS is
+            not what it should be.
         RemoteError: a server does not answer.
     """
     served = {name: policy.served_by for name, policy in policies.items() if policy.served_by is not None}
@@ -43,7 +45,11 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
         name: _over_http(name, place, policies[name]) for name, place in served.items() if "://" in place
     }
     places = {name: place for name, place in served.items() if name not in over_http}
-    by_address = {address: RemoteEngine(address, seconds=ANSWER_SECONDS) for address in sorted(set(places.values()))}
+    identity = identity_of_environment()
+    by_address = {
+        address: RemoteEngine(address, identity=identity, seconds=ANSWER_SECONDS)
+        for address in sorted(set(places.values()))
+    }
     described = {address: remote.described() for address, remote in by_address.items()}
     for name, address in places.items():
         found = described[address].get(name)

@@ -59,7 +59,10 @@ _WRONG_KEYS = {
         "renew the server's certificate, or give the authority that signed it as tls_authority"
     ),
     "WRONG_VERSION_NUMBER": "the server has no TLS: leave tls_... out, or give it tls_certificate and tls_key",
-    _WANTS_TLS: "give tls_authority, and tls_certificate and tls_key where it wants those of clients",
+    _WANTS_TLS: (
+        "give tls_authority, and tls_certificate and tls_key where it wants those of clients (for served_by as "
+        "MRLM_TLS_AUTHORITY, ...)"
+    ),
 }
 """Words for faults of TLS that a repetition does not change, with their remedies."""
 

@@ -70,6 +70,11 @@ PLAIN = Identity()
 """No TLS."""
 
 
+def identity_of_environment() -> Identity:
+    """Return the files that ``MRLM_TLS_CERTIFICATE``, ``MRLM_TLS_KEY`` and ``MRLM_TLS_AUTHORITY`` name, if any."""
+    return Identity(*(os.environ.get(f"MRLM_TLS_{part}") for part in ("CERTIFICATE", "KEY", "AUTHORITY")))
+
+
 def read_token(path: str | None) -> str | None:
     """Return the token in a file, else that of the environment variable ``MRLM_TOKEN``, else None.
 

@@ -16,7 +16,7 @@ import yaml
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.concurrency.event_loop import EventLoopThread
-from mrlm_pl.engines import InProcessEngine, RoutingEngine
+from mrlm_pl.engines import InProcessEngine, RoutingEngine, SampleRequest, Sampling
 from mrlm_pl.episode_files import read_episodes
 from mrlm_pl.errors import ConfigurationError, PolicyError, RemoteError
 from mrlm_pl.policy import Policy
@@ -25,6 +25,8 @@ from mrlm_pl.serving.policies import placement as served_policies
 from mrlm_pl.serving.policies.placement import with_served
 from mrlm_pl.serving.policies.service import PolicyService
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
+from mrlm_pl.serving.transport.security import PLAIN, Identity
+from tests.support.certificates import Authority
 from tests.support.environment_servers import ServerProcess, eventually
 from tests.support.ports import nowhere
 
@@ -35,13 +37,15 @@ TINY = "builtin:tiny"
 class Partner:
     """A server with a policy, in this process; the engine notes how often it is asked."""
 
-    def __init__(self, port: int = 0, name: str = "partner", vocabulary: str | None = None) -> None:
+    def __init__(
+        self, port: int = 0, name: str = "partner", vocabulary: str | None = None, identity: Identity = PLAIN
+    ) -> None:
         policy = Policy(TINY)
         policy.load()
         self.engine = InProcessEngine()
         self.engine.load(name, policy.model.eval(), 0)
         service = PolicyService(self.engine, {name: TINY}, {name: vocabulary or policy.vocabulary_digest})
-        self.server = EnvironmentServer(Offer({}, 0, 10.0), Endpoint(port=port), policies=service)
+        self.server = EnvironmentServer(Offer({}, 0, 10.0), Endpoint(port=port, identity=identity), policies=service)
         self.loop = EventLoopThread()
         self.loop.submit(self.server.start()).result(100)
         self.target = f"127.0.0.1:{self.server.port}"
@@ -113,6 +117,23 @@ def test_an_evaluation_is_the_same_wherever_its_policy_generates(partner: Any, t
         reports.append(json.loads(report.read_text()))
     assert server.engine.stats.requests == 8
     assert reports[0]["mean_reward"] == reports[1]["mean_reward"]
+
+
+def test_the_files_of_tls_are_those_of_the_environment(
+    partner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.identity("server")
+    served = partner(identity=Identity(certificate, key, authority.file))
+    policies = {"partner": Policy(TINY, trained=False, served_by=served.target)}
+    with pytest.raises(RemoteError, match="MRLM_TLS_AUTHORITY"):
+        with_served(InProcessEngine(), policies)
+    for name, path in zip(("CERTIFICATE", "KEY"), authority.identity("client"), strict=True):
+        monkeypatch.setenv(f"MRLM_TLS_{name}", path)
+    monkeypatch.setenv("MRLM_TLS_AUTHORITY", authority.file)
+    engine = with_served(InProcessEngine(), policies)
+    (sample,) = asyncio.run(engine.sample([SampleRequest((7, 8), "partner", 0, Sampling(max_tokens=2))]))
+    assert len(sample.token_ids) == 2
 
 
 @pytest.mark.long
