@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks, opening
@@ -18,7 +19,7 @@ from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import MalformedCall, ToolError, checked_call, clipped, requested_calls, tool_message
+from mrlm_pl.environment.tools import MalformedCall, ToolError, answered, clipped, requested_calls
 from mrlm_pl.episode import ToolCall
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
@@ -175,11 +176,14 @@ class KnowledgeGraphEnvironment(Environment):
         final = _FINAL.search(text) if answers and not calls else None
         if final:
             return self._judged(int(final[1]))
-        told = [tool_message(call, self._observed(agent, call)) for call in calls]
         if written:
             read = read_action(written[1])
-            call: ToolCall | MalformedCall = MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read)
-            told = [Message("user", self._observed(agent, call))]
+            calls = (MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read),)
+        told = []
+        act, most = partial(self._observed, agent), self.output_characters
+        for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=most):
+            self._faults += not made
+            told.append(Message("user", answer.content) if written else answer)
         self._faults += answers and not told
         if self._turns == self.max_turns:
             return self._ended("max_turns")
@@ -194,17 +198,12 @@ class KnowledgeGraphEnvironment(Environment):
         """The replies of an explorer."""
         return self.max_turns // len(self.agents)
 
-    def _observed(self, agent: str, call: ToolCall | MalformedCall) -> str:
-        """Return the observation of a call."""
-        try:
-            asked = checked_call(call, self.tools(agent), NO_CALL)
-            observation = self._exploration.call(asked.name, asked.arguments)
-        except ToolError as error:
-            self._faults += 1
-            return clipped(f"Error: {error}", self.output_characters)
-        observation = clipped(observation, self.output_characters)
+    def _observed(self, agent: str, call: ToolCall) -> str:
+        """Make a call and return its observation, which the answerer reads too."""
+        observation = self._exploration.call(call.name, call.arguments)
         if agent != self.agents[-1]:
-            self._log = (*self._log, f"{asked.name}({', '.join(asked.arguments.values())})\n{observation}")
+            shown = clipped(observation, self.output_characters)
+            self._log = (*self._log, f"{call.name}({', '.join(call.arguments.values())})\n{shown}")
         return observation
 
     def _judged(self, number: int) -> Step:

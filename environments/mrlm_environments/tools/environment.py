@@ -19,18 +19,7 @@ from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_p
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    Tool,
-    ToolError,
-    ToolSet,
-    checked_call,
-    clipped,
-    requested_calls,
-    stated_answer,
-    tool_message,
-)
-from mrlm_pl.episode import ToolCall
+from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answered, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least, between, some_of
 
@@ -150,7 +139,12 @@ class ToolEnvironment(SingleAgentEnvironment):
         if answer is not None:
             return self._ended(self._is_right(answer), self._share(), "answered")
         earned = self._share()
-        answers = [tool_message(call, self._answer(call)) for call in requested_calls(message)]
+        calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
+        schemas = [tool.schema for tool in self._available.values()]
+        made = list(answered(calls, schemas, how, self._called, "error: ", self.max_output))
+        self._calls += len(made)
+        self._errors += sum(not done for _, done in made)
+        answers = [answer for answer, _ in made]
         if self._turn == self.max_turns:
             return self._ended(False, earned, "max_turns")
         paid = {"shaping": self.shaping * (self._share() - earned)}
@@ -187,18 +181,11 @@ class ToolEnvironment(SingleAgentEnvironment):
         """Return the share of the required tools that were called with success; 0 when none is required."""
         return len(self._required & self._used) / len(self._required) if self._required else 0.0
 
-    def _answer(self, call: ToolCall | MalformedCall) -> str:
-        """Return the tool message's text for a call."""
-        self._calls += 1
-        try:
-            schemas = [tool.schema for tool in self._available.values()]
-            asked = checked_call(call, schemas, 'Write {"name": NAME, "arguments": OBJECT}.')
-            text = self._available[asked.name].call(asked.arguments)
-            self._used.add(asked.name)
-        except ToolError as error:
-            self._errors += 1
-            text = f"error: {error}"
-        return clipped(text, self.max_output)
+    def _called(self, call: ToolCall) -> str:
+        """Call a tool and return its answer."""
+        text = self._available[call.name].call(call.arguments)
+        self._used.add(call.name)
+        return text
 
     def _holds(self, path: str, text: str) -> bool:
         files = self._available.get(FileSystem.schema.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from mrlm_environments.webshop.catalog import Catalog
 from mrlm_environments.webshop.expert import gold_purchase
@@ -23,16 +24,7 @@ from mrlm_pl.environment import (
     ToolSchema,
 )
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    ToolError,
-    checked_call,
-    requested_calls,
-    tool_message,
-    tool_schema,
-    written_call,
-)
-from mrlm_pl.episode import ToolCall
+from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of
 
@@ -153,8 +145,9 @@ class WebShopEnvironment(Environment):
         self._turns += 1
         self._acted |= {agent}
         calls = requested_calls(message)
-        for call in calls:
-            self._held[agent].append(tool_message(call, self._answer(agent, call)))
+        for answer, made in answered(calls, self.tools(agent), HOW_TO_CALL, partial(self._page_after, agent)):
+            self._faults += not made
+            self._held[agent].append(answer)
             if self._session.bought:
                 return self._ended("bought")
         if not calls:
@@ -171,21 +164,15 @@ class WebShopEnvironment(Environment):
         """Return the agent that acts on a page."""
         return self.agents[0 if page in ("search", "results") else -1]
 
-    def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
-        """Return the page after a call, or the error."""
-        session = self._session
-        try:
-            asked = checked_call(call, self.tools(agent), HOW_TO_CALL)
-            acting = self._acting(session.page)
-            if acting != agent:
-                raise ToolError(f"this page is the {acting}'s")
-            if asked.name == SEARCH.name:
-                self._session = session.search(asked.arguments["keywords"])
-            else:
-                self._session = session.click(asked.arguments["value"])
-        except ToolError as error:
-            self._faults += 1
-            return f"Error: {error}"
+    def _page_after(self, agent: str, call: ToolCall) -> str:
+        """Search or click, and return the page."""
+        acting = self._acting(self._session.page)
+        if acting != agent:
+            raise ToolError(f"this page is the {acting}'s")
+        if call.name == SEARCH.name:
+            self._session = self._session.search(call.arguments["keywords"])
+        else:
+            self._session = self._session.click(call.arguments["value"])
         acting = self._acting(self._session.page)
         return self._session.text() if acting == agent else f"The {acting} acts now."
 
