@@ -18,16 +18,9 @@ from mrlm_environments.collaborative_reasoning.record import (
     Answer,
     Record,
     Role,
-    clipped,
     shown_answers,
 )
-from mrlm_environments.collaborative_reasoning.tasks import (
-    MATH_FIELDS,
-    generate_inference,
-    generate_math,
-    identity,
-    task_data,
-)
+from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generate, identity, task_data
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
@@ -138,9 +131,9 @@ class CollaborativeReasoningEnvironment(Environment):
             DataError: a row cannot be used.
             ConfigurationError: the split is unknown or empty.
         """
-        generate = generate_inference if self.format == "nli" else partial(generate_math, difficulty=self.difficulty)
         fields = MATH_FIELDS if self.format == "math" else ()
-        return self._tasks.source(split, fields, partial(task_data, form=self.format), identity, generate, "key")
+        make = partial(generate, form=self.format, difficulty=self.difficulty)
+        return self._tasks.source(split, fields, partial(task_data, form=self.format), identity, make, "key")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution of everybody; None where a model scores, or the masks would not let it pass."""
@@ -242,7 +235,8 @@ class CollaborativeReasoningEnvironment(Environment):
         """Ask the solvers, with the summarizer's text, which needs no answer."""
         faults = self.masks.faults(text, answered=True)
         self._summary = Answer(text, None, faults, False, 0.0)
-        asked = dict.fromkeys(self._solvers, f"{SUMMARIZER}: {clipped(text)}\n\n{self._question}")
+        (shown,) = shown_answers({SUMMARIZER: self._summary}, scores=False)
+        asked = dict.fromkeys(self._solvers, f"{shown}\n\n{self._question}")
         turn = len(self._record.rounds)
         pay = {self._agent(SUMMARIZER, turn): self._penalty(self._summary)}
         return self._step(pay, self._ask(asked, turn + 1))
