@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from random import Random
 from typing import Any
 
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
@@ -70,7 +69,8 @@ class ClassCompletionEnvironment(Environment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(class_task, packages=self.sandbox.packages)
-        return self._tasks.source(split, FIELDS, read, generate=self._generate, key="skeleton")
+        generate = partial(generate_class, methods=self.methods)
+        return self._tasks.source(split, FIELDS, read, generate=generate, key="skeleton")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided as the methods are."""
@@ -124,9 +124,6 @@ class ClassCompletionEnvironment(Environment):
     def _parts(self, task: Task) -> dict[str, list[str]]:
         """Return the methods of each agent that acts."""
         return dict(zip(self.agents, shares(task.data["methods"], len(self.agents)), strict=False))
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generate_class(rng, rng.randint(*self.methods))
 
 
 def _posed(data: Mapping[str, Any], methods: Sequence[str]) -> str:

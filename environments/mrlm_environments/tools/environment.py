@@ -7,8 +7,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from random import Random
-from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.calculator import Calculator
@@ -108,7 +106,8 @@ class ToolEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(data_problem, tools=self._named_tools())
-        return self._tasks.source(split, ("question", "answer"), read, generate=self._generate, key="question")
+        generate = partial(generate_problem, kinds=self.kinds)
+        return self._tasks.source(split, ("question", "answer"), read, generate=generate, key="question")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""
@@ -208,9 +207,6 @@ class ToolEnvironment(SingleAgentEnvironment):
         found = [tool for item in self.toolbox for tool in item.tools()]
         _check_names([tool.schema.name for tool in found])
         return {tool.schema.name: tool for tool in found}
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generate_problem(rng, rng.choice(self.kinds))
 
 
 def same_answer(reply: str, expected: str) -> bool:
