@@ -188,10 +188,8 @@ class ToolEnvironment(SingleAgentEnvironment):
 
     def _holds(self, path: str, text: str) -> bool:
         files = self._available.get(FileSystem.schema.name)
-        if not isinstance(files, FileSystem):
-            return False
         try:
-            return same_answer(files.read(path), text)
+            return isinstance(files, FileSystem) and same_answer(files.read(path), text)
         except ToolError:
             return False
 
