@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
 from mrlm_environments.class_completion.merge import merge, read_reply, shares
 from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task, solution_parts, tests_of
+from mrlm_environments.code.syntax import BROKEN
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
@@ -98,9 +100,10 @@ class ClassCompletionEnvironment(Environment):
         """
         data = self._task.data
         texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
-        replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
-        readable = [reply for reply in replies if reply is not None]
-        merged = None if None in replies else merge(data["skeleton"], data["class"], data["methods"], readable)
+        merged = None
+        with suppress(*BROKEN):
+            replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
+            merged = merge(data["skeleton"], data["class"], data["methods"], replies)
         # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
         total = len(data["methods"])
