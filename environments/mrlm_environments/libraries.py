@@ -35,8 +35,8 @@ def library(name: str, extra: str, user: str = "") -> ModuleType:
 
 
 @contextmanager
-def asked_for(what: str) -> Iterator[None]:
-    """Turn an error of a library into one that names what was asked for.
+def asked_for(subject: str) -> Iterator[None]:
+    """Turn any error of a library into one that names the subject, such as an environment and its settings.
 
     Raises:
         ConfigurationError: anything was raised; a ConfigurationError stays as it is.
@@ -46,5 +46,5 @@ def asked_for(what: str) -> Iterator[None]:
     except ConfigurationError:
         raise
     except Exception as error:  # a library may raise anything
-        fault = f"{what} raised {type(error).__name__}: {error}; correct the one that it names"
+        fault = f"{subject} raised {type(error).__name__}: {error}; correct the one that it names"
         raise ConfigurationError(fault) from error
