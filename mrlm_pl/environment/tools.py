@@ -224,6 +224,12 @@ def answered(
         make: returns the observation of a call; the agent reads the text of a :class:`ToolError`.
         fault: stands before this text.
         limit: characters of an answer that the agent sees.
+
+    >>> calls = requested_calls(Message("assistant", written_call("add", a=1) + written_call("subtract")))
+    >>> for answer, made in answered(calls, [ToolSchema("add", "")], "", lambda call: f"{call.arguments['a'] + 1}"):
+    ...     print(made, answer.content)
+    True 2
+    False Error: there is no tool 'subtract'; the tools are add
     """
     for call in calls:
         try:

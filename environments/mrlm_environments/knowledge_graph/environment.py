@@ -180,8 +180,8 @@ class KnowledgeGraphEnvironment(Environment):
             read = read_action(written[1])
             calls = (MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read),)
         told = []
-        act, most = partial(self._observed, agent), self.output_characters
-        for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=most):
+        act = partial(self._observed, agent)
+        for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):
             self._faults += not made
             told.append(Message("user", answer.content) if written else answer)
         self._faults += answers and not told

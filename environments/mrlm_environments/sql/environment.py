@@ -126,8 +126,8 @@ class SqlEnvironment(SingleAgentEnvironment):
         self._turns += 1
         answers: list[Message] = []
         faults = 0
-        calls, most = requested_calls(message), self.output_characters
-        for answer, made in answered(calls, self.tools(self.agents[0]), HOW_TO_CALL, self._called, limit=most):
+        calls = requested_calls(message)
+        for answer, made in answered(calls, (EXECUTE, COMMIT), HOW_TO_CALL, self._called, limit=self.output_characters):
             if self._committed is not None:
                 return self._ended(self._is_right(self._committed), "answered")
             faults += not made
