@@ -111,18 +111,14 @@ class CollaborativeReasoningEnvironment(Environment):
         self._tasks = DataTasks(self.name, data, bad_rows)
         self.scorer = scorer
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
-        self.agents = self._all_agents()
-
-    def _all_agents(self) -> tuple[str, ...]:
-        everybody = (*self._solvers, *([self.role] if self.role else []))
-        if self.policies_by == "agent":
-            return everybody
-        return tuple(
-            f"{person}@{turn}"
-            for turn in range(1, self.max_turns + 1)
+        everybody = (*self._solvers, *([role] if role else []))
+        self._acts = [
+            (person, turn)
+            for turn in range(1, max_turns + 1)
             for person in everybody
-            if (person != SUMMARIZER or turn < self.max_turns) and (person != STUDENT or turn == 1)
-        )
+            if (person != SUMMARIZER or turn < max_turns) and (person != STUDENT or turn == 1)
+        ]
+        self.agents = tuple(dict.fromkeys(self._agent(person, turn) for person, turn in self._acts))
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -146,9 +142,9 @@ class CollaborativeReasoningEnvironment(Environment):
         """Return 0 and the number of answers; None where a model scores."""
         if self.scorer != "label":
             return None
-        summaries = 0 if self.consensus_stop else self.max_turns - 1
-        extra = {LEADER: self.max_turns, STUDENT: 1, SUMMARIZER: summaries, None: 0}[self.role]
-        return 0.0, float(len(self._solvers) * self.max_turns + extra)
+        # A consensus earns the solvers' scores of the turns that are left, but no summary's.
+        unpaid = sum(person == SUMMARIZER for person, _ in self._acts) if self.consensus_stop else 0
+        return 0.0, float(len(self._acts) - unpaid)
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
         """Return whether the majority of the replies' answers is right; see :meth:`Environment.majority`."""
