@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 from mrlm_pl.errors import ConfigurationError
@@ -30,3 +32,19 @@ def library(name: str, extra: str, user: str = "") -> ModuleType:
         subject = f"{user} needs {missing}, which" if user else missing
         fault = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
         raise ConfigurationError(f"{subject} {fault}; pip install 'mrlm[{extra}]'") from error
+
+
+@contextmanager
+def asked_for(subject: str) -> Iterator[None]:
+    """Turn any error of a library into one that names the subject, such as an environment and its settings.
+
+    Raises:
+        ConfigurationError: anything was raised; a ConfigurationError stays as it is.
+    """
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a library may raise anything
+        fault = f"{subject} raised {type(error).__name__}: {error}; correct the one that it names"
+        raise ConfigurationError(fault) from error

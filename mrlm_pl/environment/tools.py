@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -204,6 +205,38 @@ def tool_message(call: ToolCall | MalformedCall, text: str) -> Message:
     if isinstance(call, MalformedCall):
         return Message("tool", text)
     return Message("tool", text, tool_call_id=call.id, name=call.name)
+
+
+def answered(
+    calls: Sequence[ToolCall | MalformedCall],
+    tools: Sequence[ToolSchema],
+    how: str,
+    make: Callable[[ToolCall], str],
+    fault: str = "Error: ",
+    limit: int = sys.maxsize,
+) -> Iterator[tuple[Message, bool]]:
+    """Make the calls of a reply in order; yield the message that answers each, and whether it was made.
+
+    Args:
+        calls: that the agent made.
+        tools: that the agent may call.
+        how: the remedy for a call that cannot be read.
+        make: returns the observation of a call; the agent reads the text of a :class:`ToolError`.
+        fault: stands before this text.
+        limit: characters of an answer that the agent sees.
+
+    >>> calls = requested_calls(Message("assistant", written_call("add", a=1) + written_call("subtract")))
+    >>> for answer, made in answered(calls, [ToolSchema("add", "")], "", lambda call: f"{call.arguments['a'] + 1}"):
+    ...     print(made, answer.content)
+    True 2
+    False Error: there is no tool 'subtract'; the tools are add
+    """
+    for call in calls:
+        try:
+            text, made = make(checked_call(call, tools, how)), True
+        except ToolError as error:
+            text, made = f"{fault}{error}", False
+        yield tool_message(call, clipped(text, limit)), made
 
 
 def stated_answer(text: str) -> str | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from mrlm_environments.class_completion.environment import ClassCompletionEnvironment
 from mrlm_environments.class_completion.merge import Reply, merge, read_reply, shares
 from mrlm_environments.class_completion.rows import class_task, solution_parts
+from mrlm_environments.code.syntax import BROKEN
 
 from mrlm_pl.cli.main import main
 from mrlm_pl.environment import Step, Task
@@ -143,9 +145,7 @@ def test_a_method_without_end_passes_no_test() -> None:
 
 def merged(*texts: str) -> str:
     replies = [read_reply(text, "Shape", METHODS) for text in texts]
-    found = merge(SKELETON, "Shape", METHODS, [reply for reply in replies if reply is not None])
-    assert found is not None
-    return found.source
+    return merge(SKELETON, "Shape", METHODS, replies).source
 
 
 def test_merging_keeps_what_the_skeleton_has() -> None:
@@ -241,8 +241,10 @@ def test_the_solution_is_divided_with_all_that_it_needs() -> None:
 
 def test_monstrous_replies_are_no_programs() -> None:
     for text in ("(" * 9000, "-" * 40000 + "1", "x" + ".a" * 20000, "1" + "+1" * 20000, "\0", "\ud800", "9" * 40000):
-        found = read_reply(f"def double(self): return {text}", "Shape", METHODS)
-        assert found is None or merge(SKELETON, "Shape", METHODS, [found]) is None or text == "\ud800"
+        with suppress(*BROKEN):
+            found = read_reply(f"def double(self): return {text}", "Shape", METHODS)
+            merge(SKELETON, "Shape", METHODS, [found])
+            assert text == "\ud800"
     assert read_reply("", "Shape", METHODS) == Reply()
 
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from mrlm_environments.data_tasks import opening
-from mrlm_environments.libraries import library
+from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Message, Outcome, SeededTasks, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, meant
 from mrlm_pl.settings import between, positive
@@ -165,10 +165,8 @@ class ReasoningGymEnvironment(SingleAgentEnvironment):
             raise ConfigurationError(
                 f"reasoning_gym: generators.{name} is {settings}; its settings are {', '.join(own)}"
             )
-        try:
+        with asked_for(f"reasoning_gym: generators.{name} with {settings}"):
             return _made_once(name, json.dumps(settings, sort_keys=True))
-        except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigurationError(f"reasoning_gym: generators.{name} is {settings}: {error}") from error
 
 
 @lru_cache(maxsize=256)

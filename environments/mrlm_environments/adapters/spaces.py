@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrlm_environments.adapters.codec import IllegalActionError, TextCodec
+from mrlm_environments.libraries import asked_for
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
-from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least
 
 
@@ -86,20 +86,13 @@ class SpacesEnvironment(Environment):
         self.id, self.settings, self.codec, self.prompt = id, dict(settings or {}), codec or TextCodec(), prompt
         self.retries, self.penalty, self.success_at = retries, penalty, success_at
         self._made: Any = None
-        try:
+        with asked_for(f"{self.name}: {id!r} with settings {self.settings} and prompt {prompt!r}"):
             made = self.make()
             self.agents = self.agents_of(made)
             for agent, seen in self.start(made, 0).views.items():
                 self._opening(made, agent)
                 self.codec.observation(seen.observation, agent)
             made.close()
-        except ConfigurationError:
-            raise
-        except Exception as error:  # a library may raise anything
-            raise ConfigurationError(
-                f"{self.name}: {id!r} with settings {self.settings} and prompt {prompt!r} raised "
-                f"{type(error).__name__}: {error}; correct the one that it names"
-            ) from error
 
     @abstractmethod
     def make(self) -> Any:

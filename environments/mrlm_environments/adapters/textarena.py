@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mrlm_environments.libraries import library
+from mrlm_environments.libraries import asked_for, library
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least
@@ -98,16 +98,9 @@ class TextArenaEnvironment(Environment):
         self.codec = codec or TextArenaCodec()
         named = {1: ("agent",), 2: ("alpha", "beta")}
         self.agents = named.get(players) or tuple(f"agent_{number}" for number in range(1, players + 1))
-        try:
-            with _drawing_from(random.Random(0)):
-                self._make().reset(num_players=players, seed=0)
-        except ConfigurationError:
-            raise
-        except Exception as error:  # a game may raise anything
-            raise ConfigurationError(
-                f"textarena: {id!r} with settings {self.settings} and {players} players raised {type(error).__name__}: "
-                f"{error}; correct the one that it names"
-            ) from error
+        asked = asked_for(f"textarena: {id!r} with settings {self.settings} and {players} players")
+        with asked, _drawing_from(random.Random(0)):
+            self._make().reset(num_players=players, seed=0)
 
     def tasks(self, split: str) -> TaskSource:
         """Return seeds, each with the agent that is player 0, without end; see :meth:`Environment.tasks`."""

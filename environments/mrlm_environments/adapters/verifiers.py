@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from mrlm_environments.data_tasks import DataTasks
+from mrlm_environments.libraries import asked_for
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.tasks import Shared
 from mrlm_pl.errors import ConfigurationError, RemoteError
@@ -110,15 +111,13 @@ class _Host(Shared):
 
     def __init__(self, taskset: str, config: Mapping[str, Any], limit: int) -> None:
         self._vf = vf = _library()
-        try:
+        with asked_for(f"verifiers: taskset {taskset!r} with {dict(config)}"):
             base = {**config, "taskset": {**config.get("taskset", {}), "id": taskset}}
             seats = [name for name, value in vf.resolve_env_config(base) if isinstance(value, vf.AgentConfig)]
             here = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
             resolved = vf.resolve_env_config({**base, **{seat: {**here, **config.get(seat, {})} for seat in seats}})
             self._environment = vf.load_environment(resolved)
             self._tasks = list(self._environment.taskset.take(limit))
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"verifiers: taskset {taskset!r} with {dict(config)}: {error}") from error
         self.agents = tuple(seat for seat in seats if getattr(resolved, seat).client is None)
         self.rows = [
             {"index": index, "task": task.data.model_dump(mode="json", exclude={"idx"}, exclude_defaults=True)}

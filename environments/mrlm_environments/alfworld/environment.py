@@ -15,17 +15,7 @@ from mrlm_environments.alfworld.house import ROOMS
 from mrlm_environments.alfworld.similarity import most_similar
 from mrlm_environments.data_tasks import opening
 from mrlm_pl.environment import Environment, Message, Observations, SeededTasks, Step, Task, TaskSource, ToolSchema
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    ToolError,
-    checked_call,
-    clipped,
-    requested_calls,
-    tool_message,
-    tool_schema,
-    written_call,
-)
-from mrlm_pl.episode import ToolCall
+from mrlm_pl.environment.tools import answered, clipped, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 
@@ -170,9 +160,14 @@ class AlfWorldEnvironment(Environment):
         if not calls:
             text = self._acted(agent, written[1]) if written else self._failed(HOW_TO_ACT)
             self._held[agent].append(Message("user", text))
-        for call in calls:
-            if not self._over():
-                self._held[agent].append(tool_message(call, self._answer(agent, call)))
+        for answer, made in answered(
+            calls, self.tools(agent), HOW_TO_ACT, lambda call: self._acted(agent, call.arguments["action"])
+        ):
+            self._turns += not made
+            self._faults += not made
+            self._held[agent].append(answer)
+            if self._over():
+                break
         if agent == ACTOR and (self._turns - self._planned >= self.plan_every or not (calls or written)):
             agent = PLANNER
             self._held[agent].append(Message("user", "Plan the next steps."))
@@ -186,14 +181,6 @@ class AlfWorldEnvironment(Environment):
         self._turns += 1
         self._faults += 1
         return text
-
-    def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
-        """Return the observation of a call, or the error."""
-        try:
-            asked = checked_call(call, self.tools(agent), HOW_TO_ACT)
-        except ToolError as error:
-            return self._failed(f"Error: {error}")
-        return self._acted(agent, asked.arguments["action"])
 
     def _acted(self, agent: str, given: str) -> str:
         """Take an action and return its observation."""

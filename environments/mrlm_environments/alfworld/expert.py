@@ -35,15 +35,13 @@ class _Expert:
     def play(self) -> Actions:
         """Yield actions; ``state`` is that after the latest one whenever the next is asked for."""
         game = self.game
-        if game.kind == "look":
-            name, receptacle = yield from self.find(game.target)
-            yield f"take {name} from {receptacle}"
-            lamp, _ = yield from self.find(game.destination)
-            yield f"use {lamp}"
-            return
         while not game.won(self.state):
             name, receptacle = yield from self.find(game.target)
             yield f"take {name} from {receptacle}"
+            if game.kind == "look":
+                lamp, _ = yield from self.find(game.destination)
+                yield f"use {lamp}"
+                continue
             if not game.treated(self.state, name):
                 kind = TREATMENTS[game.kind][0]
                 helper = next((own for own in game.house.receptacles if kind_of(own) == kind), "")

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from mrlm_environments.alfworld.game import KINDS, TREATMENTS, Game, State, Wording
-from mrlm_environments.alfworld.house import House, Receptacle, kind_of
+from mrlm_environments.alfworld.game import KINDS, TREATMENTS, Game
+from mrlm_environments.alfworld.house import kind_of
 from mrlm_pl.environment import Task, TaskSource
 from mrlm_pl.errors import DataError
 from mrlm_pl.grouping import grouped
@@ -130,17 +130,7 @@ def _problem(text: str, file: str) -> dict[str, Any]:
 
 def file_game(data: Mapping[str, Any]) -> Game:
     """Return the game that the data of :func:`read_game` describes."""
-    own, start = data["house"], data["start"]
-    house = House(
-        {name: Receptacle(*values) for name, values in own["receptacles"].items()},
-        {kind: frozenset(kinds) for kind, kinds in own["holds"].items()},
-        {trait: frozenset(names) for trait, names in own["traits"].items()},
-        own["contents"],
-    )
-    facts = frozenset((fact, name) for fact, name in start["facts"])
-    state = State(**{**start, "opened": frozenset(start["opened"]), "facts": facts})
-    fields = {name: data[name] for name in ("kind", "target", "destination", "instruction")}
-    return Game(house=house, start=state, wording=Wording(**data["wording"]), **fields)
+    return msgspec.convert(data, Game)
 
 
 def _names(ids: Collection[str]) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from mrlm_environments.alfworld.house import House, kind_of, listed
 from mrlm_pl.environment.tasks import Shared
@@ -27,7 +27,8 @@ Action = tuple[str, ...]
 """A verb and the names that it takes."""
 
 
-class Wording(NamedTuple):
+@dataclass(frozen=True)
+class Wording:
     """The texts that differ between versions of ALFWorld; the defaults are those of 0.4."""
 
     move: str = "move {o} to {r}"
@@ -36,10 +37,8 @@ class Wording(NamedTuple):
     help: str | None = None
 
 
-NEWEST = Wording()
-
-
-class State(NamedTuple):
+@dataclass(frozen=True)
+class State(Shared):
     """The parts of a game that actions change. Copies share it, since nothing in it is changed in place.
 
     Args:
@@ -60,9 +59,6 @@ class State(NamedTuple):
     opened: frozenset[str] = frozenset()
     facts: frozenset[tuple[str, str]] = frozenset()
     left: frozenset[tuple[str, str]] = frozenset()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> State:
-        return self
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class Game(Shared):
     destination: str
     instruction: str
     start: State
-    wording: Wording = NEWEST
+    wording: Wording = Wording()
 
     def actions(self, state: State) -> dict[str, Action]:
         """Return the admissible actions by their texts, in alphabetical order."""
@@ -139,13 +135,13 @@ class Game(Shared):
             return state, self.examined(state, first)
         if verb == "go":
             place = self.house.receptacles[first].place
-            state = state._replace(place=place)
+            state = replace(state, place=place)
             return state, f"{filled(self.wording.arrived, r=first, lend=place)} {self.view(state, first)}"
         if verb == "open":
-            state = state._replace(opened=state.opened | {first})
+            state = replace(state, opened=state.opened | {first})
             return state, f"You open the {first}. {self.view(state, first)}"
         if verb == "close":
-            return state._replace(opened=state.opened - {first}), f"You close the {first}."
+            return replace(state, opened=state.opened - {first}), f"You close the {first}."
         if verb == "take":
             return self._taken(state, first, last), f"You pick up the {first} from the {last}."
         if verb == "move":
@@ -156,7 +152,7 @@ class Game(Shared):
             return _with_fact(state, "issliced", first), f"You sliced the {first} with the {last}."
         _, _, fact = TREATMENTS[verb]
         opposite = {"ishot": "iscool", "iscool": "ishot"}.get(fact)
-        state = _with_fact(state._replace(facts=state.facts - {(opposite, first)}), fact, first)
+        state = _with_fact(replace(state, facts=state.facts - {(opposite, first)}), fact, first)
         return state, f"You {verb} the {first} using the {last}."
 
     def won(self, state: State) -> bool:
@@ -221,12 +217,12 @@ class Game(Shared):
     def _taken(self, state: State, name: str, receptacle: str) -> State:
         inside = {**state.inside, name: [own for own in state.inside[name] if own != receptacle]}
         near = {**state.near, name: [own for own in state.near[name] if own != state.place]}
-        return state._replace(inside=inside, near=near, held=name, left=state.left | {(name, receptacle)})
+        return replace(state, inside=inside, near=near, held=name, left=state.left | {(name, receptacle)})
 
     def _put(self, state: State, name: str, receptacle: str) -> State:
         inside = {**state.inside, name: [*state.inside[name], receptacle]}
         near = {**state.near, name: [*state.near[name], state.place]}
-        return state._replace(inside=inside, near=near, held=None, left=state.left - {(name, receptacle)})
+        return replace(state, inside=inside, near=near, held=None, left=state.left - {(name, receptacle)})
 
 
 def filled(text: str, **names: str) -> str:
@@ -241,7 +237,7 @@ def filled(text: str, **names: str) -> str:
 
 
 def _with_fact(state: State, fact: str, name: str) -> State:
-    return state._replace(facts=state.facts | {(fact, name)})
+    return replace(state, facts=state.facts | {(fact, name)})
 
 
 def _joined(names: Sequence[str]) -> str:

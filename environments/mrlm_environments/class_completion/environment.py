@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from random import Random
 from typing import Any
 
 from mrlm_environments.class_completion.generated import MAX_METHODS, generate_class
 from mrlm_environments.class_completion.merge import merge, read_reply, shares
 from mrlm_environments.class_completion.rows import FIELDS, ROW_FORM, class_task, solution_parts, tests_of
+from mrlm_environments.code.syntax import BROKEN
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
@@ -70,7 +71,8 @@ class ClassCompletionEnvironment(Environment):
         """
         _ = self.sandbox.isolation  # a machine that cannot run programs so says it at the start
         read = partial(class_task, packages=self.sandbox.packages)
-        return self._tasks.source(split, FIELDS, read, generate=self._generate, key="skeleton")
+        generate = partial(generate_class, methods=self.methods)
+        return self._tasks.source(split, FIELDS, read, generate=generate, key="skeleton")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the task's own solution, where it has one, divided as the methods are."""
@@ -98,9 +100,10 @@ class ClassCompletionEnvironment(Environment):
         """
         data = self._task.data
         texts = [actions[agent].content[:MAX_REPLY_CHARACTERS] for agent in self.agents if agent in actions]
-        replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
-        readable = [reply for reply in replies if reply is not None]
-        merged = None if None in replies else merge(data["skeleton"], data["class"], data["methods"], readable)
+        merged = None
+        with suppress(*BROKEN):
+            replies = [read_reply(text, data["class"], data["methods"]) for text in texts]
+            merged = merge(data["skeleton"], data["class"], data["methods"], replies)
         # A class without a written method cannot pass, and its tests would take the time of real ones.
         found = grade(self.sandbox, merged.source, tests_of(data)) if merged and merged.written else None
         total = len(data["methods"])
@@ -124,9 +127,6 @@ class ClassCompletionEnvironment(Environment):
     def _parts(self, task: Task) -> dict[str, list[str]]:
         """Return the methods of each agent that acts."""
         return dict(zip(self.agents, shares(task.data["methods"], len(self.agents)), strict=False))
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generate_class(rng, rng.randint(*self.methods))
 
 
 def _posed(data: Mapping[str, Any], methods: Sequence[str]) -> str:

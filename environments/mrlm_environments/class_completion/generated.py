@@ -42,9 +42,9 @@ _LISTED = yaml.safe_load(Path(__file__).with_name("methods.yaml").read_text(enco
 _METHODS = [_Method(**method) for method in _LISTED]
 
 
-def generate_class(rng: Random, methods: int) -> Mapping[str, Any]:
-    """Return a task's data: a class with that many methods to write, its tests and its solution."""
-    chosen = [(method, rng.randint(2, 9)) for method in rng.sample(_METHODS, methods)]
+def generate_class(rng: Random, methods: tuple[int, int]) -> Mapping[str, Any]:
+    """Return a task's data: a class with methods to write, of a number in this range, its tests and its solution."""
+    chosen = [(method, rng.randint(2, 9)) for method in rng.sample(_METHODS, rng.randint(*methods))]
     skeleton, solution = (_source(chosen, written=written) for written in (False, True))
     return {
         "skeleton": skeleton, "class": CLASS, "methods": [method.name for method, _ in chosen],

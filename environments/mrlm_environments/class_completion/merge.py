@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mrlm_environments.code.rows import python_blocks
-from mrlm_environments.code.syntax import BROKEN, METHOD
+from mrlm_environments.code.syntax import METHOD
 
 Method: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Key: TypeAlias = tuple[str, str]
@@ -63,39 +63,31 @@ def shares(methods: Sequence[str], agents: int) -> list[list[str]]:
     return [list(methods[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def read_reply(text: str, name: str, methods: Sequence[str]) -> Reply | None:
-    """Return the definitions in all Python blocks of a reply; None if a block is no Python.
+def read_reply(text: str, name: str, methods: Sequence[str]) -> Reply:
+    """Return the definitions in all Python blocks of a reply; raises an error of ``BROKEN`` if a block is no Python.
 
     Methods may stand in the class or alone. Examples of use, and whatever else is no definition, are left out.
     """
     reply = Reply()
-    try:
-        trees = [ast.parse(textwrap.dedent(block)) for block in python_blocks(text) or [text]]
-        for tree in trees:
-            _read_module(tree.body, name, methods, reply)
-    except BROKEN:
-        return None
+    for block in python_blocks(text) or [text]:
+        _read_module(ast.parse(textwrap.dedent(block)).body, name, methods, reply)
     return reply
 
 
-def merge(skeleton: str, name: str, methods: Sequence[str], replies: Sequence[Reply]) -> Merged | None:
-    """Return the skeleton with the agents' methods; None if that does not compile.
+def merge(skeleton: str, name: str, methods: Sequence[str], replies: Sequence[Reply]) -> Merged:
+    """Return the skeleton with the agents' methods; raises an error of ``BROKEN`` if that does not compile.
 
     Of two definitions of a method the one of the earlier agent counts, but a mere stub never does. Decorators, bases
     and attributes of the skeleton stay and those that agents add come to them. Methods that the skeleton gives stay.
     """
-    try:
-        tree = ast.parse(skeleton)
-        target = class_of(tree, name)
-        written = _merge_class(target, methods, replies)
-        place = tree.body.index(target)
-        around = _distinct(stmt for reply in replies for stmt in reply.around)
-        tree.body[place:place] = around
-        tree.body.sort(key=_import_order)
-        source = ast.unparse(ast.fix_missing_locations(tree))
-        compile(source, "<merged>", "exec", dont_inherit=True)
-    except BROKEN:
-        return None
+    tree = ast.parse(skeleton)
+    target = class_of(tree, name)
+    written = _merge_class(target, methods, replies)
+    place = tree.body.index(target)
+    tree.body[place:place] = _distinct(stmt for reply in replies for stmt in reply.around)
+    tree.body.sort(key=_import_order)
+    source = ast.unparse(ast.fix_missing_locations(tree))
+    compile(source, "<merged>", "exec", dont_inherit=True)
     defined = [{key[0] for key in reply.methods} for reply in replies]
     overlapping = {method for method in methods if sum(method in names for names in defined) > 1}
     return Merged(source, frozenset(written), frozenset(overlapping))

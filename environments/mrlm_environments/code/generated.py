@@ -18,15 +18,6 @@ ENTRY = "f"
 
 
 @dataclass(frozen=True)
-class CodeTask:
-    """A task: the function's description, a right program, and pairs of argument lists and expected values."""
-
-    description: str
-    solution: str
-    pairs: list[list[Any]]
-
-
-@dataclass(frozen=True)
 class _Rule:
     """A rule with room for a number ``{a}``: its description and its expression in ``x``."""
 
@@ -44,17 +35,23 @@ _STEPS = (("{b} times ({x})", "{b}*({x})"), ("({x}) plus {b}", "({x})+{b}"), ("(
 KINDS: tuple[CodeKind, ...] = ("number", "text", "list")
 
 
-def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
-    """Return a task of a kind and a difficulty: 1 is one rule with a number below 10, 2 any number, 3 two steps.
+def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:
+    """Return a generated task's data, as of a row.
 
-    >>> task = generate_task(Random(1), "number", 1)
-    >>> task.description, task.solution
-    ('3 times x', 'def f(x): return 3*x')
+    Args:
+        rng: source of all choices.
+        kinds: to choose from.
+        difficulty: lowest and highest: 1 is one rule with a number below 10, 2 any number, 3 two steps.
+
+    >>> task = generate_data(Random(1), ["number"], (1, 1))
+    >>> task["prompt"], task["solution"]
+    ('Write f(x) that returns x divided by 3, rounded down.', 'def f(x): return x//3')
     """
+    kind, level = rng.choice(kinds), rng.randint(*difficulty)
     rule = rng.choice(_RULES[kind])
-    number = rng.randint(rule.low, min(rule.high, 9) if difficulty == 1 else rule.high)
+    number = rng.randint(rule.low, min(rule.high, 9) if level == 1 else rule.high)
     description, expression = rule.description.format(a=number), rule.expression.format(a=number)
-    if difficulty == MAX_DIFFICULTY:
+    if level == MAX_DIFFICULTY:
         words, code = rng.choice(_STEPS)
         factor = rng.choice([value for value in range(2, 10) if value != number])  # (x+4)-4 would be no task
         example = _value(expression, _argument(Random(0), kind))
@@ -65,31 +62,25 @@ def generate_task(rng: Random, kind: CodeKind, difficulty: int) -> CodeTask:
             description, expression = words.format(x=description, b=factor), code.format(x=expression, b=factor)
         else:
             description, expression = f"the length of ({description})", f"len({expression})"
-    return CodeTask(description, f"def {ENTRY}(x): return {expression}", _pairs(rng, kind, number, expression))
-
-
-def generate_data(rng: Random, kinds: Sequence[CodeKind], difficulty: tuple[int, int]) -> Mapping[str, Any]:
-    """Return a generated task's data, as of a row."""
-    kind, level = rng.choice(kinds), rng.randint(*difficulty)
-    made = generate_task(rng, kind, level)
     return {
-        "prompt": f"Write {ENTRY}(x) that returns {made.description}.",
+        "prompt": f"Write {ENTRY}(x) that returns {description}.",
         "given": "",
         "entry": ENTRY,
-        "tests": [f"assert {ENTRY}(*{arguments!r}) == {value!r}" for arguments, value in made.pairs],
-        "solution": made.solution,
+        "tests": _tests(rng, kind, number, expression),
+        "solution": f"def {ENTRY}(x): return {expression}",
         "kind": kind,
         "difficulty": level,
     }
 
 
-def _pairs(rng: Random, kind: CodeKind, number: int, expression: str) -> list[list[Any]]:
-    """Return arguments and values that neither a constant function nor the identity agrees with."""
+def _tests(rng: Random, kind: CodeKind, number: int, expression: str) -> list[str]:
+    """Return tests that neither a constant function nor the identity passes."""
     for _ in range(MAX_DRAWS):
         arguments = [_argument(rng, kind, near=number) for _ in range(TESTS)]
         values = [_value(expression, argument) for argument in arguments]
         if arguments != values and any(value != values[0] for value in values):
-            return [[[argument], value] for argument, value in zip(arguments, values, strict=True)]
+            pairs = zip(arguments, values, strict=True)
+            return [f"assert {ENTRY}(*{[argument]!r}) == {value!r}" for argument, value in pairs]
     raise AssertionError(f"no arguments tell {expression} from a constant and from x")
 
 

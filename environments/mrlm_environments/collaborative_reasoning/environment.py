@@ -18,16 +18,9 @@ from mrlm_environments.collaborative_reasoning.record import (
     Answer,
     Record,
     Role,
-    clipped,
     shown_answers,
 )
-from mrlm_environments.collaborative_reasoning.tasks import (
-    MATH_FIELDS,
-    generate_inference,
-    generate_math,
-    identity,
-    task_data,
-)
+from mrlm_environments.collaborative_reasoning.tasks import MATH_FIELDS, generate, identity, task_data
 from mrlm_environments.data_tasks import DataTasks
 from mrlm_environments.math.problems import MAX_DIFFICULTY
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
@@ -118,18 +111,14 @@ class CollaborativeReasoningEnvironment(Environment):
         self._tasks = DataTasks(self.name, data, bad_rows)
         self.scorer = scorer
         self._solvers = tuple(f"solver_{number}" for number in range(1, solvers + 1))
-        self.agents = self._all_agents()
-
-    def _all_agents(self) -> tuple[str, ...]:
-        everybody = (*self._solvers, *([self.role] if self.role else []))
-        if self.policies_by == "agent":
-            return everybody
-        return tuple(
-            f"{person}@{turn}"
-            for turn in range(1, self.max_turns + 1)
+        everybody = (*self._solvers, *([role] if role else []))
+        self._acts = [
+            (person, turn)
+            for turn in range(1, max_turns + 1)
             for person in everybody
-            if (person != SUMMARIZER or turn < self.max_turns) and (person != STUDENT or turn == 1)
-        )
+            if (person != SUMMARIZER or turn < max_turns) and (person != STUDENT or turn == 1)
+        ]
+        self.agents = tuple(dict.fromkeys(self._agent(person, turn) for person, turn in self._acts))
 
     def tasks(self, split: str) -> TaskSource:
         """Return generated problems without end, or the rows of the data; see :meth:`Environment.tasks`.
@@ -138,9 +127,9 @@ class CollaborativeReasoningEnvironment(Environment):
             DataError: a row cannot be used.
             ConfigurationError: the split is unknown or empty.
         """
-        generate = generate_inference if self.format == "nli" else partial(generate_math, difficulty=self.difficulty)
         fields = MATH_FIELDS if self.format == "math" else ()
-        return self._tasks.source(split, fields, partial(task_data, form=self.format), identity, generate, "key")
+        make = partial(generate, form=self.format, difficulty=self.difficulty)
+        return self._tasks.source(split, fields, partial(task_data, form=self.format), identity, make, "key")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the worked solution of everybody; None where a model scores, or the masks would not let it pass."""
@@ -153,9 +142,9 @@ class CollaborativeReasoningEnvironment(Environment):
         """Return 0 and the number of answers; None where a model scores."""
         if self.scorer != "label":
             return None
-        summaries = 0 if self.consensus_stop else self.max_turns - 1
-        extra = {LEADER: self.max_turns, STUDENT: 1, SUMMARIZER: summaries, None: 0}[self.role]
-        return 0.0, float(len(self._solvers) * self.max_turns + extra)
+        # A consensus earns the solvers' scores of the turns that are left, but no summary's.
+        unpaid = sum(person == SUMMARIZER for person, _ in self._acts) if self.consensus_stop else 0
+        return 0.0, float(len(self._acts) - unpaid)
 
     def majority(self, task: Task, replies: Sequence[str]) -> bool:
         """Return whether the majority of the replies' answers is right; see :meth:`Environment.majority`."""
@@ -242,7 +231,8 @@ class CollaborativeReasoningEnvironment(Environment):
         """Ask the solvers, with the summarizer's text, which needs no answer."""
         faults = self.masks.faults(text, answered=True)
         self._summary = Answer(text, None, faults, False, 0.0)
-        asked = dict.fromkeys(self._solvers, f"{SUMMARIZER}: {clipped(text)}\n\n{self._question}")
+        (shown,) = shown_answers({SUMMARIZER: self._summary}, scores=False)
+        asked = dict.fromkeys(self._solvers, f"{shown}\n\n{self._question}")
         turn = len(self._record.rounds)
         pay = {self._agent(SUMMARIZER, turn): self._penalty(self._summary)}
         return self._step(pay, self._ask(asked, turn + 1))

@@ -103,8 +103,10 @@ def _quantities(rng: Random, label: str) -> tuple[str, str]:
 _FAMILIES: tuple[Callable[[Random, str], tuple[str, str]], ...] = (_amounts, _orders, _quantities)
 
 
-def generate_math(rng: Random, difficulty: tuple[int, int]) -> dict[str, Any]:
-    """Return a problem of the ``math`` environment; those of its training split are in this one's as well."""
+def generate(rng: Random, form: Format | None, difficulty: tuple[int, int]) -> dict[str, Any]:
+    """Return an inference, or a problem of the ``math`` environment; those of its training split are in this one's."""
+    if form == "nli":
+        return generate_inference(rng)
     return {"format": "math", **asdict(generate_problem(rng, rng.choice(KINDS), rng.randint(*difficulty)))}
 
 

@@ -151,7 +151,8 @@ def measure(text: _Text, topic: _Text, seen: set[tuple[str, ...]], full_length: 
     variety = min(1.0, len(set(text.words)) / (0.5 * min(count, _VARIETY_WORDS)))
     function_words = sum(word in FUNCTION_WORDS for word in text.words) / count
     markers = sum(word in _MARKERS for word in text.words) / count
-    prose = min(1.0, function_words / 0.25) * _falling(markers, 0.2, 0.5)
+    few_markers = min(1.0, max(0.0, (0.5 - markers) / 0.3))  # 1 up to a fifth, 0 from a half
+    prose = min(1.0, function_words / 0.25) * few_markers
     size = min(1.0, 3 * count / full_length)
     soundness = novelty * variety * prose * size
     length = min(1.0, count / full_length, 3 * full_length / count)
@@ -209,8 +210,3 @@ def _coverage(side: Side, topic: _Text, turns: Sequence[tuple[Side, _Text, Measu
         ]
         found.append(max(answers, default=0.0))
     return sum(found) / len(found) if found else None
-
-
-def _falling(value: float, start: float, end: float) -> float:
-    """Return 1 up to ``start`` and 0 from ``end``, linear between."""
-    return min(1.0, max(0.0, (end - value) / (end - start)))

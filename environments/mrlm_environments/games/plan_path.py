@@ -101,7 +101,7 @@ class PlanPath(Environment):
         self._grid, self._here, self._distances = grid.replace(START, FREE), grid.index(START), _distances(grid)
         self._far = self._proposed = self._distances[self._here]
         self._turn = 0
-        return self._ask()
+        return self._shown(self.agents[0], "Plan")
 
     def step(self, actions: Mapping[str, Message]) -> Step:
         """Judge a proposal, or move; see :meth:`Environment.step`."""
@@ -111,17 +111,15 @@ class PlanPath(Environment):
         if agent == "planner":
             earned = SHARE * (self._proposed - self._distances[reached]) / self._far
             self._proposed = self._distances[reached]
-            text = f"{self._map()} {moves or '?'}"
-            if self._turn == 0:
-                text = f"Move {self.moves} of UDLR. {text}"
-            return Step({"executor": (Message("user", text),)}, components={agent: {"proposal": earned}})
+            shown = self._shown("executor", "Move", f" {moves or '?'}")
+            return Step(shown, components={agent: {"proposal": earned}})
         progress = SHARE * (self._distances[self._here] - self._distances[reached]) / self._far
         self._here, self._turn = reached, self._turn + 1
         left = self._distances[reached]
         parts = {"progress": progress, "solved": SHARE * (left == 0)}
         done = left == 0 or self._turn == self.turns
         return Step(
-            {} if done else self._ask(),
+            {} if done else self._shown(self.agents[0], "Plan"),
             components=dict.fromkeys(self.agents, parts),
             done=done,
             stop_reason="" if not done else "turns" if left else "solved",
@@ -129,12 +127,11 @@ class PlanPath(Environment):
             metrics={"distance_left": float(left), "turns": float(self._turn)} if done else {},
         )
 
-    def _ask(self) -> Observations:
-        """Show the grid to the agent that begins a turn."""
-        text = self._map()
-        if self._turn == 0:
-            text = f"Plan {self.moves} of UDLR. {text}"
-        return {self.agents[0]: (Message("user", text),)}
+    def _shown(self, agent: str, order: str, proposal: str = "") -> Observations:
+        """Show an agent the grid, with its order in the first turn."""
+        ordered = f"{order} {self.moves} of UDLR. " if self._turn == 0 else ""
+        here = f"{self._grid[: self._here]}{START}{self._grid[self._here + 1 :]}"
+        return {agent: (Message("user", f"{ordered}{here}{proposal}"),)}
 
     def _after(self, moves: str) -> int:
         """Return the place that moves lead to; they end at the goal."""
@@ -142,9 +139,6 @@ class PlanPath(Environment):
         for move in moves:
             here = here if self._distances[here] == 0 else _moved(self._distances, here, steps[move])
         return here
-
-    def _map(self) -> str:
-        return f"{self._grid[: self._here]}{START}{self._grid[self._here + 1 :]}"
 
 
 def moves_of(reply: str, most: int) -> str:

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 from mrlm_environments.data_tasks import DataTasks, opening
@@ -13,17 +14,17 @@ from mrlm_environments.knowledge_graph.exploration import TOOLS, Exploration, Gr
 from mrlm_environments.knowledge_graph.ontology import Ontology
 from mrlm_environments.knowledge_graph.questions import KINDS, Kind, WorldTasks
 from mrlm_environments.knowledge_graph.reconstruction import reconstructed
-from mrlm_environments.knowledge_graph.rows import ROW_FORM, gold_replies, row_data
 from mrlm_environments.knowledge_graph.sparql import SparqlGraph, query_endpoint, query_file
 from mrlm_environments.knowledge_graph.world import world
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import MalformedCall, ToolError, checked_call, clipped, requested_calls, tool_message
+from mrlm_pl.environment.tools import MalformedCall, ToolError, answered, clipped, requested_calls, written_call
 from mrlm_pl.episode import ToolCall
-from mrlm_pl.errors import ConfigurationError
+from mrlm_pl.errors import ConfigurationError, DataError
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 
 Scoring = Literal["exact", "f1"]
+ROW_FORM = "{question, entities: {NAME: ID}, answer: [{answer_argument}], actions: [CALL, ...]}"
 RECONSTRUCTED, FREEBASE = "reconstructed", "http://rdf.freebase.com/ns/"
 
 INSTRUCTION = (
@@ -175,11 +176,14 @@ class KnowledgeGraphEnvironment(Environment):
         final = _FINAL.search(text) if answers and not calls else None
         if final:
             return self._judged(int(final[1]))
-        told = [tool_message(call, self._observed(agent, call)) for call in calls]
         if written:
             read = read_action(written[1])
-            call: ToolCall | MalformedCall = MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read)
-            told = [Message("user", self._observed(agent, call))]
+            calls = (MalformedCall(written[1], NO_CALL) if read is None else ToolCall("", *read),)
+        told = []
+        act = partial(self._observed, agent)
+        for answer, made in answered(calls, self.tools(agent), NO_CALL, act, limit=self.output_characters):
+            self._faults += not made
+            told.append(Message("user", answer.content) if written else answer)
         self._faults += answers and not told
         if self._turns == self.max_turns:
             return self._ended("max_turns")
@@ -194,17 +198,12 @@ class KnowledgeGraphEnvironment(Environment):
         """The replies of an explorer."""
         return self.max_turns // len(self.agents)
 
-    def _observed(self, agent: str, call: ToolCall | MalformedCall) -> str:
-        """Return the observation of a call."""
-        try:
-            asked = checked_call(call, self.tools(agent), NO_CALL)
-            observation = self._exploration.call(asked.name, asked.arguments)
-        except ToolError as error:
-            self._faults += 1
-            return clipped(f"Error: {error}", self.output_characters)
-        observation = clipped(observation, self.output_characters)
+    def _observed(self, agent: str, call: ToolCall) -> str:
+        """Make a call and return its observation, which the answerer reads too."""
+        observation = self._exploration.call(call.name, call.arguments)
         if agent != self.agents[-1]:
-            self._log = (*self._log, f"{asked.name}({', '.join(asked.arguments.values())})\n{observation}")
+            shown = clipped(observation, self.output_characters)
+            self._log = (*self._log, f"{call.name}({', '.join(call.arguments.values())})\n{shown}")
         return observation
 
     def _judged(self, number: int) -> Step:
@@ -247,6 +246,38 @@ class KnowledgeGraphEnvironment(Environment):
 
 def _identity(row: Mapping[str, Any]) -> str:
     return json.dumps([row["question"], row["entities"]], sort_keys=True)
+
+
+def row_data(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's data from a row: question, entities, actions (empty where the row has none) and answer.
+
+    Raises:
+        DataError: a field is of another form.
+    """
+    question, entities, answers, actions = row["question"], row["entities"], row["answer"], row.get("actions") or []
+    if not isinstance(question, str) or not question.strip():
+        raise DataError("field 'question' is no text")
+    if not isinstance(entities, Mapping) or not all(isinstance(value, str) for value in entities.values()):
+        raise DataError("field 'entities' does not map names to identifiers")
+    if not isinstance(answers, list) or not answers:
+        raise DataError("field 'answer' is no list of answers")
+    if not isinstance(actions, list) or any(read_action(str(action)) is None for action in actions):
+        raise DataError("field 'actions' is no list of calls such as get_relations(m.03xxf2z)")
+    answer = sorted({str(one["answer_argument"]) for one in answers})
+    return {"question": question, "entities": dict(entities), "actions": actions, "answer": answer}
+
+
+def gold_replies(data: Mapping[str, Any]) -> list[str]:
+    """Return the replies of a question's program, with the names of entities, and the final answer."""
+    names = {identifier: name for name, identifier in data["entities"].items()}
+    replies, variables = [], 0
+    for action in data["actions"]:
+        read = read_action(action)
+        assert read is not None, "rows are checked when they are read"
+        tool, arguments = read
+        replies.append(written_call(tool, **{key: names.get(value, value) for key, value in arguments.items()}))
+        variables += not tool.startswith("get_") or tool == "get_neighbors"
+    return [*replies, f"Final Answer: #{variables - 1}"] if variables else []
 
 
 def f1_score(given: frozenset[str], expected: frozenset[str]) -> float:

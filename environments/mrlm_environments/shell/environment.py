@@ -16,15 +16,7 @@ from mrlm_environments.shell.tasks import COMPARISONS, ROW_FORM, generate_data, 
 from mrlm_environments.toolbox.programs import SOURCE, CellHolder, told
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    ToolCall,
-    ToolError,
-    checked_call,
-    requested_calls,
-    tool_message,
-    tool_schema,
-    written_call,
-)
+from mrlm_pl.environment.tools import ToolCall, answered, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError, SandboxError
 from mrlm_pl.sandbox import MACHINE_PATH, Cell, Execution, Sandbox, running
 from mrlm_pl.settings import at_least
@@ -154,6 +146,7 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         """
         self.close()
         self._task, self._turns = task, 0
+        self._given: str | None = None
         self._cell, self._expected = self._system(task.data)
         return opening(task.data["description"], self.system_prompt)
 
@@ -162,19 +155,21 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self._turns += 1
         self._deadline = time.monotonic() + self.sandbox.wall_seconds
         answers: list[Message] = []
-        for call in requested_calls(message):
-            try:
-                asked = checked_call(call, TOOLS, _HOW)
-            except ToolError as error:
-                answers.append(tool_message(call, str(error)))
-                continue
-            if asked.name != "bash_action":
-                return self._judged(asked)
-            answers.append(tool_message(call, self._run(asked.arguments["script"])))
+        for answer, _ in answered(requested_calls(message), TOOLS, _HOW, self._called, fault=""):
+            if self._given is not None:
+                return self._judged(self._given)
+            answers.append(answer)
         if self._turns == self.max_turns:
             self.close()
             return Outcome({"solved": 0.0}, stop_reason="max_turns", truncated=True, success=False)
         return Outcome({"solved": 0.0}, observation=answers or [Message("user", _HOW)])
+
+    def _called(self, call: ToolCall) -> str:
+        """Run a script, or keep the final answer."""
+        if call.name == "bash_action":
+            return self._run(call.arguments["script"])
+        self._given = call.arguments.get("answer", "")
+        return ""
 
     def _run(self, script: str) -> str:
         if self._cell is None:
@@ -187,9 +182,8 @@ class ShellEnvironment(CellHolder, SingleAgentEnvironment):
         self.close()
         return told(done, "The system is gone.", SHOWN_CHARACTERS)
 
-    def _judged(self, call: ToolCall) -> Outcome:
+    def _judged(self, answer: str) -> Outcome:
         data = self._task.data
-        answer = call.arguments.get("answer", "")
         rule = data["match"]
         right = self._passes(answer) if rule is None else matches(answer, rule, self.sandbox)
         self.close()

@@ -106,12 +106,9 @@ class MemoryDatabase:
             self._connection.close()
             raise DataError(f"sql: SQLite cannot hold the task's tables ({error}); mend the row of the data") from error
         fence_in(self._connection)
-        self.has_changed = False
 
-    def execute(self, query: str) -> str:
-        """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
-
-        ``has_changed`` then says whether the statement could change something.
+    def execute(self, query: str) -> tuple[str, bool]:
+        """Execute one statement; return its rows or the number of changed rows, and whether it could change any.
 
         Raises:
             SqlError: the statement is refused or fails.
@@ -120,8 +117,7 @@ class MemoryDatabase:
         with guarded():
             cursor = self._connection.execute(sqlite_statement(query))
             shown = answer(cursor, cursor.description is not None)
-        self.has_changed = shown.startswith("OK") or self._connection.total_changes != before
-        return shown
+        return shown, shown.startswith("OK") or self._connection.total_changes != before
 
     def state(self, tables: Sequence[Table]) -> str:
         """Return the hash of the present content of some tables; see :func:`~mrlm_environments.sql.scoring.state_hash`.

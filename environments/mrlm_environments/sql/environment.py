@@ -15,15 +15,7 @@ from mrlm_environments.sql.tasks import KINDS, ROW_FORM, Kind, dbbench_task, gen
 from mrlm_environments.sql.worker import SqliteDatabase
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    ToolError,
-    checked_call,
-    clipped,
-    requested_calls,
-    tool_message,
-    tool_schema,
-    written_call,
-)
+from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
 from mrlm_pl.settings import at_least, between, some_of, whole_range
 
 EXECUTE = tool_schema("execute_sql", "Execute one MySQL statement.", {"query": {"type": "string"}})
@@ -121,6 +113,7 @@ class SqlEnvironment(SingleAgentEnvironment):
         """Return the question, with a fresh database behind it; see :meth:`SingleAgentEnvironment.begin`."""
         self.close()
         self._task, self._turns = task, 0
+        self._committed: Sequence[Any] | None = None
         tables, seconds = task.data["tables"], self.statement_seconds
         if self.database_url is None:
             self._database = SqliteDatabase(tables, seconds)
@@ -131,24 +124,29 @@ class SqlEnvironment(SingleAgentEnvironment):
     def reply(self, message: Message) -> Outcome:
         """Answer the calls of a reply in order; see :meth:`SingleAgentEnvironment.reply`."""
         self._turns += 1
-        calls = requested_calls(message)
         answers: list[Message] = []
-        faults = int(not calls)
-        for call in calls:
-            try:
-                asked = checked_call(call, self.tools(self.agents[0]), HOW_TO_CALL)
-                if asked.name == COMMIT.name:
-                    return self._ended(self._is_right(asked.arguments["answers"]), "answered")
-                assert self._database is not None
-                told = self._database.execute(asked.arguments["query"])
-            except (ToolError, SqlError) as error:
-                told = f"Error: {error}"
-                faults += 1
-            answers.append(tool_message(call, clipped(told, self.output_characters)))
-        metrics = {"failed_calls": float(faults)}
+        faults = 0
+        calls = requested_calls(message)
+        for answer, made in answered(calls, (EXECUTE, COMMIT), HOW_TO_CALL, self._called, limit=self.output_characters):
+            if self._committed is not None:
+                return self._ended(self._is_right(self._committed), "answered")
+            faults += not made
+            answers.append(answer)
+        metrics = {"failed_calls": float(faults if calls else 1)}
         if self._turns == self.max_turns:
             return self._ended(False, "max_turns", metrics)
         return Outcome(observation=answers or HOW_TO_CALL, metrics=metrics)
+
+    def _called(self, call: ToolCall) -> str:
+        """Execute a statement, or keep the final answers."""
+        if call.name == COMMIT.name:
+            self._committed = call.arguments["answers"]
+            return ""
+        assert self._database is not None
+        try:
+            return self._database.execute(call.arguments["query"])
+        except SqlError as error:
+            raise ToolError(str(error)) from None
 
     def close(self) -> None:
         """Remove the episode's database; see :meth:`Environment.close`."""

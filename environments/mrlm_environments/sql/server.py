@@ -87,7 +87,7 @@ class ServerDatabase:
         return self._connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
     def execute(self, query: str) -> str:
-        """See :meth:`MemoryDatabase.execute`."""
+        """See :meth:`SqliteDatabase.execute`."""
         with self._guarded():
             result = self._run(query)
             return answer(result, result.returns_rows)

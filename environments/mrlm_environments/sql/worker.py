@@ -70,7 +70,11 @@ class SqliteDatabase:
             pass
 
     def execute(self, query: str) -> str:
-        """See :meth:`MemoryDatabase.execute`."""
+        """Execute one statement; return its rows as a list of tuples, or the number of rows that it changed.
+
+        Raises:
+            SqlError: the statement is refused or fails.
+        """
         with self._filled() as worker:
             shown, changes = worker.ask(self._seconds, "execute", self._number, query)
         if changes:
@@ -209,10 +213,8 @@ def serve(descriptor: int) -> None:
             answer: list[Any] = ["ok", None]
             if method == "open":
                 databases[number] = MemoryDatabase(*arguments)
-            elif method == "state":
-                answer = ["ok", databases[number].state(*arguments)]
             else:
-                answer = ["ok", (databases[number].execute(*arguments), databases[number].has_changed)]
+                answer = ["ok", getattr(databases[number], method)(*arguments)]
         except SqlError as error:
             answer = ["fault", str(error)]
         except DataError as error:

@@ -31,10 +31,10 @@ _MAX_BITS = math.ceil(MAX_DIGITS * math.log2(10))
 _SIGNIFICANT = 15
 
 _TOKEN = re.compile(
-    r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)|(?P<name>[a-z][a-z_0-9]*)|(?P<sign>\*\*|//|\S)"
+    r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)|(?P<name>[a-z][a-z_0-9]*)|"
+    r"(?P<per_cent>%\s*of\b|%(?!\s*[0-9.a-z(]))|(?P<sign>\*\*|//|[-+*/%!^(),])|(?P<strange>\S)"
 )
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "π": " pi "})
-_SIGNS = {"+", "-", "*", "/", "//", "**", "%", "!", "^", "(", ")", ","}
 _PER_CENT, _FACTORIAL = "_per_cent", "_factorial"
 _TOO_LARGE = f"the result is too large: more than {MAX_DIGITS} digits"
 
@@ -105,26 +105,20 @@ def _source(expression: str) -> str:
     text = expression.lower().translate(_SPELLINGS).rstrip("=? \n\t")
     if not text.strip():
         raise ToolError("the expression is empty")
-    tokens = [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(text)]
-    for kind, sign in tokens:
-        if kind == "sign" and sign not in _SIGNS:
-            raise ToolError(f"{sign!a} is not allowed; use numbers, + - * / // % ^ ! ( ) and functions")
-    return " ".join(_written(tokens, index) for index in range(len(tokens)))
+    return " ".join(map(_written, _TOKEN.finditer(text)))
 
 
-def _written(tokens: Sequence[tuple[str, str]], index: int) -> str:
+def _written(token: re.Match[str]) -> str:
     """Return a token as Python; a postfix sign (per cent, factorial) becomes a subscript, which binds as closely."""
-    kind, text = tokens[index]
-    following = tokens[index + 1] if index + 1 < len(tokens) else ("end", "")
+    kind, text = token.lastgroup, token.group()
+    if kind == "strange":
+        raise ToolError(f"{text!a} is not allowed; use numbers, + - * / // % ^ ! ( ) and functions")
     if kind == "number":
-        return f"({_literal(text)})" if following[1] == "(" else _literal(text)
+        return _literal(text)
+    if kind == "per_cent":
+        return f"[{_PER_CENT}] *" if text.endswith("of") else f"[{_PER_CENT}]"
     if text == "of":
-        if index == 0 or tokens[index - 1][1] != "%":
-            raise ToolError("'of' follows a per cent sign, as in 15% of 280")
-        return "*"
-    if text == "%":
-        remainder = following[0] == "number" or following[1] == "(" or (following[0] == "name" and following[1] != "of")
-        return "%" if remainder else f"[{_PER_CENT}]"
+        raise ToolError("'of' follows a per cent sign, as in 15% of 280")
     return {"^": "**", "!": f"[{_FACTORIAL}]"}.get(text, text)
 
 

@@ -116,15 +116,11 @@ class FileSystem(Tool):
 
 
 def _relative(path: str) -> PurePosixPath:
-    if len(path) > MAX_PATH:
-        raise ToolError(f"the path has {len(path)} characters; {MAX_PATH} are the most")
-    if not path.isprintable():
-        raise ToolError(f"{path!a} holds characters that are not allowed")
-    if path.startswith(("/", "\\", "~")) or ":" in path:
-        raise ToolError(f"{path!a} is not a relative path")
     name = PurePosixPath(path.replace("\\", "/"))
-    if ".." in name.parts:
-        raise ToolError(f"{path!a} leads out of the root: '..' is refused")
-    if len(name.parts) > MAX_DEPTH:
-        raise ToolError(f"{path!a} is {len(name.parts)} levels deep; {MAX_DEPTH} are the most")
+    leads_out = name.is_absolute() or path.startswith("~") or ":" in path or ".." in name.parts
+    if leads_out or not path.isprintable() or len(path) > MAX_PATH or len(name.parts) > MAX_DEPTH:
+        raise ToolError(
+            f"{path[:MAX_PATH]!a} is refused: give a relative path without '..', '~' and ':', of {MAX_DEPTH} levels "
+            f"and {MAX_PATH} printable characters at most"
+        )
     return name

@@ -7,8 +7,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from random import Random
-from typing import Any
 
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_environments.toolbox.calculator import Calculator
@@ -19,18 +17,7 @@ from mrlm_environments.tools.problems import KINDS, REQUIRED_TOOLS, Kind, data_p
 from mrlm_pl.answers.numbers import equal_answers, number_value
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource, ToolSchema
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    Tool,
-    ToolError,
-    ToolSet,
-    checked_call,
-    clipped,
-    requested_calls,
-    stated_answer,
-    tool_message,
-)
-from mrlm_pl.episode import ToolCall
+from mrlm_pl.environment.tools import Tool, ToolCall, ToolError, ToolSet, answered, requested_calls, stated_answer
 from mrlm_pl.errors import ConfigurationError, meant
 from mrlm_pl.settings import at_least, between, some_of
 
@@ -119,7 +106,8 @@ class ToolEnvironment(SingleAgentEnvironment):
             ConfigurationError: the split is unknown or empty.
         """
         read = partial(data_problem, tools=self._named_tools())
-        return self._tasks.source(split, ("question", "answer"), read, generate=self._generate, key="question")
+        generate = partial(generate_problem, kinds=self.kinds)
+        return self._tasks.source(split, ("question", "answer"), read, generate=generate, key="question")
 
     def gold(self, task: Task) -> Mapping[str, Sequence[str]] | None:
         """Return the calls in one reply, then the answer; None for rows that require tools, or with too few turns."""
@@ -150,7 +138,12 @@ class ToolEnvironment(SingleAgentEnvironment):
         if answer is not None:
             return self._ended(self._is_right(answer), self._share(), "answered")
         earned = self._share()
-        answers = [tool_message(call, self._answer(call)) for call in requested_calls(message)]
+        calls, how = requested_calls(message), 'Write {"name": NAME, "arguments": OBJECT}.'
+        schemas = [tool.schema for tool in self._available.values()]
+        made = list(answered(calls, schemas, how, self._called, "error: ", self.max_output))
+        self._calls += len(made)
+        self._errors += sum(not done for _, done in made)
+        answers = [answer for answer, _ in made]
         if self._turn == self.max_turns:
             return self._ended(False, earned, "max_turns")
         paid = {"shaping": self.shaping * (self._share() - earned)}
@@ -187,25 +180,16 @@ class ToolEnvironment(SingleAgentEnvironment):
         """Return the share of the required tools that were called with success; 0 when none is required."""
         return len(self._required & self._used) / len(self._required) if self._required else 0.0
 
-    def _answer(self, call: ToolCall | MalformedCall) -> str:
-        """Return the tool message's text for a call."""
-        self._calls += 1
-        try:
-            schemas = [tool.schema for tool in self._available.values()]
-            asked = checked_call(call, schemas, 'Write {"name": NAME, "arguments": OBJECT}.')
-            text = self._available[asked.name].call(asked.arguments)
-            self._used.add(asked.name)
-        except ToolError as error:
-            self._errors += 1
-            text = f"error: {error}"
-        return clipped(text, self.max_output)
+    def _called(self, call: ToolCall) -> str:
+        """Call a tool and return its answer."""
+        text = self._available[call.name].call(call.arguments)
+        self._used.add(call.name)
+        return text
 
     def _holds(self, path: str, text: str) -> bool:
         files = self._available.get(FileSystem.schema.name)
-        if not isinstance(files, FileSystem):
-            return False
         try:
-            return same_answer(files.read(path), text)
+            return isinstance(files, FileSystem) and same_answer(files.read(path), text)
         except ToolError:
             return False
 
@@ -221,9 +205,6 @@ class ToolEnvironment(SingleAgentEnvironment):
         found = [tool for item in self.toolbox for tool in item.tools()]
         _check_names([tool.schema.name for tool in found])
         return {tool.schema.name: tool for tool in found}
-
-    def _generate(self, rng: Random) -> Mapping[str, Any]:
-        return generate_problem(rng, rng.choice(self.kinds))
 
 
 def same_answer(reply: str, expected: str) -> bool:

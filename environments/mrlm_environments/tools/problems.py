@@ -31,22 +31,18 @@ class _Row(msgspec.Struct):
     files: dict[str, str | None] | None = None  # parquet gives each row the paths of all
 
 
-def generate_problem(rng: Random, kind: Kind) -> dict[str, Any]:
+def generate_problem(rng: Random, kinds: Sequence[Kind]) -> dict[str, Any]:
     """Return data of a task: question, answer, required_tools, files, expected_files, kind and gold.
 
     ``gold`` are the replies that earn the most: the calls in one reply, then the answer.
 
     Args:
         rng: where all draws come from.
-        kind: ``arithmetic`` is a product too long for the head, ``lookup`` needs two facts of the embedded corpus,
-            ``files`` sums the numbers of a file into another one.
+        kinds: to choose from: ``arithmetic`` is a product too long for the head, ``lookup`` needs two facts of the
+            embedded corpus, ``files`` sums the numbers of a file into another one.
     """
-    makers: dict[Kind, Callable[[Random], dict[str, Any]]] = {
-        "arithmetic": _arithmetic,
-        "lookup": _lookup,
-        "files": _files,
-    }
-    data = {"files": {}, "expected_files": {}, **makers[kind](rng)}
+    kind = rng.choice(kinds)
+    data = {"files": {}, "expected_files": {}, **_MAKERS[kind](rng)}
     calls = "".join(written_call(tool, **arguments) for tool, arguments in data.pop("calls"))
     gold = [calls, f"<answer>{data['answer']}</answer>"]
     return {**data, "kind": kind, "required_tools": list(REQUIRED_TOOLS[kind]), "gold": gold}
@@ -122,6 +118,13 @@ def _files(rng: Random) -> dict[str, Any]:
         "expected_files": {"sum.txt": total},
         "calls": calls,
     }
+
+
+_MAKERS: dict[Kind, Callable[[Random], dict[str, Any]]] = {
+    "arithmetic": _arithmetic,
+    "lookup": _lookup,
+    "files": _files,
+}
 
 
 @cache

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from mrlm_environments.webshop.catalog import Catalog
-from mrlm_environments.webshop.expert import gold_purchase
+from mrlm_environments.webshop.catalog import Catalog, Product
 from mrlm_environments.webshop.files import read_shop, split_goals
 from mrlm_environments.webshop.generated import MAX_PRODUCTS, generated_catalog, generated_goal
-from mrlm_environments.webshop.scoring import match
-from mrlm_environments.webshop.session import Session
+from mrlm_environments.webshop.scoring import color, match, token_set_ratio
+from mrlm_environments.webshop.session import BUY, NEXT, Session
 from mrlm_pl.environment import (
     DatasetTasks,
     Environment,
@@ -23,16 +24,7 @@ from mrlm_pl.environment import (
     ToolSchema,
 )
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.environment.tools import (
-    MalformedCall,
-    ToolError,
-    checked_call,
-    requested_calls,
-    tool_message,
-    tool_schema,
-    written_call,
-)
-from mrlm_pl.episode import ToolCall
+from mrlm_pl.environment.tools import ToolCall, ToolError, answered, requested_calls, tool_schema, written_call
 from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.settings import at_least, between, one_of
 
@@ -153,8 +145,9 @@ class WebShopEnvironment(Environment):
         self._turns += 1
         self._acted |= {agent}
         calls = requested_calls(message)
-        for call in calls:
-            self._held[agent].append(tool_message(call, self._answer(agent, call)))
+        for answer, made in answered(calls, self.tools(agent), HOW_TO_CALL, partial(self._page_after, agent)):
+            self._faults += not made
+            self._held[agent].append(answer)
             if self._session.bought:
                 return self._ended("bought")
         if not calls:
@@ -171,21 +164,15 @@ class WebShopEnvironment(Environment):
         """Return the agent that acts on a page."""
         return self.agents[0 if page in ("search", "results") else -1]
 
-    def _answer(self, agent: str, call: ToolCall | MalformedCall) -> str:
-        """Return the page after a call, or the error."""
-        session = self._session
-        try:
-            asked = checked_call(call, self.tools(agent), HOW_TO_CALL)
-            acting = self._acting(session.page)
-            if acting != agent:
-                raise ToolError(f"this page is the {acting}'s")
-            if asked.name == SEARCH.name:
-                self._session = session.search(asked.arguments["keywords"])
-            else:
-                self._session = session.click(asked.arguments["value"])
-        except ToolError as error:
-            self._faults += 1
-            return f"Error: {error}"
+    def _page_after(self, agent: str, call: ToolCall) -> str:
+        """Search or click, and return the page."""
+        acting = self._acting(self._session.page)
+        if acting != agent:
+            raise ToolError(f"this page is the {acting}'s")
+        if call.name == SEARCH.name:
+            self._session = self._session.search(call.arguments["keywords"])
+        else:
+            self._session = self._session.click(call.arguments["value"])
         acting = self._acting(self._session.page)
         return self._session.text() if acting == agent else f"The {acting} acts now."
 
@@ -221,3 +208,45 @@ def _catalog(data: Mapping[str, str] | None, size: int | None, noun_model: str |
         raise ConfigurationError("webshop: noun_model is for WebShop's files; give `data` or leave it out")
     between(30, MAX_PRODUCTS, "webshop: ", products=size)
     return generated_catalog(size or 300)
+
+
+def gold_purchase(catalog: Catalog, goal: Mapping[str, Any], page_size: int, limit: int) -> list[tuple[str, str]]:
+    """Return the pages and the inputs of a purchase that earns 1: keywords on the search page, then values to click on.
+
+    The expert searches for words of the instruction, and for the title where these do not find the product.
+
+    Args:
+        catalog: of the shop.
+        goal: data of a task.
+        page_size: products of a page of results.
+        limit: inputs that it may take; empty where more are needed, or the reward cannot be 1.
+    """
+    target = catalog.products[goal["asin"]]
+    options = dict(_wanted_options(target, goal["options"]))
+    if not match(target, options, target, goal, catalog.nouns).complete:
+        return []
+    for keywords in (" ".join([*goal["attributes"], target.query]), target.title):
+        found = catalog.search(keywords)
+        if target.asin not in found:
+            continue
+        session = Session(catalog, "", page_size, list_actions=False, page="item", product=target)
+        texts = {tuple(after.options.items()): text for text, after in session.targets().items()}
+        clicks = {
+            "results": [NEXT] * (found.index(target.asin) // page_size) + [target.asin],
+            "item": [*(texts[chosen,] for chosen in options.items()), BUY],
+        }
+        inputs = [("search", keywords), *((page, text) for page, own in clicks.items() for text in own)]
+        if len(inputs) <= limit:
+            return inputs
+    return []
+
+
+def _wanted_options(product: Product, wanted: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the value to choose of each option that the goal asks for, the most similar one."""
+    free = dict(product.options)
+    for text in wanted:
+        values = [(name, value) for name, own in free.items() for value in own]
+        if values:
+            name, value = max(values, key=lambda item: (item[1] == text, token_set_ratio(color(item[1]), color(text))))
+            del free[name]
+            yield name, value

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import json
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from mrlm_environments.code.environment import CodeEnvironment
-from mrlm_environments.code.generated import _RULES, KINDS, MAX_DIFFICULTY, _argument, _pairs, _value, generate_task
+from mrlm_environments.code.generated import _RULES, KINDS, MAX_DIFFICULTY, _argument, _tests, _value, generate_data
 from mrlm_environments.code.rows import task_data
 
 from mrlm_pl.cli.main import main
@@ -359,13 +361,16 @@ def test_metrics_name_the_level() -> None:
 @pytest.mark.parametrize("difficulty", range(1, MAX_DIFFICULTY + 1))
 def test_generated_tasks_can_be_solved_and_not_by_a_constant(kind: Any, difficulty: int) -> None:
     for index in range(300):
-        task = generate_task(Random(index), kind, difficulty)
+        task = generate_data(Random(index), [kind], (difficulty, difficulty))
         namespace: dict[str, Any] = {}
-        exec(task.solution, namespace)
-        values = [namespace["f"](*arguments) for arguments, _ in task.pairs]
-        assert values == [value for _, value in task.pairs]
-        assert any(value != values[0] for value in values), task.description
-        assert values != [arguments[0] for arguments, _ in task.pairs], task.description
+        exec(task["solution"], namespace)
+        parts = [re.fullmatch(r"assert f\(\*(.*)\) == (.*)", test) for test in task["tests"]]
+        pairs = [(ast.literal_eval(part[1]), ast.literal_eval(part[2])) for part in parts if part]
+        values = [namespace["f"](*arguments) for arguments, _ in pairs]
+        assert values == [value for _, value in pairs]
+        assert len(values) == len(task["tests"]) == 5
+        assert any(value != values[0] for value in values), task["prompt"]
+        assert values != [arguments[0] for arguments, _ in pairs], task["prompt"]
 
 
 def test_every_rule_has_arguments_that_tell_it_from_constants() -> None:
@@ -374,17 +379,18 @@ def test_every_rule_has_arguments_that_tell_it_from_constants() -> None:
         for rule in _RULES[kind]:
             for number in {rule.low, min(rule.high, 9), rule.high}:
                 expression = rule.expression.format(a=number)
-                assert len(_pairs(Random(0), kind, number, expression)) == 5
+                assert len(_tests(Random(0), kind, number, expression)) == 5
                 if not isinstance(_value(expression, _argument(Random(0), kind)), int):
-                    assert len(_pairs(Random(0), kind, number, f"len({expression})")) == 5
+                    assert len(_tests(Random(0), kind, number, f"len({expression})")) == 5
 
 
 def test_a_worked_example_of_each_step() -> None:
     """The descriptions say what Python computes, by hand."""
     found: dict[str, str] = {}
     for index in range(3000):
-        task = generate_task(Random(index), KINDS[index % 3], 3)
-        found[task.description] = task.solution.removeprefix("def f(x): return ")
+        task = generate_data(Random(index), [KINDS[index % 3]], (3, 3))
+        description = task["prompt"].removeprefix("Write f(x) that returns ").removesuffix(".")
+        found[description] = task["solution"].removeprefix("def f(x): return ")
     conditional = next(text for text in found if " if 5 is in x, else 0" in text)
     assert found[conditional] == f"{conditional[0]} if 5 in x else 0"
     nested = next(text for text in found if text.startswith("3 times (") and "plus the sum of x)" in text)

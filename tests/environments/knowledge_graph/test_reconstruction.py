@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mrlm_environments.knowledge_graph.environment import KnowledgeGraphEnvironment
+from mrlm_environments.knowledge_graph.environment import KnowledgeGraphEnvironment, row_data
 from mrlm_environments.knowledge_graph.exploration import Exploration
 from mrlm_environments.knowledge_graph.ontology import INVERSES, ROLES, Ontology
 from mrlm_environments.knowledge_graph.reconstruction import reconstructed
-from mrlm_environments.knowledge_graph.rows import row_data
 
 from mrlm_pl.environment.check import check_data
 from mrlm_pl.errors import DataError
