@@ -166,15 +166,6 @@ def result_of(future: Future[T]) -> T:
     return future.result()
 
 
-def _next(queue: SimpleQueue[_Item | None]) -> _Item | None:
-    """Return the next item; handlers of signals run while the main thread waits for it."""
-    while True:
-        try:
-            return queue.get(timeout=_SIGNAL_SECONDS)
-        except Empty:
-            continue
-
-
 class ComputeQueue:
     """Runs functions one after the other.
 
@@ -220,8 +211,10 @@ class ComputeQueue:
         try:
             waited = start()
             waited.add_done_callback(lambda _: queue.put(None))
-            while (item := _next(queue)) is not None:
-                self._run_item(item)
+            while not waited.done():
+                with suppress(Empty):
+                    if (item := queue.get(timeout=_SIGNAL_SECONDS)) is not None:
+                        self._run_item(item)
         finally:
             with self._routing:
                 self._served = None
