@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -16,9 +15,11 @@ REASON = (
     "mrlm_pl/serving/verifiers/verifier.proto"
 )
 
+_OURS = "/mrlm."
+
 
 class WellFormed(grpc.aio.ServerInterceptor):
-    """Refuses malformed requests with INVALID_ARGUMENT."""
+    """Refuses malformed requests with INVALID_ARGUMENT; of a stream of requests, a malformed one is None."""
 
     async def intercept_service(
         self,
@@ -27,7 +28,7 @@ class WellFormed(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler:
         """Return the handler with a check of its request; see ``grpc.aio.ServerInterceptor``."""
         handler: Any = await continuation(handler_call_details)
-        if handler is None or (handler.unary_unary is None and handler.stream_stream is None):
+        if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
 
         def read(data: bytes) -> Any:
@@ -41,17 +42,5 @@ class WellFormed(grpc.aio.ServerInterceptor):
                 await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, REASON)
             return await handler.unary_unary(request, context)
 
-        async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
-            async def well_formed() -> AsyncIterator[Any]:
-                async for request in requests:
-                    if request is None:
-                        await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, REASON)
-                    yield request
-
-            async with aclosing(handler.stream_stream(well_formed(), context)) as replies:
-                async for reply in replies:
-                    yield reply
-
-        if handler.unary_unary is None:
-            return handler._replace(request_deserializer=read, stream_stream=stream)
-        return handler._replace(request_deserializer=read, unary_unary=answer)
+        unary = {} if handler.unary_unary is None else {"unary_unary": answer}
+        return handler._replace(request_deserializer=read, **unary)
