@@ -26,8 +26,8 @@ from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limit
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.call_check import MALFORMED
 from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError, refuse
-from mrlm_pl.serving.transport.malformed import REASON as MALFORMED
 from mrlm_pl.serving.transport.security import Identity
 
 logger = logging.getLogger(__name__)

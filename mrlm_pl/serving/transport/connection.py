@@ -163,12 +163,8 @@ class Connection:
             ("grpc.max_reconnect_backoff_ms", 500),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        credentials = address.identity.for_client()
         self._metadata = with_token(read_token(address.token_file))
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address.target, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(address.target, credentials, options=options)
+        self._channel = grpc.aio.secure_channel(address.target, address.identity.for_client(), options=options)
         self._stubs: dict[Callable[[Any], Any], Any] = {}
 
     async def call(
