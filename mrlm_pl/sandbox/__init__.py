@@ -13,5 +13,5 @@ from mrlm_pl.sandbox.sandbox import Execution as Execution
 from mrlm_pl.sandbox.sandbox import Sandbox as Sandbox
 from mrlm_pl.sandbox.sandbox import running as running
 from mrlm_pl.sandbox.wall.confinement import MACHINE_PATH as MACHINE_PATH
-from mrlm_pl.sandbox.wall.isolation import Isolation as Isolation
+from mrlm_pl.sandbox.wall.isolation import STRENGTH as STRENGTH
 from mrlm_pl.sandbox.wall.isolation import IsolationName as IsolationName
