@@ -89,8 +89,6 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             conversations = _conversations(request)
         except RemoteError as error:
             return await self._refuse(context, Code.INVALID_ARGUMENT, str(error))
-        if not conversations:
-            return pb.ScoreReply()
         if self.draining:
             return await self._refuse(context, Code.UNAVAILABLE, "the verifier is going down; ask another")
         waiting = self.waiting
