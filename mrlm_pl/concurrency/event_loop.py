@@ -67,10 +67,9 @@ class EventLoopThread:
 
         try:
             return wait(start)
-        except BaseException:
+        finally:
             for running in started:
-                running.cancel()
-            raise
+                running.cancel()  # does nothing to one that is done
 
     def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
         """Like :meth:`submit`; the future fails with a ``RolloutError`` if the loop stands still for ``seconds``.
@@ -166,6 +165,15 @@ def result_of(future: Future[T]) -> T:
     return future.result()
 
 
+def _next(queue: SimpleQueue[_Item | None]) -> _Item | None:
+    """Return the next item; handlers of signals run while the main thread waits for it."""
+    while True:
+        try:
+            return queue.get(timeout=_SIGNAL_SECONDS)
+        except Empty:
+            continue
+
+
 class ComputeQueue:
     """Runs functions one after the other.
 
@@ -211,10 +219,8 @@ class ComputeQueue:
         try:
             waited = start()
             waited.add_done_callback(lambda _: queue.put(None))
-            while not waited.done():
-                with suppress(Empty):
-                    if (item := queue.get(timeout=_SIGNAL_SECONDS)) is not None:
-                        self._run_item(item)
+            while (item := _next(queue)) is not None:
+                self._run_item(item)
         finally:
             with self._routing:
                 self._served = None

@@ -123,7 +123,7 @@ class Sandbox:
         """
         host = self._host()
         settings = CellSettings(
-            number=host.next_number(),
+            number=next(host.numbers),
             memory_mb=self.memory_mb,
             cpu_seconds=math.ceil(self.wall_seconds * requests) + 1,
             disk_mb=self.disk_mb,

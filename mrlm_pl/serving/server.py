@@ -185,7 +185,8 @@ class EnvironmentServer:
             await asyncio.sleep(SWEEP_SECONDS)
             late = loop.time() - started - SWEEP_SECONDS
             if late > SWEEP_SECONDS:  # the process was suspended, and calls that renew leases are unread
-                self.service.sessions.prolong(late)
+                for session in self.service.sessions.values():
+                    session.touched += late
             await self.service.expire()
 
     async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:

@@ -31,7 +31,7 @@ SLACK = 30.0
 def cell_of(level: str, **changes: int | bool) -> Cell:
     host = server(level)
     usual = {"memory_mb": 512, "cpu_seconds": 30, "disk_mb": 64, "shell": False}
-    return Cell(host, CellSettings(number=host.next_number(), **{**usual, **changes}), 65536)
+    return Cell(host, CellSettings(number=next(host.numbers), **{**usual, **changes}), 65536)
 
 
 def test_output_and_the_last_value_are_shown(level: str) -> None:
@@ -238,7 +238,7 @@ print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
         assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"PYTHONHASHSEED=0\0", (
             "unset variables still lie in memory"
         )
-        settings = CellSettings(host.next_number(), 512, 10, 64, shell=False)
+        settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
         with Cell(host, settings, 65536) as cell:
             cell.request({"operation": "run", "source": program}, time.monotonic() + 20)
             variables, home, folder, descriptors = json.loads(cell.output()[0])
@@ -296,7 +296,7 @@ def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
     thread.join()
     (host,) = started
     time.sleep(0.1)
-    settings = CellSettings(host.next_number(), 512, 10, 64, shell=False)
+    settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
     with Cell(host, settings, 65536) as cell:
         cell.request({"operation": "run", "source": "print('here')"}, time.monotonic() + 20)
         assert cell.output() == ("here\n", False)
@@ -325,7 +325,7 @@ def test_a_request_to_end_a_cell_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
             return getattr(link, name)
 
     try:
-        settings = CellSettings(host.next_number(), 512, 30, 64, shell=False)
+        settings = CellSettings(next(host.numbers), 512, 30, 64, shell=False)
         cell = Cell(host, settings, 65536)
         monkeypatch.setattr(host, "_link", Losing())
         cell.close()
@@ -339,7 +339,7 @@ def test_a_cell_that_does_not_end_is_reported_with_the_state_of_its_server(monke
     monkeypatch.setattr(server_process, "KILL_SECONDS", 1)
     host = ServerProcess("limits")
     try:
-        cell = Cell(host, CellSettings(host.next_number(), 512, 30, 64, shell=False), 65536)
+        cell = Cell(host, CellSettings(next(host.numbers), 512, 30, 64, shell=False), 65536)
         os.kill(host._process.pid, signal.SIGSTOP)
         with pytest.raises(SandboxError, match=rf"cell 1 .* does not end within 1 s; .*{host._process.pid}: 'T'"):
             cell.close()
@@ -350,7 +350,7 @@ def test_a_cell_that_does_not_end_is_reported_with_the_state_of_its_server(monke
 
 def test_a_killed_server_leaves_no_folder(level: str) -> None:
     host = ServerProcess(level)
-    settings = CellSettings(host.next_number(), 512, 10, 64, shell=False)
+    settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
     with Cell(host, settings, 65536) as cell:
         cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 20)
         folder = host.folder_of(settings.number)
@@ -426,7 +426,7 @@ def test_settings_out_of_range(options: dict, told: str) -> None:
 
 def test_a_kill_of_a_cell_that_is_gone_is_answered() -> None:
     found = server("limits")
-    number, ended = found.next_number(), threading.Event()
+    number, ended = next(found.numbers), threading.Event()
     found._ended[number] = ended  # as after a lost message
     found.kill(number, ended)
     assert ended.is_set()

@@ -49,6 +49,9 @@ class ServerProcess:
 
     Raises:
         SandboxError: the machine does not offer the level, or a package cannot be loaded; says why.
+
+    Attributes:
+        numbers: of its next cells.
     """
 
     def __init__(self, level: IsolationName, packages: tuple[str, ...] = ()) -> None:
@@ -56,7 +59,7 @@ class ServerProcess:
         found = {package: _folder_of(package) for package in packages}
         self.folders = tuple(sorted(set(found.values())))
         self.owner = os.getpid()
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ended: dict[int, threading.Event] = {}
         self._listening = True
@@ -106,10 +109,6 @@ class ServerProcess:
             except OSError as error:
                 raise SandboxError(f"the sandbox server is gone: {error}") from error
         return ended
-
-    def next_number(self) -> int:
-        """Return a number for the next cell."""
-        return next(self._numbers)
 
     def kill(self, number: int, ended: threading.Event) -> None:
         """End a cell and remove its files; do nothing in a copy by fork, as the cell belongs to the parent.

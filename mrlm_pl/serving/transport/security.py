@@ -91,11 +91,6 @@ def read_token(path: str | None) -> str | None:
     return token or None
 
 
-def with_token(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that a call carries."""
-    return ((HEADER, f"Bearer {token}"),) if token else ()
-
-
 def carries_token(header: str, token: str) -> bool:
     """Return whether the header ``authorization`` of a call has the token, in a time that says nothing of it."""
     return hmac.compare_digest(header.encode(errors="replace"), f"Bearer {token}".encode())
