@@ -113,16 +113,15 @@ class Cell(AbstractContextManager["Cell"]):
         Raises:
             SandboxError: it does not end.
         """
-        if self._requests < 0:
-            return
-        self._finalizer.detach()
+        if self._finalizer.detach() is None:
+            return  # it is closed
         try:
             self.server.kill(self.settings.number, self._ended)
         finally:
             self._drain()
             for descriptor in (self._requests, self._replies, self._out):
                 os.close(descriptor)
-            self._requests, self._out_open = -1, False
+            self._out_open = False
 
     def _drain(self) -> None:
         """Read the available output; endless output is left after the bytes that end a cell."""
