@@ -28,7 +28,7 @@ from mrlm_environments.code.generated import ENTRY
 
 from mrlm_pl.environment import Message
 from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox import Isolation, Sandbox
+from mrlm_pl.sandbox import STRENGTH, Sandbox
 from mrlm_pl.sandbox.host.server_process import server
 
 PROGRAM, PRINTED = "print(6 * 7)", "42\n"
@@ -94,14 +94,14 @@ def speed(run: Callable[[], str], executions: int, workers: int) -> float:
 def measure(executions: int, rounds: int) -> list[dict[str, Any]]:
     """Return medians of every side, and their ratios to the plain one."""
     sides: dict[str, tuple[Callable[[], str], Callable[[], float]]] = {PLAIN: (run_plainly, start_plainly)}
-    for level in Isolation:
+    for level in STRENGTH:
         try:
             server(level)
         except SandboxError as refused:
-            print(f"{level.title:<12}not offered: {refused}")
+            print(f"{level:<12}not offered: {refused}")
             continue
-        sandbox = Sandbox(level=level.title)
-        sides[level.title] = (partial(run_cell, sandbox), partial(start_cell, sandbox))
+        sandbox = Sandbox(level=level)
+        sides[level] = (partial(run_cell, sandbox), partial(start_cell, sandbox))
     speeds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in sides for count in WORKERS}
     starts: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):

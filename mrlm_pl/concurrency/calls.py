@@ -80,7 +80,6 @@ class Workers:
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._condition = threading.Condition()
         self._running: set[_Job] = set()
-        self._results: dict[asyncio.AbstractEventLoop, list[tuple[_Job, CallResult]]] = {}
         self._watching: set[asyncio.AbstractEventLoop] = set()
         self._threads = self._idle = 0
         self._closed = False
@@ -202,18 +201,8 @@ class Workers:
                     self.abandoned -= 1
                     return  # it was replaced
                 self._running.discard(job)
-                results = self._results.setdefault(job.loop, [])
-                results.append((job, result))
-                first = len(results) == 1
-            if first:  # else the loop is already notified
-                with suppress(RuntimeError):  # the loop is closed
-                    job.loop.call_soon_threadsafe(self._settle_all, job.loop)
-
-    def _settle_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._condition:
-            results = self._results.pop(loop)
-        for job, result in results:
-            job.settle(result)
+            with suppress(RuntimeError):  # the loop is closed
+                job.loop.call_soon_threadsafe(job.settle, result)
 
 
 def _late(timeout: float) -> CallResult:

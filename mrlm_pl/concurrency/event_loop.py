@@ -67,10 +67,9 @@ class EventLoopThread:
 
         try:
             return wait(start)
-        except BaseException:
+        finally:
             for running in started:
-                running.cancel()
-            raise
+                running.cancel()  # does nothing to one that is done
 
     def submit_watched(self, coroutine: Coroutine[Any, Any, T], seconds: float, advice: str) -> Future[T]:
         """Like :meth:`submit`; the future fails with a ``RolloutError`` if the loop stands still for ``seconds``.

@@ -140,7 +140,7 @@ def grade(sandbox: Sandbox, program: str, tests: Tests | UnitTests) -> Grade:
         started = time.monotonic()
         deadline = started + sandbox.wall_seconds
         with sandbox.open() as candidate:
-            level = candidate.server.level.title
+            level = candidate.server.level
             load = {"operation": "load", "given": tests.context, "source": program, "required": tests.required()}
             try:
                 reply = candidate.request(load, deadline)

@@ -17,7 +17,7 @@ from mrlm_pl.sandbox.host.cell import Cell, CellEndedError, Ending
 from mrlm_pl.sandbox.host.server_process import STARTUP_SECONDS, ServerProcess, server, strongest
 from mrlm_pl.sandbox.inside.candidate import SHELL_TIMED_OUT
 from mrlm_pl.sandbox.wall.confinement import HOME, CellSettings
-from mrlm_pl.sandbox.wall.isolation import Isolation, IsolationName
+from mrlm_pl.sandbox.wall.isolation import STRENGTH, IsolationName
 from mrlm_pl.settings import at_least, positive
 
 logger = logging.getLogger(__name__)
@@ -81,14 +81,14 @@ class Sandbox:
         at_least(64, "sandbox.", memory_mb=self.memory_mb)
         at_least(1, "sandbox.", disk_mb=self.disk_mb, output_kb=self.output_kb)
         object.__setattr__(self, "packages", tuple(sorted(set(self.packages))))
-        if self.level and Isolation.of(self.level) < Isolation.of(self.minimum):
+        if self.level and STRENGTH[self.level] < STRENGTH[self.minimum]:
             raise ConfigurationError(
                 f"sandbox.level is {self.level!r}, which is weaker than sandbox.minimum, {self.minimum!r}; lower the "
                 "minimum or leave the level out"
             )
 
     @property
-    def isolation(self) -> Isolation:
+    def isolation(self) -> IsolationName:
         """The level that programs run at.
 
         Raises:
@@ -99,11 +99,11 @@ class Sandbox:
 
     def _host(self) -> ServerProcess:
         if self.level is not None:
-            return server(Isolation.of(self.level), self.packages)
+            return server(self.level, self.packages)
         found, reasons = _strongest_here()
-        if found < Isolation.of(self.minimum):
+        if STRENGTH[found] < STRENGTH[self.minimum]:
             raise ConfigurationError(
-                f"sandbox.minimum is {self.minimum!r}, but this machine offers only {found.title!r} "
+                f"sandbox.minimum is {self.minimum!r}, but this machine offers only {found!r} "
                 f"({'; '.join(reasons.values())}); allow user namespaces (sysctl user.max_user_namespaces, and in a "
                 "container seccomp and AppArmor profiles that let unshare pass), serve the environment from a machine "
                 "that has them, or lower sandbox.minimum"
@@ -123,7 +123,7 @@ class Sandbox:
         """
         host = self._host()
         settings = CellSettings(
-            number=host.next_number(),
+            number=next(host.numbers),
             memory_mb=self.memory_mb,
             cpu_seconds=math.ceil(self.wall_seconds * requests) + 1,
             disk_mb=self.disk_mb,
@@ -152,7 +152,7 @@ class Sandbox:
 
     def script(self, cell: Cell, script: str) -> Execution:
         """Run a ``bash`` script in an open cell, which keeps the files of earlier scripts."""
-        namespaces = cell.server.level is Isolation.NAMESPACES
+        namespaces = cell.server.level == "namespaces"
         message = {
             "operation": "shell",
             "script": script,
@@ -198,7 +198,7 @@ class Sandbox:
         output, cut = cell.output()
         error = str(reply["error"]) if "error" in reply else None
         status = reply.get("ok") if isinstance(reply.get("ok"), int) else None
-        return Execution(output, cut, error, cell.ending, status, seconds, cell.server.level.title)
+        return Execution(output, cut, error, cell.ending, status, seconds, cell.server.level)
 
 
 _slots: threading.BoundedSemaphore
@@ -220,13 +220,13 @@ def running() -> AbstractContextManager[Any]:
 
 
 @cache
-def _strongest_here() -> tuple[Isolation, dict[Isolation, str]]:
+def _strongest_here() -> tuple[IsolationName, dict[IsolationName, str]]:
     """Return what :func:`strongest` finds, looked for once and logged."""
     found, reasons = strongest()
     for reason in reasons.values():
         logger.warning("%s", reason)
-    if found is Isolation.NAMESPACES:
-        logger.info("untrusted code runs at sandbox level %r", found.title)
+    if found == "namespaces":
+        logger.info("untrusted code runs at sandbox level %r", found)
     else:
-        logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", found.title)
+        logger.warning("untrusted code runs at sandbox level %r only; see docs/sandbox.md", found)
     return found, reasons

@@ -26,6 +26,7 @@ from mrlm_pl.serving.environments.service import Code, EnvironmentService, Limit
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
+from mrlm_pl.serving.transport.call_check import MALFORMED
 from mrlm_pl.serving.transport.connection import Address, Connection, RefusalError, StatusError, refuse
 from mrlm_pl.serving.transport.security import Identity
 
@@ -133,9 +134,8 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
     async def _renewed(self, name: str, sessions: Sequence[str]) -> Sequence[str]:
         """Renew leases at a worker; return the sessions that are gone."""
         try:
-            await self._until(lambda: name in self.live)
-            renewed = pb.KeepAliveRequest(sessions=sessions)
-            reply = await self._worker(name).connection.call("KeepAlive", renewed, self._forward_seconds)
+            worker, renewed = await self._worker(name), pb.KeepAliveRequest(sessions=sessions)
+            reply = await worker.connection.call("KeepAlive", renewed, self._forward_seconds)
         except StatusError as error:
             # A worker that is only out of reach for now keeps its sessions until their leases end.
             return [] if error.transient else sessions
@@ -151,6 +151,8 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         worker: Worker | None = None
         try:
             async for report in request_iterator:
+                if report is None:
+                    await refuse(context, Code.INVALID_ARGUMENT, MALFORMED)
                 if worker is None:
                     known = self.live.get(report.worker)
                     if known is not None and time.monotonic() - known.heard < SILENT_SECONDS:
@@ -213,11 +215,11 @@ class ControllerService(EnvironmentService, environment_pb2_grpc.ControllerServi
         raise RefusalError(Code.NOT_FOUND, f"no worker has an environment {environment[:100]!r}")
 
     async def _forward(self, method: str, request: Any) -> Any:
-        name = request.session.partition(SEPARATOR)[0]
-        await self._until(lambda: name in self.live)
-        return await self._worker(name).connection.call(method, request, self._forward_seconds)
+        worker = await self._worker(request.session.partition(SEPARATOR)[0])
+        return await worker.connection.call(method, request, self._forward_seconds)
 
-    def _worker(self, name: str) -> Worker:
+    async def _worker(self, name: str) -> Worker:
+        await self._until(lambda: name in self.live)
         if name not in self.live:
             raise RefusalError(Code.UNAVAILABLE, f"the worker {name[:40]!r} of the session is gone")
         return self.live[name]

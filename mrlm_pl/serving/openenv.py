@@ -22,7 +22,6 @@ from mrlm_pl.serving.transport.security import carries_token
 
 CLIENT = "openenv"
 HEARTBEAT_SECONDS = 20.0
-MEBIBYTE = 1 << 20
 
 
 class OpenEnvServer:
@@ -107,7 +106,7 @@ class OpenEnvServer:
     async def _play(self, name: str, request: web.Request) -> web.WebSocketResponse:
         """Answer the messages of one connection."""
         limits = self.server.limits
-        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=limits.message_mb * MEBIBYTE)
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=limits.message_mb << 20)
         await socket.prepare(request)
         self._sockets.add(socket)
         episode = _Episode(self, name)

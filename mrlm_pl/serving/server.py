@@ -18,8 +18,8 @@ from mrlm_pl.errors import ConfigurationError
 from mrlm_pl.serving.environments.hosted import Offer
 from mrlm_pl.serving.environments.service import EnvironmentService, Limits
 from mrlm_pl.serving.transport import environment_pb2, environment_pb2_grpc
-from mrlm_pl.serving.transport.malformed import WellFormed
-from mrlm_pl.serving.transport.security import PLAIN, Identity, TokenCheck
+from mrlm_pl.serving.transport.call_check import CallCheck
+from mrlm_pl.serving.transport.security import PLAIN, Identity
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
 from mrlm_pl.serving.verifiers.service import SERVICE as VERIFIER_SERVICE
 from mrlm_pl.serving.verifiers.service import VerifierService
@@ -103,7 +103,7 @@ class EnvironmentServer:
         """
         size = self.limits.message_mb << 20
         server = grpc.aio.server(
-            interceptors=[*([TokenCheck(self.endpoint.token)] if self.endpoint.token else []), WellFormed()],
+            interceptors=[CallCheck(self.endpoint.token or None)],
             options=[
                 ("grpc.max_receive_message_length", size),
                 ("grpc.max_send_message_length", size),
@@ -123,14 +123,9 @@ class EnvironmentServer:
             host = f"[{host}]"
         address, credentials = f"{host}:{self.endpoint.port}", self.endpoint.identity.for_server()
         try:
-            if credentials is None:
-                self.port = server.add_insecure_port(address)
-            else:
-                self.port = server.add_secure_port(address, credentials)
+            self.port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            hint = "is it taken? Use another"
-            if credentials is not None:
-                hint = "is it taken, or is tls_key not the key of tls_certificate?"
+            hint = "is it taken, or is tls_key not the key of tls_certificate?"
             raise ConfigurationError(f"port: cannot listen on {address} ({error}); {hint}") from error
         await server.start()
         await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
@@ -190,7 +185,8 @@ class EnvironmentServer:
             await asyncio.sleep(SWEEP_SECONDS)
             late = loop.time() - started - SWEEP_SECONDS
             if late > SWEEP_SECONDS:  # the process was suspended, and calls that renew leases are unread
-                self.service.sessions.prolong(late)
+                for session in self.service.sessions.values():
+                    session.touched += late
             await self.service.expire()
 
     async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:

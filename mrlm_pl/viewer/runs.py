@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import yaml
@@ -45,23 +45,8 @@ _EPISODES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".json")
 _REPORTED = ("environment", "episodes", "mean_reward", "ci95", "accuracy", "accuracy_ci95")
 _NOT_COMPARED = re.compile(r"^(seed_everything|output|resume|ckpt_path|trainer\.default_root_dir)$")
 
-
-class _Outcomes(TypedDict):
-    mean: float
-    ci95: tuple[float | None, float | None]
-
-
-class _WhatIf(TypedDict):
-    episode: str
-    agent: str
-    turn: int
-    recorded: _Outcomes
-    other: _Outcomes
-    advantage: float
-    ci95: tuple[float | None, float | None]
-
-
-_WHATIF = msgspec.json.Decoder(_WhatIf)
+_WHATIF = {"episode", "agent", "turn", "recorded", "other", "advantage", "ci95"}
+"""Fields by which a report of ``mrlm whatif`` is known."""
 
 
 class Run:
@@ -282,10 +267,10 @@ class Run:
     def _whatif(self, episode: str) -> Iterator[Mapping[str, Any]]:
         """Yield the reports of ``mrlm whatif`` on an episode, from ``RUN/whatif``."""
         for path in filter(None, map(self._inside, sorted((self.path / "whatif").glob("*.json"))[:MOST_REPORTS])):
-            try:
-                yield from (found for found in [_WHATIF.decode(_text(path))] if found["episode"] == episode)
-            except (ValueError, RecursionError):
-                continue
+            with suppress(ValueError, RecursionError):
+                found = msgspec.json.decode(_text(path))
+                if isinstance(found, dict) and found.keys() >= _WHATIF and found["episode"] == episode:
+                    yield found
 
     def _resumed(self) -> list[int]:
         """Return the iterations at which the run was resumed, by the times of its files."""
@@ -394,16 +379,11 @@ def _runs_below(path: Path, depth: int) -> Iterator[Path]:
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the plain values in a configuration by name, without the words that only name a class's arguments."""
-    items: Iterator[tuple[Any, Any]] = iter(())
-    if isinstance(value, Mapping):
-        items = iter(value.items())
-    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
-        items = iter(enumerate(value))
-    elif not isinstance(value, list) or len(value) <= SETTINGS:
-        yield name, value
-    if not value and isinstance(value, (Mapping, list)):
-        yield name, None
-    for key, item in items:
+    nested = isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value)
+    if not value or not (nested or isinstance(value, Mapping)):
+        yield name, None if value in ({}, []) else value
+        return
+    for key, item in enumerate(value) if nested else value.items():
         yield from _leaves(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
 
 

@@ -144,9 +144,8 @@ class SeedComparison:
             (line,) = axes.plot(
                 self.points, [mean for mean, _ in found], label=f"{family.label} ({len(family.curves)})"
             )
-            bounds = np.array([interval for _, interval in found])
-            known = np.isfinite(bounds).all(axis=1)
-            low, high = np.where(known[:, None], bounds, np.nan).T
+            low, high = np.array([interval for _, interval in found]).T
+            known = np.isfinite(low) & np.isfinite(high)
             axes.fill_between(self.points, low, high, where=known, color=line.get_color(), alpha=0.2)
             for curve in family.curves.values():
                 axes.plot(self.points, curve, color=line.get_color(), alpha=0.3, linewidth=0.7)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mrlm_pl.errors import SandboxError
-from mrlm_pl.sandbox import Isolation
 from mrlm_pl.sandbox.host.server_process import server
 
 NOBODY = 65534
@@ -21,7 +20,7 @@ NOBODY = 65534
 def level(request: pytest.FixtureRequest) -> str:
     """Each level that this machine offers."""
     try:
-        server(Isolation.of(request.param))
+        server(request.param)
     except SandboxError as refused:
         pytest.skip(str(refused))
     return request.param

@@ -21,7 +21,7 @@ def test_all_assertions_that_hold_are_full_marks() -> None:
     found = graded("def add(a, b): return a + b", "assert add(1, 2) == 3\nassert add(a=2, b=2) == 4")
     assert (found.passed, found.run, found.share, found.solved) == (2, 2, 1.0, True)
     assert (found.loaded, found.ending, found.fault) == (True, None, None)
-    assert found.isolation == SANDBOX.isolation.title
+    assert found.isolation == SANDBOX.isolation
     assert 0 < found.seconds < 30
 
 

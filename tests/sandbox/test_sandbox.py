@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import Cell, CellEndedError, Isolation, Sandbox
+from mrlm_pl.sandbox import Cell, CellEndedError, IsolationName, Sandbox
 from mrlm_pl.sandbox import sandbox as sandbox_module
 from mrlm_pl.sandbox.host import server_process
 from mrlm_pl.sandbox.host.server_process import ServerProcess, server
@@ -29,9 +29,9 @@ SLACK = 30.0
 
 
 def cell_of(level: str, **changes: int | bool) -> Cell:
-    host = server(Isolation.of(level))
+    host = server(level)
     usual = {"memory_mb": 512, "cpu_seconds": 30, "disk_mb": 64, "shell": False}
-    return Cell(host, CellSettings(number=host.next_number(), **{**usual, **changes}), 65536)
+    return Cell(host, CellSettings(number=next(host.numbers), **{**usual, **changes}), 65536)
 
 
 def test_output_and_the_last_value_are_shown(level: str) -> None:
@@ -211,7 +211,7 @@ def test_scripts_that_take_too_long(level: str) -> None:
 
 def test_files_of_scripts_last_in_a_cell() -> None:
     sandbox = Sandbox()
-    if sandbox.isolation is not Isolation.NAMESPACES:
+    if sandbox.isolation != "namespaces":
         pytest.skip("a shell's private system needs namespaces")
     with sandbox.open(shell=True) as cell:
         sandbox.script(cell, "echo kept > ~/file; sleep 60 & echo $! > pid")
@@ -224,7 +224,7 @@ def test_nothing_of_the_host_is_inside(level: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     read, write = os.pipe()
     os.set_inheritable(write, True)
-    host = ServerProcess(Isolation.of(level))
+    host = ServerProcess(level)
     program = """
 import json, os
 found = []
@@ -238,7 +238,7 @@ print(json.dumps([sorted(os.environ), os.environ["HOME"], os.getcwd(), found]))
         assert Path(f"/proc/{host._process.pid}/environ").read_bytes() == b"PYTHONHASHSEED=0\0", (
             "unset variables still lie in memory"
         )
-        settings = CellSettings(host.next_number(), 512, 10, 64, shell=False)
+        settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
         with Cell(host, settings, 65536) as cell:
             cell.request({"operation": "run", "source": program}, time.monotonic() + 20)
             variables, home, folder, descriptors = json.loads(cell.output()[0])
@@ -291,12 +291,12 @@ def test_programs_wait_for_a_processor() -> None:
 
 def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
     started: list[ServerProcess] = []
-    thread = threading.Thread(target=lambda: started.append(ServerProcess(Isolation.of(level))))
+    thread = threading.Thread(target=lambda: started.append(ServerProcess(level)))
     thread.start()
     thread.join()
     (host,) = started
     time.sleep(0.1)
-    settings = CellSettings(host.next_number(), 512, 10, 64, shell=False)
+    settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
     with Cell(host, settings, 65536) as cell:
         cell.request({"operation": "run", "source": "print('here')"}, time.monotonic() + 20)
         assert cell.output() == ("here\n", False)
@@ -308,12 +308,12 @@ def test_the_server_survives_the_thread_that_started_it(level: str) -> None:
 
 
 def test_a_new_server_takes_the_place_of_one_that_died(level: str) -> None:
-    server(Isolation.of(level)).close()
+    server(level).close()
     assert Sandbox(level=level).run("1 + 1").output == "2\n"
 
 
 def test_a_request_to_end_a_cell_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = ServerProcess(Isolation.of("limits"))
+    host = ServerProcess("limits")
     link, sent = host._link, []
 
     class Losing:
@@ -325,7 +325,7 @@ def test_a_request_to_end_a_cell_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
             return getattr(link, name)
 
     try:
-        settings = CellSettings(host.next_number(), 512, 30, 64, shell=False)
+        settings = CellSettings(next(host.numbers), 512, 30, 64, shell=False)
         cell = Cell(host, settings, 65536)
         monkeypatch.setattr(host, "_link", Losing())
         cell.close()
@@ -337,9 +337,9 @@ def test_a_request_to_end_a_cell_is_repeated(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_cell_that_does_not_end_is_reported_with_the_state_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "KILL_SECONDS", 1)
-    host = ServerProcess(Isolation.of("limits"))
+    host = ServerProcess("limits")
     try:
-        cell = Cell(host, CellSettings(host.next_number(), 512, 30, 64, shell=False), 65536)
+        cell = Cell(host, CellSettings(next(host.numbers), 512, 30, 64, shell=False), 65536)
         os.kill(host._process.pid, signal.SIGSTOP)
         with pytest.raises(SandboxError, match=rf"cell 1 .* does not end within 1 s; .*{host._process.pid}: 'T'"):
             cell.close()
@@ -349,8 +349,8 @@ def test_a_cell_that_does_not_end_is_reported_with_the_state_of_its_server(monke
 
 
 def test_a_killed_server_leaves_no_folder(level: str) -> None:
-    host = ServerProcess(Isolation.of(level))
-    settings = CellSettings(host.next_number(), 512, 10, 64, shell=False)
+    host = ServerProcess(level)
+    settings = CellSettings(next(host.numbers), 512, 10, 64, shell=False)
     with Cell(host, settings, 65536) as cell:
         cell.request({"operation": "run", "source": "open('file', 'w').close()"}, time.monotonic() + 20)
         folder = host.folder_of(settings.number)
@@ -365,22 +365,22 @@ def test_a_killed_server_leaves_no_folder(level: str) -> None:
 def test_a_level_that_cannot_be_set_up_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 
-    def refuse(level: Isolation, packages: tuple[str, ...]) -> ServerProcess:
+    def refuse(level: IsolationName, packages: tuple[str, ...]) -> ServerProcess:
         started.append((level, packages))
-        raise SandboxError(f"sandbox level {level.title!r} cannot be set up here: no module {packages}")
+        raise SandboxError(f"sandbox level {level!r} cannot be set up here: no module {packages}")
 
     monkeypatch.setattr(server_process, "ServerProcess", refuse)
     monkeypatch.setattr(server_process, "_refused", {})
     for _ in range(2):
         for packages in (("one",), ("two",)):
             with pytest.raises(SandboxError, match=f"'limits' cannot be set up here: no module .*{packages[0]}"):
-                server(Isolation.LIMITS, packages)
-    assert started == [(Isolation.LIMITS, ("one",)), (Isolation.LIMITS, ("two",))]
+                server("limits", packages)
+    assert started == [("limits", ("one",)), ("limits", ("two",))]
 
 
 def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(level: Isolation) -> ServerProcess:
-        if level is Isolation.NAMESPACES:
+    def refuse(level: IsolationName) -> ServerProcess:
+        if level == "namespaces":
             raise SandboxError("sandbox level 'namespaces' cannot be set up here: unshare: not permitted")
         return server(level)
 
@@ -394,16 +394,14 @@ def test_a_minimum_that_is_not_met_is_an_error_with_a_remedy(monkeypatch: pytest
         sandbox_module._strongest_here.cache_clear()
     for part in ("sandbox.minimum is 'namespaces'", "unshare: not permitted", "max_user_namespaces", "lower"):
         assert part in str(refused.value)
-    assert weaker < Isolation.NAMESPACES
+    assert weaker < "namespaces"
 
 
 def test_a_weaker_level_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(
-        sandbox_module, "strongest", lambda: (Isolation.LIMITS, {Isolation.LANDLOCK: "no Landlock here"})
-    )
+    monkeypatch.setattr(sandbox_module, "strongest", lambda: ("limits", {"landlock": "no Landlock here"}))
     sandbox_module._strongest_here.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert Sandbox().isolation is Isolation.LIMITS
+        assert Sandbox().isolation == "limits"
     sandbox_module._strongest_here.cache_clear()
     assert "no Landlock here" in caplog.text
     assert "level 'limits' only" in caplog.text
@@ -427,15 +425,15 @@ def test_settings_out_of_range(options: dict, told: str) -> None:
 
 
 def test_a_kill_of_a_cell_that_is_gone_is_answered() -> None:
-    found = server(Isolation.LIMITS)
-    number, ended = found.next_number(), threading.Event()
+    found = server("limits")
+    number, ended = next(found.numbers), threading.Event()
     found._ended[number] = ended  # as after a lost message
     found.kill(number, ended)
     assert ended.is_set()
 
 
 def test_a_server_without_a_listener_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ServerProcess(Isolation.LIMITS)
+    found = ServerProcess("limits")
     monkeypatch.setattr(found, "_receive", lambda: 1 / 0)
     ended = threading.Event()
     found._ended[7] = ended

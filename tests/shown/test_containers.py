@@ -72,7 +72,7 @@ def test_the_sandbox_starts_at_its_strongest_level_under_the_profile() -> None:
     numbers = tables()["_PRIVILEGED"]
     refused = [str(numbers[name]) for name in sorted(REFUSED & numbers.keys())]
     assert len(refused) > 15
-    command = [sys.executable, "-c", UNDER_THE_FILTER, strongest()[0].title, *refused]
+    command = [sys.executable, "-c", UNDER_THE_FILTER, strongest()[0], *refused]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.stdout.splitlines() == ["refused", "42 None"], done.stderr[-3000:]
 

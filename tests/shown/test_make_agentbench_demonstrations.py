@@ -22,7 +22,7 @@ CONFIG = Path(__file__).parents[2] / "configs/tasks/five_tasks.yaml"
 
 
 def needs_namespaces(name: str) -> None:
-    if name == "shell" and strongest()[0].title != "namespaces":
+    if name == "shell" and strongest()[0] != "namespaces":
         pytest.skip("the environment shell needs namespaces")
 
 

@@ -21,7 +21,7 @@ from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
-from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
+from mrlm_pl.serving.verifiers.service import VerifierService
 
 
 class Spoken(TextScorer):
@@ -75,7 +75,7 @@ class Verifier:
         self.scorer, self.loop = scorer, EventLoopThread()
 
         async def start() -> EnvironmentServer:
-            service = VerifierService(scorer, "spoken", ScoreLimits(**limits))
+            service = VerifierService(scorer, "spoken", **limits)
             sizes = Limits(message_mb=message_mb)
             server = EnvironmentServer(Offer({}, 0, 20.0), endpoint or Endpoint(), sizes, threads=1, verifier=service)
             await server.start()

@@ -14,7 +14,7 @@ from mrlm_environments.code.syntax import BROKEN
 from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Environment, Message, Observations, Step, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
-from mrlm_pl.sandbox import Isolation, Sandbox, grade
+from mrlm_pl.sandbox import STRENGTH, Sandbox, grade
 from mrlm_pl.settings import at_least, whole_range
 
 METHODS, TESTS = 2.0, 4.0
@@ -115,13 +115,13 @@ class ClassCompletionEnvironment(Environment):
             "overlap": -len(merged.overlapping) / total if merged else 0.0,
         }
         success = found is not None and found.solved and len(written) == total
-        isolation = self.sandbox.isolation if found is None else Isolation.of(found.isolation)
+        isolation = self.sandbox.isolation if found is None else found.isolation
         return Step(
             components={agent: dict(components) for agent in actions},
             done=True,
             stop_reason="answered" if merged else "invalid_program",
             success=success,
-            metrics={"compiles": float(merged is not None), "passed": counted, "isolation": float(isolation)},
+            metrics={"compiles": float(merged is not None), "passed": counted, "isolation": float(STRENGTH[isolation])},
         )
 
     def _parts(self, task: Task) -> dict[str, list[str]]:

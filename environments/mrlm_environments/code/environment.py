@@ -11,7 +11,7 @@ from mrlm_environments.data_tasks import DataTasks, opening
 from mrlm_pl.environment import Message, Outcome, SingleAgentEnvironment, Task, TaskSource
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
-from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
 from mrlm_pl.settings import at_least, some_of, whole_range
 
 ALL_PASSED, INVALID = 1.0, -0.5
@@ -117,7 +117,7 @@ class CodeEnvironment(SingleAgentEnvironment):
             observation=None if last else f"{in_words(found)} Try again.",
             stop_reason="answered" if valid else "invalid_program",
             success=found.solved,
-            metrics={"valid": float(valid), "isolation": float(Isolation.of(found.isolation))},
+            metrics={"valid": float(valid), "isolation": float(STRENGTH[found.isolation])},
         )
 
 

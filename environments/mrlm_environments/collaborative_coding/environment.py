@@ -19,7 +19,7 @@ from mrlm_pl.environment import Environment, Message, Observations, Step, Task, 
 from mrlm_pl.environment.rows import BadRows
 from mrlm_pl.environment.tools import clipped
 from mrlm_pl.errors import DataError
-from mrlm_pl.sandbox import Grade, Isolation, Sandbox, grade
+from mrlm_pl.sandbox import STRENGTH, Grade, Sandbox, grade
 from mrlm_pl.settings import at_least, between, one_of, some_of, whole_range
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback"]
@@ -153,14 +153,14 @@ class CollaborativeCodingEnvironment(Environment):
         observations: Observations = {}
         if not done:
             observations = {agent: [Message("user", self._told(agent, judged))] for agent in self.agents}
-        isolation = self.sandbox.isolation if judged.found is None else Isolation.of(judged.found.isolation)
+        isolation = self.sandbox.isolation if judged.found is None else judged.found.isolation
         return Step(
             observations=observations,
             components={agent: dict(change) for agent in self.agents},
             done=done,
             stop_reason="answered" if done else "",
             success=judged.solved if done else None,
-            metrics={"passed": judged.components["tests"], "isolation": float(isolation)},
+            metrics={"passed": judged.components["tests"], "isolation": float(STRENGTH[isolation])},
         )
 
     def _judge(self, helper_reply: str, main_reply: str) -> _Judgement:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrlm_pl.environment.tools import Tool, clipped, tool_schema
 from mrlm_pl.episode import Task
-from mrlm_pl.sandbox import Cell, Execution, Isolation, Sandbox, running
+from mrlm_pl.sandbox import Cell, Execution, Sandbox, running
 
 SOURCE = {"type": "string", "maxLength": 100_000}
 """The JSON schema of an argument that is run."""
@@ -110,7 +110,7 @@ class Shell(_CellTool):
         Raises:
             SandboxError: the sandbox is broken.
         """
-        if self.sandbox.isolation is not Isolation.NAMESPACES:
+        if self.sandbox.isolation != "namespaces":
             return told(self.sandbox.shell(arguments["script"]))
         return self._run(partial(self.sandbox.script, script=arguments["script"]), "Its files are gone.", shell=True)
 

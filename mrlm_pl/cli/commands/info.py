@@ -87,7 +87,7 @@ def sandbox() -> dict[str, Any]:
         level, reasons = strongest()
     except SandboxError as refused:
         return {"level": None, "missing": {"limits": str(refused)}}
-    return {"level": level.title, "missing": {stronger.title: reason for stronger, reason in reasons.items()}}
+    return {"level": level, "missing": reasons}
 
 
 def _describe(classes: Iterable[type]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from mrlm_pl.serving.metrics import serve_metrics
 from mrlm_pl.serving.server import Endpoint, EnvironmentServer
 from mrlm_pl.serving.transport.connection import Address
 from mrlm_pl.serving.transport.security import Identity, read_token
-from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
+from mrlm_pl.serving.verifiers.service import VerifierService
 from mrlm_pl.settings import check_address
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,6 @@ def _verifier_service(options: Any) -> VerifierService:
     from mrlm_pl.policy.forward.devices import usable_device
     from mrlm_pl.reward_models.model import Precision, RewardModel
 
-    limits = ScoreLimits(options.verifier_batch, options.verifier_queue)
     folder = policy_folder(options.verifier, "verifier")
     check_hub_model(folder, "verifier")
     device = usable_device(options.device)
@@ -165,7 +164,7 @@ def _verifier_service(options: Any) -> VerifierService:
     scorer = RewardModel(folder, str(device), tokens, room, precision)
     scorer.score_texts(["1 + 1 = ?"], ["2"])  # a mistake ends the command before the port is open
     logger.info("verifier: %s on %s, precision %s", folder, device, precision)
-    return VerifierService(scorer, folder, limits)
+    return VerifierService(scorer, folder, options.verifier_batch, options.verifier_queue)
 
 
 def serve_parser() -> CommandParser:

@@ -73,8 +73,7 @@ class Cell(AbstractContextManager["Cell"]):
         folder = server.folder_of(settings.number)
         self._disk = DiskUse(folder, settings.disk_mb * MEBIBYTE) if folder else None
         try:
-            self._process = int(self._set_up("process"))
-            self._set_up("ready")
+            self._process = self._set_up()
         except BaseException:
             self.close()
             raise
@@ -114,16 +113,15 @@ class Cell(AbstractContextManager["Cell"]):
         Raises:
             SandboxError: it does not end.
         """
-        if self._requests < 0:
-            return
-        self._finalizer.detach()
+        if self._finalizer.detach() is None:
+            return  # it is closed
         try:
             self.server.kill(self.settings.number, self._ended)
         finally:
             self._drain()
             for descriptor in (self._requests, self._replies, self._out):
                 os.close(descriptor)
-            self._requests, self._out_open = -1, False
+            self._out_open = False
 
     def _drain(self) -> None:
         """Read the available output; endless output is left after the bytes that end a cell."""
@@ -131,14 +129,15 @@ class Cell(AbstractContextManager["Cell"]):
             while self._out_open and self._take_output():
                 pass
 
-    def _set_up(self, key: str) -> Any:
+    def _set_up(self) -> int:
+        """Return the child's process once it is locked down."""
         try:
             message = self._exchange(b"", time.monotonic() + STARTUP_SECONDS)
         except CellEndedError as error:
             raise SandboxError(f"a sandbox cell ended before it was locked down ({error.ending})") from error
-        if key not in message:
+        if "process" not in message:
             raise SandboxError(f"a sandbox cell could not be locked down: {message.get('failed', message)}")
-        return message[key]
+        return int(message["process"])
 
     def _exchange(self, request: bytes, deadline: float) -> dict[str, Any]:
         """Send a request, if there is one, and wait for the next line."""

@@ -23,7 +23,7 @@ from mrlm_pl.sandbox.host.usage import states
 from mrlm_pl.sandbox.inside.server import MAX_MESSAGE
 from mrlm_pl.sandbox.removal import remove_tree
 from mrlm_pl.sandbox.wall.confinement import CellSettings
-from mrlm_pl.sandbox.wall.isolation import Isolation
+from mrlm_pl.sandbox.wall.isolation import STRENGTH, IsolationName
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +49,24 @@ class ServerProcess:
 
     Raises:
         SandboxError: the machine does not offer the level, or a package cannot be loaded; says why.
+
+    Attributes:
+        numbers: of its next cells.
     """
 
-    def __init__(self, level: Isolation, packages: tuple[str, ...] = ()) -> None:
+    def __init__(self, level: IsolationName, packages: tuple[str, ...] = ()) -> None:
         self.level = level
         found = {package: _folder_of(package) for package in packages}
         self.folders = tuple(sorted(set(found.values())))
         self.owner = os.getpid()
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._ended: dict[int, threading.Event] = {}
         self._listening = True
         self._folder = ""
         self._link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(__file__).parents[2])
-        arguments = (far_end.fileno(), level.title, tempfile.gettempdir(), json.dumps(found))
+        arguments = (far_end.fileno(), level, tempfile.gettempdir(), json.dumps(found))
         # A fresh interpreter with an empty environment: a fork of this process would hand its memory to hostile code.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-s", "-c", _BOOT, package, *map(str, arguments)],
@@ -79,7 +82,7 @@ class ServerProcess:
         if "ready" not in first:
             self.close()
             raise SandboxError(
-                f"sandbox level {level.title!r} cannot be set up here: "
+                f"sandbox level {level!r} cannot be set up here: "
                 f"{first.get('failed', 'the server ended or did not answer').strip().splitlines()[-1]}"
             )
         self._link.settimeout(None)
@@ -106,10 +109,6 @@ class ServerProcess:
             except OSError as error:
                 raise SandboxError(f"the sandbox server is gone: {error}") from error
         return ended
-
-    def next_number(self) -> int:
-        """Return a number for the next cell."""
-        return next(self._numbers)
 
     def kill(self, number: int, ended: threading.Event) -> None:
         """End a cell and remove its files; do nothing in a copy by fork, as the cell belongs to the parent.
@@ -185,7 +184,7 @@ class ServerProcess:
                 ended.set()
 
 
-_Kind = tuple[Isolation, tuple[str, ...]]
+_Kind = tuple[IsolationName, tuple[str, ...]]
 _servers: dict[_Kind, ServerProcess] = {}
 _refused: dict[_Kind, str] = {}
 """Reasons of kinds that cannot be set up: each further request would start a process, and others would wait."""
@@ -193,7 +192,7 @@ _refused: dict[_Kind, str] = {}
 _lock = threading.Lock()
 
 
-def server(level: Isolation, packages: tuple[str, ...] = ()) -> ServerProcess:
+def server(level: IsolationName, packages: tuple[str, ...] = ()) -> ServerProcess:
     """Return the server of this process for a level and packages, started when there is none.
 
     Raises:
@@ -228,14 +227,14 @@ def _folder_of(package: str) -> str:
     return os.path.dirname(os.path.dirname(module) if found.submodule_search_locations else module)
 
 
-def strongest() -> tuple[Isolation, dict[Isolation, str]]:
+def strongest() -> tuple[IsolationName, dict[IsolationName, str]]:
     """Return the strongest level that this machine offers, and why each stronger one is not.
 
     Raises:
         SandboxError: not even limits can be set.
     """
-    reasons: dict[Isolation, str] = {}
-    for level in sorted(Isolation, reverse=True):
+    reasons: dict[IsolationName, str] = {}
+    for level in reversed(STRENGTH):
         try:
             server(level)
         except SandboxError as error:

@@ -38,12 +38,10 @@ def states(process: int) -> dict[int, str]:
 
 def resident(process: int) -> int:
     """Return bytes of memory that are a process's own."""
-    try:
-        with open(f"/proc/{process}/statm") as file:
-            _, pages, shared, *_ = map(int, file.read().split())
-    except OSError:
-        return 0  # it ended meanwhile
-    return (pages - shared) * _PAGE
+    with suppress(OSError), open(f"/proc/{process}/statm") as file:
+        _, pages, shared, *_ = map(int, file.read().split())
+        return (pages - shared) * _PAGE
+    return 0  # it ended meanwhile
 
 
 class DiskUse:

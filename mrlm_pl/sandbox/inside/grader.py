@@ -164,21 +164,15 @@ def raised(text: str, kind: Any, arguments: Sequence[Any] | None = None) -> Exce
     if not (isinstance(known, type) and issubclass(known, Exception)) or known in (StopIteration, UnicodeError):
         return CandidateError(text)
     try:
+        given = (text,) if arguments is None else tuple(arguments)
         if issubclass(known, UnicodeError):
             # Their own text reads the object at their offsets, which the candidate could place outside of it.
-            error: Exception = known(*_UNICODE_ARGUMENTS[known])
-            error.args = (text,) if arguments is None else tuple(arguments)
+            error = known.__new__(known)
+            error.args = given
             return error
-        return known(*([text] if arguments is None else arguments))
+        return known(*given)
     except Exception:  # a class whose constructor wants other arguments
         return CandidateError(text)
-
-
-_UNICODE_ARGUMENTS: dict[type[Exception], tuple[Any, ...]] = {
-    UnicodeDecodeError: ("utf-8", b" ", 0, 1, ""),
-    UnicodeEncodeError: ("utf-8", " ", 0, 1, ""),
-    UnicodeTranslateError: (" ", 0, 1, ""),
-}
 
 
 def _refuse(value: Any) -> Opaque:

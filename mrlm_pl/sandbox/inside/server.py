@@ -151,8 +151,7 @@ class _Server:
             sys.stdin = open(0)  # noqa: SIM115 (for the life of the process)
             sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-            # Its number as the trainer sees it: to watch the memory of all that the cell starts.
-            os.write(REPLIES, json.dumps({"process": int(os.readlink("/proc/self"))}).encode() + b"\n")
+            process = int(os.readlink("/proc/self"))  # as the trainer sees it, which watches all that the cell starts
             if self.level == "namespaces":
                 confinement.confine_in_namespaces(cell)
             else:
@@ -162,7 +161,7 @@ class _Server:
                 if os.getppid() != self.process:  # it died before it could be waited for
                     os._exit(SETUP_FAILED)
             confinement.forget_former_places()
-            os.write(REPLIES, b'{"ready": true}\n')
+            os.write(REPLIES, json.dumps({"process": process}).encode() + b"\n")
             candidate.serve(REQUESTS, REPLIES)
         except BaseException:
             fault = {"failed": traceback.format_exc(limit=-2)[-2000:]}

@@ -81,7 +81,7 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
         depth: of the containers around it.
 
     Raises:
-        ValueError, TypeError, SyntaxError: the data is not what :func:`encode` makes.
+        ValueError, TypeError, OverflowError, SyntaxError: the data is not what :func:`encode` makes.
 
     >>> decode({"tuple": [1, {"int": "0x20000000000000"}]}, lambda mention: mention)
     (1, 9007199254740992)
@@ -116,13 +116,6 @@ def decode(data: Any, recall: Callable[[Opaque], Any], depth: int = 0) -> Any:
     raise ValueError(f"unknown kind {kind!r:.40}")
 
 
-def _float(content: Any) -> float:
-    try:
-        return float.fromhex(content)
-    except OverflowError as error:
-        raise ValueError("a float that is too large") from error
-
-
 def _type(content: Any) -> type:
     named = getattr(builtins, content)
     if type(named) is not type:
@@ -137,7 +130,7 @@ def _complex(items: list[Any]) -> complex:
 
 _TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     int: (hex, lambda text: int(text, 16)),
-    float: (float.hex, _float),
+    float: (float.hex, float.fromhex),
     bytes: (bytes.hex, bytes.fromhex),
     date: (date.isoformat, date.fromisoformat),
     datetime: (datetime.isoformat, datetime.fromisoformat),

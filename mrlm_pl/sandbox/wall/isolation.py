@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Literal, cast
+from typing import Literal
 
 IsolationName = Literal["limits", "landlock", "namespaces"]
 
+STRENGTH: dict[IsolationName, int] = {"limits": 1, "landlock": 2, "namespaces": 3}
+"""Strength of each level, from the weakest on; see docs/sandbox.md for what each one stops.
 
-class Isolation(IntEnum):
-    """Levels in the order of their strength; see docs/sandbox.md for what each one stops.
-
-    >>> Isolation.of("landlock") < Isolation.NAMESPACES
-    True
-    """
-
-    LIMITS = 1
-    """Time, memory, files and output are bounded. A program can read, write and connect as its user can."""
-
-    LANDLOCK = 2
-    """Also closed: the file system (Landlock), network, new processes and signals (seccomp)."""
-
-    NAMESPACES = 3
-    """Also its own processes, users, mounts, network and a private disk in memory, gone at the end."""
-
-    @property
-    def title(self) -> IsolationName:
-        """The name that options and results use."""
-        return cast(IsolationName, self.name.lower())
-
-    @classmethod
-    def of(cls, name: str) -> Isolation:
-        """Return the level of a name.
-
-        Raises:
-            KeyError: there is no such level.
-        """
-        return cls[name.upper()]
+``limits`` bounds time, memory, files and output. A program can read, write and connect as its user can. ``landlock``
+also closes the file system (Landlock), network, new processes and signals (seccomp). ``namespaces`` also gives it its
+own processes, users, mounts, network and a private disk in memory, gone at the end.
+"""

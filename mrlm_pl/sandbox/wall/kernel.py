@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_S
 MACHINE = platform.machine()
 CAP_SYS_PTRACE = 19
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
-_CAPGET, _CAPSET, _PIVOT_ROOT = {"x86_64": (125, 126, 155), "aarch64": (90, 91, 41)}.get(MACHINE, (-1, -1, -1))
+_CAPSET, _PIVOT_ROOT = {"x86_64": (126, 155), "aarch64": (91, 41)}.get(MACHINE, (-1, -1))
 _CAPABILITY_VERSION = 0x20080522
 _LAST_CAPABILITY = 63
 
@@ -127,11 +127,9 @@ def become_user(uid: int) -> None:
 
 def has_capability(number: int) -> bool:
     """Return whether a capability is in effect in this process."""
-    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION, 0), 8)
-    sets = ctypes.create_string_buffer(24)
-    syscall(_CAPGET, header, sets)
-    low, _, _, high, _, _ = struct.unpack("6I", sets.raw)
-    return bool((high << 32 | low) >> number & 1)
+    with open("/proc/self/status") as file:
+        (effective,) = (line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> number & 1)
 
 
 def drop_capabilities() -> None:

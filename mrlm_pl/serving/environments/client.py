@@ -25,13 +25,7 @@ from mrlm_pl.errors import ConfigurationError, EnvironmentContractError, RemoteE
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport.addresses import Servers, addresses_of, note_gone
 from mrlm_pl.serving.transport.codec import from_json, step_from, to_json
-from mrlm_pl.serving.transport.connection import (
-    CONTROLLER_SECONDS,
-    Address,
-    StatusError,
-    connection,
-    submit,
-)
+from mrlm_pl.serving.transport.connection import CONTROLLER_SECONDS, Address, StatusError, connection, submit
 from mrlm_pl.serving.transport.security import Identity
 from mrlm_pl.settings import positive
 

@@ -56,13 +56,11 @@ def _unary(method: str) -> Any:
     async def answered(self: EnvironmentService, request: Any, context: Any) -> Any:
         try:
             return await getattr(self, method)(request)
-        except asyncio.CancelledError:
-            if context.cancelled():
+        except (Exception, asyncio.CancelledError) as error:  # an environment may raise anything
+            if isinstance(error, asyncio.CancelledError) and context.cancelled():
                 raise
-            refusal = refusal_of(asyncio.CancelledError())
-        except Exception as error:  # an environment may raise anything
             refusal = refusal_of(error)
-        return await refuse(context, refusal.code, refusal.text)
+            return await refuse(context, refusal.code, refusal.text)
 
     return answered
 

@@ -116,11 +116,6 @@ class SessionTable(dict[str, Session]):
             self._ended.popitem(last=False)
         return True
 
-    def prolong(self, seconds: float) -> None:
-        """Extend all leases."""
-        for session in self.values():
-            session.touched += seconds
-
     def expired(self) -> list[Session]:
         """Sessions whose lease has run out."""
         return [session for session in self.values() if session.lease_left() <= 0]

@@ -10,8 +10,9 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES, ERROR_BYTES = 1 << 20, 2000
 """Ends of the output and of the error output of a program that are kept."""
+
+LEFT_BEHIND_SECONDS = 1.0
+"""Time for the rest of an output whose pipe a process outside of the program's group holds."""
 
 PRINTED_MB = 64
 """Largest output, and largest error output, of a program; one that prints more is stopped."""
@@ -79,97 +83,76 @@ async def run_command(command: Sequence[str], row: Mapping[str, Any], endpoint: 
     words = [word.format_map(row) for word in command]
     if shutil.which(words[0]) is None:
         raise ProgramError(f"there is no program {words[0]!r}; name one on PATH, or its whole path")
-    with tempfile.TemporaryFile() as given, _Pipe(OUTPUT_BYTES) as output, _Pipe(ERROR_BYTES) as errors:
+    with tempfile.TemporaryFile() as given:
         given.write(json.dumps(row).encode())
         given.seek(0)
-        process = await asyncio.create_subprocess_exec(
+        transport, program = await asyncio.get_running_loop().subprocess_exec(
+            _Program,
             *ending_with_parent(signal.SIGKILL),
             *words,
             stdin=given,
-            stdout=output.end,
-            stderr=errors.end,
             env=os.environ | endpoint.variables(),
             start_new_session=True,
         )
-        output.end.close()
-        errors.end.close()
-
-        def stop() -> None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-        for pipe in (output, errors):
-            pipe.follow(stop)
-        try:
-            status = await process.wait()
-        finally:
-            stop()
-            await asyncio.shield(process.wait())
-        for pipe in (output, errors):
-            while pipe.read():
-                pass
-    if output.flooded or errors.flooded:
+    try:
+        await asyncio.wait([program.exited])
+        program.stop()
+        await asyncio.wait([program.closed], timeout=LEFT_BEHIND_SECONDS)
+    finally:
+        program.stop()
+        transport.close()
+        await asyncio.shield(asyncio.wait([program.exited]))
+    if program.flooded:
         raise ProgramError(f"the program {words[0]!r} printed more than {PRINTED_MB} MiB; print less, or into a file")
-    if status:
+    if status := transport.get_returncode():
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        raise ProgramError(f"the program {words[0]!r} ended with {how}: {errors.text.strip() or 'no error output'}")
-    return output.text
+        errors = program.text(2, ERROR_BYTES).strip() or "no error output"
+        raise ProgramError(f"the program {words[0]!r} ended with {how}: {errors}")
+    return program.text(1, OUTPUT_BYTES)
 
 
-class _Pipe(AbstractContextManager["_Pipe"]):
-    """A pipe that a program prints into, and the end of its text.
-
-    Args:
-        most: bytes that are kept.
+class _Program(asyncio.SubprocessProtocol):
+    """A program that runs, and the ends of its output and error output; one that prints without end is killed.
 
     Attributes:
-        end: the program's end.
+        exited: done when it has ended.
+        closed: done when the processes that it started have closed its pipes as well.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self._size, self._kept = most, 0, bytearray()
-        self._source, end = os.pipe()
-        os.set_blocking(self._source, False)
-        self.end = os.fdopen(end, "wb", 0)
-
-    def __exit__(self, *raised: object) -> None:
-        asyncio.get_running_loop().remove_reader(self._source)
-        os.close(self._source)
-        self.end.close()
-
-    @property
-    def flooded(self) -> bool:
-        """True if the program printed more than :data:`PRINTED_MB`."""
-        return self._size > PRINTED_MB << 20
-
-    @property
-    def text(self) -> str:
-        """The last bytes as text."""
-        return self._kept[-self.most :].decode(errors="replace")
-
-    def follow(self, stop: Callable[[], None]) -> None:
-        """Read the output from now on; call ``stop`` where it does not end."""
+    def __init__(self) -> None:
         loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.flooded = False
+        self._printed = {1: bytearray(), 2: bytearray()}
+        self._sizes = Counter[int]()
 
-        def ready() -> None:
-            if not self.read():
-                loop.remove_reader(self._source)
-            if self.flooded:
-                stop()
+    def connection_made(self, transport: Any) -> None:
+        self._process = transport.get_pid()
 
-        loop.add_reader(self._source, ready)
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._sizes[fd] += len(data)
+        self._printed[fd] += data
+        if len(self._printed[fd]) > 2 * OUTPUT_BYTES:
+            del self._printed[fd][:-OUTPUT_BYTES]
+        if self._sizes[fd] > PRINTED_MB << 20:
+            self.flooded = True
+            self.stop()
 
-    def read(self) -> bool:
-        """Read a part of the text; return False if it has ended, no more of it is there, or it is too long."""
-        try:
-            text = os.read(self._source, 1 << 16)
-        except BlockingIOError:
-            return False
-        self._size += len(text)
-        self._kept += text
-        if len(self._kept) > 2 * self.most:
-            del self._kept[: -self.most]
-        return bool(text) and not self.flooded
+    def process_exited(self) -> None:
+        self.exited.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set_result(None)
+
+    def stop(self) -> None:
+        """Kill its process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process, signal.SIGKILL)
+
+    def text(self, fd: int, most: int) -> str:
+        """Return the last bytes of its output as text."""
+        return self._printed[fd][-most:].decode(errors="replace")
 
 
 async def run_function(function: Callable[..., Any], row: Mapping[str, Any], endpoint: Endpoint) -> Any:

@@ -34,8 +34,8 @@ def with_served(engine: Engine, policies: Mapping[str, Policy]) -> Engine:
         policies: those of a run, by name; a server has a policy under the same name.
 
     Raises:
-        ConfigurationError: a server has no policy of that name, or it has another vocabulary; or a file for TLS is
-            not what it should be.
+        ConfigurationError: a server has no policy of that name, or it has another vocabulary; or a file for TLS
+            is missing or wrong.
         RemoteError: a server does not answer.
     """
     served = {name: policy.served_by for name, policy in policies.items() if policy.served_by is not None}

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import logging
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -174,7 +173,3 @@ async def _until_back(address: Address) -> None:
             server = await connection(address)
             await server.call("KeepAlive", pb.KeepAliveRequest(), PROBE_SECONDS)
             return
-
-
-os.register_at_fork(after_in_child=_silent.clear)
-os.register_at_fork(after_in_child=_gone.clear)  # a forked process has none of its parent's tasks

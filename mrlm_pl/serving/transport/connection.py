@@ -27,7 +27,7 @@ from mrlm_pl.concurrency.event_loop import EventLoopThread
 from mrlm_pl.errors import RemoteError
 from mrlm_pl.serving.transport import environment_pb2 as pb
 from mrlm_pl.serving.transport import environment_pb2_grpc
-from mrlm_pl.serving.transport.security import PLAIN, Identity, read_token, with_token
+from mrlm_pl.serving.transport.security import HEADER, PLAIN, Identity, read_token
 from mrlm_pl.settings import between, check_address
 
 logger = logging.getLogger(__name__)
@@ -163,12 +163,9 @@ class Connection:
             ("grpc.max_reconnect_backoff_ms", 500),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        credentials = address.identity.for_client()
-        self._metadata = with_token(read_token(address.token_file))
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address.target, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(address.target, credentials, options=options)
+        token = read_token(address.token_file)
+        self._metadata = ((HEADER, f"Bearer {token}"),) if token else ()
+        self._channel = grpc.aio.secure_channel(address.target, address.identity.for_client(), options=options)
         self._stubs: dict[Callable[[Any], Any], Any] = {}
 
     async def call(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
+from grpc.experimental import insecure_channel_credentials
 
 from mrlm_pl.errors import ConfigurationError
 
 TOKEN_VARIABLE = "MRLM_TOKEN"
-_HEADER = "authorization"
-_OPEN_TO_ALL = "/grpc.health.v1.Health/"
+HEADER = "authorization"
+"""Metadata that holds the token of a call."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +36,28 @@ class Identity:
         """True if no file is given: the connection is not encrypted."""
         return not (self.certificate or self.key or self.authority)
 
-    def for_server(self) -> grpc.ServerCredentials | None:
-        """Credentials of a server, or None without TLS.
+    def for_server(self) -> grpc.ServerCredentials:
+        """Credentials of a server; without files the connection is plain.
 
         Raises:
             ConfigurationError: a file is missing or no such file, or the certificate or its key is not given.
         """
         if self.empty:
-            return None
+            return grpc.insecure_server_credentials()
         if not (self.certificate and self.key):
             raise ConfigurationError("tls: a server needs both tls_certificate and tls_key")
         pair = (_pem(self.key, "tls_key"), _pem(self.certificate, "tls_certificate"))
         authority = _pem(self.authority, "tls_authority")
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
-    def for_client(self) -> grpc.ChannelCredentials | None:
-        """Credentials of a client, or None without TLS.
+    def for_client(self) -> grpc.ChannelCredentials:
+        """Credentials of a client; without files the connection is plain.
 
         Raises:
             ConfigurationError: a file is missing or no such file, or one of certificate and key is not given.
         """
         if self.empty:
-            return None
+            return insecure_channel_credentials()
         if bool(self.certificate) != bool(self.key):
             raise ConfigurationError("tls: give both tls_certificate and tls_key, or neither")
         return grpc.ssl_channel_credentials(
@@ -92,44 +91,9 @@ def read_token(path: str | None) -> str | None:
     return token or None
 
 
-def with_token(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that a call carries."""
-    return ((_HEADER, f"Bearer {token}"),) if token else ()
-
-
 def carries_token(header: str, token: str) -> bool:
     """Return whether the header ``authorization`` of a call has the token, in a time that says nothing of it."""
     return hmac.compare_digest(header.encode(errors="replace"), f"Bearer {token}".encode())
-
-
-class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token, except health checks.
-
-    Args:
-        token: of valid calls.
-    """
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        """Return the handler, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
-        method: str = handler_call_details.method
-        given = dict(handler_call_details.invocation_metadata).get(_HEADER, "")
-        if method.startswith(_OPEN_TO_ALL) or carries_token(str(given), self._token):
-            return await continuation(handler_call_details)
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-
-async def _refuse(requests: Any, context: Any) -> Any:
-    """Refuse a call of any kind before its request is read."""
-    reason = "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
-    yield  # makes it a stream
 
 
 def _file(path: str, name: str) -> bytes:

@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,7 +18,7 @@ from mrlm_pl.serving.transport.codec import from_json
 from mrlm_pl.serving.transport.connection import refuse
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
 from mrlm_pl.serving.verifiers import verifier_pb2_grpc
-from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
+from mrlm_pl.serving.verifiers.client import MAX_BATCH, MAX_CHARACTERS
 from mrlm_pl.settings import at_least
 
 logger = logging.getLogger(__name__)
@@ -28,25 +27,6 @@ Code = grpc.StatusCode
 SERVICE = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
 DECIMALS = 6
 """Decimals of a probability; further ones depend on the conversations that share a batch."""
-
-
-@dataclass(frozen=True)
-class ScoreLimits:
-    """Limits of a service.
-
-    Args:
-        batch: conversations in one call of the model.
-        queue: longest queue of conversations.
-
-    Raises:
-        ConfigurationError: a value is below 1.
-    """
-
-    batch: int = 64
-    queue: int = 4096
-
-    def __post_init__(self) -> None:
-        at_least(1, "verifier: ", batch=self.batch, queue=self.queue)
 
 
 _Item = tuple[Conversation, "asyncio.Future[pb.Score]"]
@@ -60,11 +40,16 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     Args:
         scorer: is called on a thread, never twice at the same time.
         model: its name.
-        limits: of batches and queue.
+        batch: conversations in one call of the model.
+        queue: longest queue of conversations.
+
+    Raises:
+        ConfigurationError: ``batch`` or ``queue`` is below 1.
     """
 
-    def __init__(self, scorer: TextScorer, model: str, limits: ScoreLimits = ScoreLimits()) -> None:
-        self.scorer, self.model, self.limits = scorer, model, limits
+    def __init__(self, scorer: TextScorer, model: str, batch: int = 64, queue: int = 4096) -> None:
+        at_least(1, "verifier: ", batch=batch, queue=queue)
+        self.scorer, self.model, self.batch, self.queue = scorer, model, batch, queue
         self.draining = False
         self.scored_total = self.batches_total = self.refused_total = 0
         self._requests: deque[deque[_Item]] = deque()
@@ -89,13 +74,11 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             conversations = _conversations(request)
         except RemoteError as error:
             return await self._refuse(context, Code.INVALID_ARGUMENT, str(error))
-        if not conversations:
-            return pb.ScoreReply()
         if self.draining:
             return await self._refuse(context, Code.UNAVAILABLE, "the verifier is going down; ask another")
         waiting = self.waiting
-        if waiting and waiting + len(conversations) > self.limits.queue:
-            text = f"{waiting} conversations are waiting, and {self.limits.queue} may; ask again later"
+        if waiting and waiting + len(conversations) > self.queue:
+            text = f"{waiting} conversations are waiting, and {self.queue} may; ask again later"
             return await self._refuse(context, Code.RESOURCE_EXHAUSTED, text)
         loop = asyncio.get_running_loop()
         items = deque((conversation, loop.create_future()) for conversation in conversations)
@@ -137,7 +120,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
     def _next_batch(self) -> list[_Item]:
         """Return conversations of the current requests, one of each in turn."""
         batch: list[_Item] = []
-        while self._requests and len(batch) < self.limits.batch:
+        while self._requests and len(batch) < self.batch:
             request = self._requests.popleft()
             if request:
                 batch.append(request.popleft())

@@ -1,5 +1,5 @@
 // The credit of each turn, by agent; and the branches of a turn tree.
-import { command, el, get, interval, link, number, table, told } from "./dom.js";
+import { cell, command, el, get, interval, link, number, numberCell, table, told } from "./dom.js";
 import { unpack } from "./episodes.js";
 
 const CREDIT = ["return", "baseline", "advantage"];
@@ -63,13 +63,13 @@ export async function creditView({ run, id }) {
   const rows = Object.values(record.trajectories).flat();
   const turns = rows.flatMap((row) => row.turns);
   const names = CREDIT.filter((name) => turns.some((turn) => typeof turn[name] === "number"));
-  const lines = rows.flatMap((row) => row.turns.map((turn) => [row, turn])).sort(([, one], [, other]) => one.index - other.index).map(([row, turn]) => el("tr", {}, el("td", {}, told(turn.agent)), el("td", { class: "number" }, number(turn.index)),
-    el("td", { class: "number" }, number(turn.reward)), names.map((name) => el("td", { class: "number" }, number(turn[name]))),
-    el("td", {}, told(turn.policy)), el("td", { class: "number" }, number(turn.version)),
-    el("td", {}, told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120)))));
-  const reports = record.whatif.map((report) => el("tr", {}, el("td", {}, told(report.agent)), el("td", { class: "number" }, number(report.turn)),
-    ...[report.recorded, report.other].map((side) => el("td", { class: "number" }, number(side.mean), interval(side.ci95))),
-    el("td", { class: "number" }, number(report.advantage), interval(report.ci95))));
+  const lines = rows.flatMap((row) => row.turns.map((turn) => [row, turn])).sort(([, one], [, other]) => one.index - other.index).map(([row, turn]) => el("tr", {}, cell(told(turn.agent)), numberCell(turn.index),
+    numberCell(turn.reward), names.map((name) => numberCell(turn[name])),
+    cell(told(turn.policy)), numberCell(turn.version),
+    cell(told((row.messages.find((message) => row.turns[message.turn] === turn)?.content ?? "").slice(0, 120)))));
+  const reports = record.whatif.map((report) => el("tr", {}, cell(told(report.agent)), numberCell(report.turn),
+    ...[report.recorded, report.other].map((side) => numberCell(side.mean, interval(side.ci95))),
+    numberCell(report.advantage, interval(report.ci95))));
   const tree = record.tree ? await get("tree", { run, id }) : null;
   const played = tree ? [] : unpack(await get("episodes", { run })).filter((episode) => episode.id.startsWith(`${id}/`)).reverse();
   return [
@@ -79,7 +79,7 @@ export async function creditView({ run, id }) {
     reports.length ? [el("h2", {}, "Counterfactual values"), el("p", { class: "note" }, "Mean returns of continuations, with 95 % intervals."),
       table(["agent", "turn", "recorded decision", "other decisions", "advantage"], reports)] : null,
     played.length ? [el("h2", {}, "Other continuations"), el("p", { class: "note" }, "Episodes with another decision, or without an agent, which the credit compares with this one."),
-      table(["episode", "reward"], played.map((episode) => el("tr", {}, el("td", {}, link(episode.id, "episode", { run, id: episode.id })), el("td", { class: "number" }, number(episode.reward)))))] : null,
+      table(["episode", "reward"], played.map((episode) => el("tr", {}, cell(link(episode.id, "episode", { run, id: episode.id })), numberCell(episode.reward))))] : null,
     whatifCommands(record, id),
     tree ? [el("h2", {}, "Branches of the turn tree"), el("p", { class: "note" }, `${new Set(tree.actions.map((action) => action.path)).size} paths; bold: this episode.`), branches(tree, run, id)] : null,
   ];

@@ -1,6 +1,6 @@
 // Logged numbers over iterations, episodes, tokens or seconds; seeds of one configuration as a band.
 import { chart } from "./chart.js";
-import { choice, el, get, remember, told } from "./dom.js";
+import { choice, el, filters, get, go, remember, told } from "./dom.js";
 
 const AXES = [["progress/iteration", "iterations"], ["progress/episodes", "episodes"],
   ["progress/generated_tokens", "tokens"], ["progress/seconds", "seconds"], ["step", "steps"]];
@@ -89,13 +89,12 @@ export async function curvesView(parameters) {
   const every = Math.max(1, ...Object.values(data).map((run) => run.every));
   return [
     el("h1", {}, "Curves"),
-    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, filter,
-      choice("over", AXES, axis, (value) => { remember({ axis: value }); dispatchEvent(new Event("hashchange")); }),
+    filters(filter,
+      choice("over", AXES, axis, (value) => go({ axis: value })),
       el("fieldset", {}, el("legend", {}, "runs"), runs.map((run) => el("label", {},
         el("input", { type: "checkbox", checked: chosen.has(run.key), on: { change: (event) => {
           if (event.target.checked) chosen.add(run.key); else chosen.delete(run.key);
-          remember({ runs: JSON.stringify([...chosen]) });
-          dispatchEvent(new Event("hashchange"));
+          go({ runs: JSON.stringify([...chosen]) });
         } } }), run.key in data ? el("span", { class: `swatch color${[...families.keys()].indexOf(run.family) % 6}` }) : null, told(run.key))))),
     el("p", { class: "note" }, "Runs that differ in their seed alone share a color: thin lines, with mean and 95 % interval. Dashed: a resumption.",
       every > 1 ? ` Of the longest column every ${every}th number is shown.` : ""),

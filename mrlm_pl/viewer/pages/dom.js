@@ -93,6 +93,16 @@ export async function get(path, parameters = {}) {
   return found;
 }
 
+// Change parameters of the address and draw the view again.
+export function go(changes) {
+  remember(changes);
+  dispatchEvent(new Event("hashchange"));
+}
+
+export const cell = (...children) => el("td", {}, ...children);
+export const numberCell = (value, ...children) => el("td", { class: "number" }, number(value), ...children);
+export const filters = (...fields) => el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, ...fields);
+
 export function table(heads, rows, attributes = {}) {
   return el("div", { class: "scroll" }, el("table", attributes,
     el("thead", {}, el("tr", {}, heads.map((head) => (head instanceof Node ? head : el("th", { scope: "col" }, head))))),

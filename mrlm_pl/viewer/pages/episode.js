@@ -1,6 +1,6 @@
 // An episode: a lane for each agent, a column for each step; long observations folded, tool calls beside their results.
 import { whatifCommands } from "./credit.js";
-import { command, counted, el, get, link, longText, number, table, told } from "./dom.js";
+import { cell, command, counted, el, get, link, longText, number, numberCell, table, told } from "./dom.js";
 
 // Return the cells of a trajectory: what the agent saw, its message, the results of its calls.
 export function cells(row) {
@@ -93,7 +93,7 @@ export function title(record) {
 
 export async function episodeView({ run, id }) {
   const record = await get("episode", { run, id });
-  const numbers = Object.entries(record.metrics ?? {}).map(([name, value]) => el("tr", {}, el("td", {}, told(name)), el("td", { class: "number" }, number(value))));
+  const numbers = Object.entries(record.metrics ?? {}).map(([name, value]) => el("tr", {}, cell(told(name)), numberCell(value)));
   return [
     el("h1", {}, "Episode ", told(id), " of ", link(run, "run", { run })),
     title(record),

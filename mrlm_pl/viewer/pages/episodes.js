@@ -1,5 +1,5 @@
 // The table of episodes, with filters and sorting; the state is in the address.
-import { choice, el, get, link, number, place, remember, table, told } from "./dom.js";
+import { cell, choice, el, filters, get, link, number, numberCell, place, remember, table, told } from "./dom.js";
 
 const PAGE = 100;
 const SHOWN = [["id", "episode"], ["iteration", "iteration"], ["task", "task"], ["group", "group"], ["reward", "reward"],
@@ -63,16 +63,16 @@ export async function episodesView(parameters) {
       el("button", { type: "button", on: { click: () => { remember({ sort: sort === `-${name}` ? name : `-${name}`, start: "" }); draw(); } } },
         text, name === key ? (sign > 0 ? " ▲" : " ▼") : "")));
     body.replaceChildren(table(heads, kept.slice(start, start + PAGE).map((episode) => el("tr", {},
-      el("td", {}, link(episode.id, "episode", { run, id: episode.id })),
+      cell(link(episode.id, "episode", { run, id: episode.id })),
       el("td", { class: "number" }, episode.iteration < 0 ? "" : number(episode.iteration)),
-      el("td", {}, told(episode.task)),
-      el("td", {}, link(episode.group, "episodes", { run, group: episode.group })),
+      cell(told(episode.task)),
+      cell(link(episode.group, "episodes", { run, group: episode.group })),
       el("td", { class: "number", title: episode.agents.map((agent, index) => `${agent} ${number(episode.rewards[index])}`).join(", ") }, number(episode.reward)),
-      el("td", { class: "number" }, number(episode.signed_advantage)),
-      el("td", { class: "number" }, number(episode.turns)),
-      el("td", { class: "number" }, number(episode.tokens)),
-      el("td", {}, told(episode.policies.join(", "))),
-      el("td", {}, told(episode.flags || episode.stop))))));
+      numberCell(episode.signed_advantage),
+      numberCell(episode.turns),
+      numberCell(episode.tokens),
+      cell(told(episode.policies.join(", "))),
+      cell(told(episode.flags || episode.stop))))));
     const among = found.total === String(episodes.length) ? "" : ` of the run's ${found.total}`;
     count.textContent = `${kept.length === episodes.length ? "" : `${kept.length} found among `}${episodes.length}${among} episodes${kept.length > PAGE ? `, ${start + 1} to ${Math.min(start + PAGE, kept.length)} shown` : ""}`;
     const turn = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= kept.length, on: { click: () => { remember({ start: to }); draw(); } } }, text);
@@ -89,7 +89,7 @@ export async function episodesView(parameters) {
   draw();
   return [
     el("h1", {}, "Episodes of ", link(run, "run", { run })),
-    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } },
+    filters(
       field("id", "episode"), field("from", "iteration from", "number"), field("to", "to", "number"), field("task", "task"), field("group", "group"),
       field("low", "reward from", "number"), field("high", "to", "number"),
       choice("agent", names("agents"), parameters.agent ?? "", (agent) => set({ agent })),

@@ -1,5 +1,5 @@
 // The episodes of a group side by side: the common prefix grey, the first token that differs marked.
-import { choice, el, get, link, number, remember, told } from "./dom.js";
+import { choice, el, filters, get, go, link, number, told } from "./dom.js";
 import { unpack } from "./episodes.js";
 
 const BESIDE = 4;
@@ -25,13 +25,12 @@ export async function groupView({ run, group, iteration, agent, start }) {
   const rows = records.map((record) => record.trajectories[own]?.[0]);
   const present = rows.filter((row) => row?.token_ids.length);
   const common = present.length > 1 ? commonPrefix(present.map((row) => row.token_ids)) : 0;
-  const again = (changes) => { remember(changes); dispatchEvent(new Event("hashchange")); };
-  const move = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= siblings.length, on: { click: () => again({ start: to }) } }, text);
+  const move = (text, to) => el("button", { type: "button", disabled: to < 0 || to >= siblings.length, on: { click: () => go({ start: to }) } }, text);
   return [
     el("h1", {}, "Group ", told(group), " of ", link(run, "run", { run })),
     el("p", {}, "Compared are the episodes with the key ", el("code", {}, told(`${siblings[0].iteration < 0 ? "" : `iteration ${siblings[0].iteration}, `}group ${group}`)), ", task ", told(siblings[0].task),
       `: ${siblings.length} episodes, rewards ${number(siblings.at(-1).reward)} to ${number(siblings[0].reward)}${siblings[0].flat ? ", no variance" : ""}.`),
-    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } }, choice("agent", agents.map((name) => [name, name]), own, (value) => again({ agent: value })),
+    filters(choice("agent", agents.map((name) => [name, name]), own, (value) => go({ agent: value })),
       siblings.length > BESIDE ? [move("previous", first - BESIDE), `${first + 1} to ${Math.min(first + BESIDE, siblings.length)}`, move("next", first + BESIDE)] : null),
     el("p", { class: "note" }, `Grey: the first ${common} tokens, which all of them share. Marked: the first token that differs.`),
     el("div", { class: "beside" }, records.map((record, index) => el("section", {},

@@ -1,7 +1,7 @@
 // The state of a run: staleness, mismatch, retries, waiting.
 import { chart } from "./chart.js";
 import { isConstant, points } from "./curves.js";
-import { counted, el, get, link, number, table, told } from "./dom.js";
+import { cell, counted, el, get, link, number, numberCell, table, told } from "./dom.js";
 import { stateLabel, stateLine } from "./runs.js";
 
 const WATCHED = /(^async\/|(^|[/_])(lag|stale|mismatch|retries|failed|restarts|dropped|resampled|truncated|queue|wait|seconds|leases?|tokens_per_second|grad_norm|zero_variance)([/_]|$))/;
@@ -28,10 +28,10 @@ export async function healthView({ run }) {
     el("p", {}, `The newest ${counted(found.episodes, "episode")}: ${found.failed} failed, ${found.retries} retries, ${found.truncated} ended by a limit, ${found.restarts} rewritten histories, ${found.tool_failures} with tool failures.`),
     Object.keys(found.seconds).length ? el("p", {}, `Seconds of an episode by phase; in each one the others wait: ${Object.entries(found.seconds).map(([name, value]) => `${name} ${number(value)}`).join(", ")}.`) : null,
     el("h2", {}, "Mismatch of sampler and learner by policy"),
-    table(["policy", "KL (k1)", "KL (k3)", "effective share", "largest ratio"], mismatches(columns, Object.keys(policies)[0] ?? "").map(([policy, ...values]) => el("tr", {}, el("td", {}, told(policy)), values.map((value) => el("td", { class: "number" }, number(value)))))),
+    table(["policy", "KL (k1)", "KL (k3)", "effective share", "largest ratio"], mismatches(columns, Object.keys(policies)[0] ?? "").map(([policy, ...values]) => el("tr", {}, cell(told(policy)), values.map((value) => numberCell(value))))),
     el("h2", {}, "Turns by agent, turn and version"),
     el("p", { class: "note" }, "Staleness: optimizer steps between the weights that sampled a turn and the newest ones of its iteration."),
-    table(["agent", "turn", "version", "turns", "staleness", "tokens", "share of turns cut at max_tokens"], found.turns.map((row) => el("tr", {}, el("td", {}, told(row[0])), ...row.slice(1).map((value) => el("td", { class: "number" }, number(value)))))),
+    table(["agent", "turn", "version", "turns", "staleness", "tokens", "share of turns cut at max_tokens"], found.turns.map((row) => el("tr", {}, cell(told(row[0])), ...row.slice(1).map((value) => numberCell(value))))),
     el("h2", {}, "Logged numbers"),
     constant.length ? el("p", {}, `Constant: ${constant.map((name) => `${name} ${number(columns[name].find((value) => value !== null))}`).join(", ")}.`) : null,
     el("div", { class: "charts" }, changing.map((name) => chart(name, [{ name: run, points: points(columns, "progress/iteration", name), color: 0 }],

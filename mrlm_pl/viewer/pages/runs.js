@@ -1,18 +1,18 @@
 // The runs, and one run's configuration and evaluations.
-import { command, el, get, interval, link, number, table, told } from "./dom.js";
+import { cell, command, el, get, interval, link, numberCell, table, told } from "./dom.js";
 
 export async function runsView() {
   const { runs } = await get("runs");
   const rows = runs.map((run) => el("tr", {},
-    el("td", {}, link(run.key, "run", { run: run.key })),
-    el("td", {}, stateLabel(run.state)),
-    el("td", {}, told(run.algorithm)),
-    el("td", {}, told(run.environments.join(", "))),
-    el("td", {}, Object.entries(run.policies).map(([name, model]) => el("div", {}, told(`${name}: ${model}`)))),
-    el("td", { class: "number" }, number(run.iterations)),
-    el("td", { class: "number" }, number(run.episodes)),
-    el("td", { class: "number" }, number(run.reward), interval(run.ci95)),
-    el("td", {}, link("curves", "curves", { run: run.key }), " ", link("episodes", "episodes", { run: run.key }))));
+    cell(link(run.key, "run", { run: run.key })),
+    cell(stateLabel(run.state)),
+    cell(told(run.algorithm)),
+    cell(told(run.environments.join(", "))),
+    cell(Object.entries(run.policies).map(([name, model]) => el("div", {}, told(`${name}: ${model}`)))),
+    numberCell(run.iterations),
+    numberCell(run.episodes),
+    numberCell(run.reward, interval(run.ci95)),
+    cell(link("curves", "curves", { run: run.key }), " ", link("episodes", "episodes", { run: run.key }))));
   const heads = ["run", "state", "algorithm", "environment", "policies", "iterations", "episodes", "last reward [95 %]", ""];
   return [el("h1", {}, "Runs"), table(heads, rows)];
 }
@@ -20,10 +20,10 @@ export async function runsView() {
 export async function runView({ run }) {
   const found = await get("run", { run });
   const evaluations = found.evaluations.map((part) => el("tr", {},
-    el("td", {}, told(part.file)), el("td", {}, told(part.environment ?? "")),
-    el("td", { class: "number" }, number(part.episodes)),
-    el("td", { class: "number" }, number(part.mean_reward), interval(part.ci95)),
-    el("td", { class: "number" }, number(part.accuracy), interval(part.accuracy_ci95))));
+    cell(told(part.file)), cell(told(part.environment ?? "")),
+    numberCell(part.episodes),
+    numberCell(part.mean_reward, interval(part.ci95)),
+    numberCell(part.accuracy, interval(part.accuracy_ci95))));
   return [
     el("h1", {}, "Run ", told(run)),
     stateLine(found.state),

@@ -1,5 +1,5 @@
 // The tokens of a trajectory as a heat map; only the lines in sight are in the page.
-import { choice, el, get, link, number, remember, told, visible } from "./dom.js";
+import { choice, el, filters, get, go, link, number, visible } from "./dom.js";
 
 const LINE = 22, CHARACTER = 8.2, AROUND = 3;
 const OF_TURN = ["advantage", "return", "baseline", "reward", "version"];
@@ -136,14 +136,13 @@ export async function tokensView({ run, id, agent, row: part, by }) {
     choose(to);
   });
   new ResizeObserver(arrange).observe(scroller);
-  const again = (changes) => { remember(changes); dispatchEvent(new Event("hashchange")); };
   const agents = [...new Set(all.map((item) => item.agent))].map((item) => [item, item]);
   return [
     el("h1", {}, "Tokens of ", link(id, "episode", { run, id })),
-    el("form", { class: "filters", on: { submit: (event) => event.preventDefault() } },
-      choice("agent", agents, row.agent, (value) => again({ agent: value, row: "" })),
-      own.length > 1 ? choice("trajectory", own.map((_, index) => [String(index), `${index + 1} of ${own.length}`]), String(own.indexOf(row)), (value) => again({ row: value })) : null,
-      choice("color by", names.map((item) => [item, item]), name, (value) => again({ by: value }))),
+    filters(
+      choice("agent", agents, row.agent, (value) => go({ agent: value, row: "" })),
+      own.length > 1 ? choice("trajectory", own.map((_, index) => [String(index), `${index + 1} of ${own.length}`]), String(own.indexOf(row)), (value) => go({ row: value })) : null,
+      choice("color by", names.map((item) => [item, item]), name, (value) => go({ by: value }))),
     own.length > 1 ? el("p", { class: "warning" }, "The chat template rewrote history, so that this agent has several trajectories.") : null,
     row.tokens ? null : el("p", { class: "note" }, "The run holds no tokenizer yet: tokens are shown by their ids."),
     el("p", { class: "note" }, present.length ? `${name} from ${number(low)} to ${number(high)}; ${row.token_ids.length} tokens, grey ones were not sampled.` : ""),

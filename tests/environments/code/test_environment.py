@@ -20,7 +20,7 @@ from mrlm_pl.environment.check import HOSTILE_REPLIES, check_environment
 from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, DataError
-from mrlm_pl.sandbox import Sandbox
+from mrlm_pl.sandbox import STRENGTH, Sandbox
 from tests.support.data_sets import files_of, rows_of
 
 ROW = {
@@ -353,7 +353,7 @@ def test_the_return_is_the_score_of_the_last_program() -> None:
 
 
 def test_metrics_name_the_level() -> None:
-    assert graded(RIGHT).metrics == {"valid": 1.0, "isolation": float(Sandbox().isolation)}
+    assert graded(RIGHT).metrics == {"valid": 1.0, "isolation": float(STRENGTH[Sandbox().isolation])}
     assert graded(RIGHT, sandbox=Sandbox(level="limits")).metrics["isolation"] == 1.0
 
 

@@ -17,7 +17,7 @@ from mrlm_pl.environment.hosts import EnvironmentHosts
 from mrlm_pl.environment.trial import SPAM
 from mrlm_pl.episode import Message, ToolCall
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import Isolation, Sandbox
+from mrlm_pl.sandbox import Sandbox
 from tests.support.environment_servers import eventually
 from tests.support.logs import logged_here
 from tests.support.shell_rows import COUNT, FINISH, answer, bash, call
@@ -516,7 +516,7 @@ def test_weaker_sandboxes_and_bad_settings_are_refused() -> None:
 
 
 def test_a_machine_without_namespaces_says_so_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrlm_pl.sandbox.sandbox._strongest_here", lambda: (Isolation.LANDLOCK, {}))
+    monkeypatch.setattr("mrlm_pl.sandbox.sandbox._strongest_here", lambda: ("landlock", {}))
     with pytest.raises(ConfigurationError, match=r"offers only 'landlock'"):
         ShellEnvironment().tasks("train")
 

@@ -16,17 +16,17 @@ from mrlm_pl.environment import Task
 from mrlm_pl.environment.tools import argument_fault
 from mrlm_pl.episode import Message
 from mrlm_pl.errors import ConfigurationError, SandboxError
-from mrlm_pl.sandbox import CellEndedError, Execution, Isolation, Sandbox
+from mrlm_pl.sandbox import CellEndedError, Execution, IsolationName, Sandbox
 from mrlm_pl.sandbox.host import cell as cells
 
 TASK = Task("tools", "train", 0, 0, {"question": "?", "answer": "42", "required_tools": [], "gold": None})
 
 
-def needs(level: Isolation) -> None:
+def needs(level: IsolationName) -> None:
     try:
-        _ = Sandbox(level=level.title).isolation
+        _ = Sandbox(level=level).isolation
     except SandboxError as error:
-        pytest.skip(f"this machine does not offer {level.title}: {error}")
+        pytest.skip(f"this machine does not offer {level}: {error}")
 
 
 def opened(tool: PythonRepl | Shell) -> PythonRepl | Shell:
@@ -75,7 +75,7 @@ def test_long_output_is_cut() -> None:
 
 
 def test_files_of_a_shell_last_for_the_episode() -> None:
-    needs(Isolation.NAMESPACES)
+    needs("namespaces")
     tool = opened(Shell())
     assert tool.call({"script": "echo 42 > kept; cat kept"}) == "42"
     assert tool.call({"script": "cat kept; exit 3"}) == "42\n[exit status 3]"
@@ -85,17 +85,17 @@ def test_files_of_a_shell_last_for_the_episode() -> None:
     tool.close()
 
 
-@pytest.mark.parametrize("level", [Isolation.LANDLOCK, Isolation.LIMITS])
-def test_a_shell_at_a_weaker_level_forgets(level: Isolation) -> None:
+@pytest.mark.parametrize("level", ["landlock", "limits"])
+def test_a_shell_at_a_weaker_level_forgets(level: IsolationName) -> None:
     needs(level)
-    tool = opened(Shell(Sandbox(level=level.title)))
+    tool = opened(Shell(Sandbox(level=level)))
     assert tool.call({"script": "echo 42 > kept; cat kept"}) == "42"
     assert "[exit status 1]" in tool.call({"script": "cat kept"})
     tool.close()
 
 
 def test_scripts_that_take_too_long_cannot_start_or_end_all() -> None:
-    needs(Isolation.NAMESPACES)
+    needs("namespaces")
     tool = opened(Shell(Sandbox(wall_seconds=3.0)))
     tool.call({"script": "echo 42 > kept"})
     assert tool.call({"script": "echo soon; sleep 60"}) == "soon\n[ended: it took too long.]"
@@ -110,7 +110,7 @@ def test_scripts_that_take_too_long_cannot_start_or_end_all() -> None:
 
 
 def test_what_goes_on_printing_does_not_break_the_next_call() -> None:
-    needs(Isolation.NAMESPACES)
+    needs("namespaces")
     tool = opened(Shell(Sandbox(wall_seconds=1.0)))
     for _ in range(3):
         assert tool.call({"script": "yes & yes & echo begun"})
@@ -120,7 +120,7 @@ def test_what_goes_on_printing_does_not_break_the_next_call() -> None:
 
 def test_too_much_output_between_requests_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "MAX_PRINTED", 1000)
-    needs(Isolation.NAMESPACES)
+    needs("namespaces")
     sandbox = Sandbox(wall_seconds=30.0)
     with sandbox.open(shell=True) as cell:
         assert sandbox.script(cell, "(sleep 0.2; head -c 5000 /dev/zero) &").status == 0
@@ -161,7 +161,7 @@ def test_what_an_agent_is_told() -> None:
 
 @pytest.mark.parametrize("kind", [PythonRepl, Shell])
 def test_copies_have_sessions_of_their_own(kind: type[PythonRepl | Shell]) -> None:
-    needs(Isolation.NAMESPACES)
+    needs("namespaces")
     tool = opened(kind(Sandbox(wall_seconds=20.0)))
     name = "code" if kind is PythonRepl else "script"
     tool.call({name: "x=42"})
@@ -212,7 +212,7 @@ def test_a_session_that_nobody_closes_is_ended_while_it_computes() -> None:
 
 
 def test_both_in_a_tool_environment() -> None:
-    needs(Isolation.NAMESPACES)
+    needs("namespaces")
     environment = ToolEnvironment(tools=["python_repl", "shell"], data="rows.jsonl")
     environment.reset(TASK)
 

@@ -21,8 +21,8 @@ from mrlm_pl.serving.server import Endpoint
 from mrlm_pl.serving.transport.codec import to_json
 from mrlm_pl.serving.transport.security import TOKEN_VARIABLE
 from mrlm_pl.serving.verifiers import verifier_pb2 as pb
-from mrlm_pl.serving.verifiers.asking import MAX_BATCH, MAX_CHARACTERS
-from mrlm_pl.serving.verifiers.service import ScoreLimits, VerifierService
+from mrlm_pl.serving.verifiers.client import MAX_BATCH, MAX_CHARACTERS
+from mrlm_pl.serving.verifiers.service import VerifierService
 from tests.support.environment_servers import eventually, refusal
 from tests.support.verifier_models import tiny
 from tests.support.verifier_servers import Raw, Spoken, Verifier, request
@@ -284,4 +284,4 @@ def test_a_drain_ends_in_time(serve: Any) -> None:
 def test_limits_that_are_none() -> None:
     for limits in ({"batch": 0}, {"queue": 0}):
         with pytest.raises(ConfigurationError, match="must be 1 or above"):
-            ScoreLimits(**limits)
+            VerifierService(Spoken(), "spoken", **limits)

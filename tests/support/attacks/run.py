@@ -79,7 +79,7 @@ def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[
     through = [attack for attack, (succeeded, _) in zip(hostile, attacked, strict=True) if succeeded]
     tried, won = (Counter(attack.kind for attack in attacks) for attacks in (hostile, through))
     return {
-        "level": sandbox.isolation.title,
+        "level": sandbox.isolation,
         "attacks": len(hostile),
         "through": [attack.name for attack in through],
         "through_by_kind": {kind: [won[kind], tried[kind]] for kind in tried},
@@ -92,5 +92,5 @@ def run(folder: Path, sandbox: Sandbox, left_out: Collection[str] = ()) -> dict[
 if __name__ == "__main__":
     level = dict(zip(("level",), sys.argv[2:3], strict=False))
     chosen = Sandbox(wall_seconds=WALL_SECONDS, **level)  # type: ignore[arg-type]
-    weak = chosen.isolation.title == "limits"
+    weak = chosen.isolation == "limits"
     print(json.dumps(run(Path(sys.argv[1]), chosen, DANGEROUS if weak else ())))

@@ -1,0 +1,66 @@
+"""Checks of each call before its service: the token, and the form of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from mrlm_pl.serving.transport.connection import refuse
+from mrlm_pl.serving.transport.security import HEADER, carries_token
+
+_OPEN_TO_ALL = "/grpc.health.v1.Health/"
+MALFORMED = (
+    "the message is malformed: it is not of the protocol in mrlm_pl/serving/transport/environment.proto or "
+    "mrlm_pl/serving/verifiers/verifier.proto"
+)
+
+
+class CallCheck(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token, except health checks, and malformed requests, as the caller's fault.
+
+    gRPC would report the latter as INTERNAL. In a stream of requests, a malformed one is None.
+
+    Args:
+        token: of valid calls; None accepts all.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Return the handler with a check of its request, or one that refuses; see ``grpc.aio.ServerInterceptor``."""
+        given = str(dict(handler_call_details.invocation_metadata).get(HEADER, ""))
+        method: str = handler_call_details.method
+        if not (self._token is None or method.startswith(_OPEN_TO_ALL) or carries_token(given, self._token)):
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or (handler.unary_unary is None and handler.stream_stream is None):
+            return handler
+
+        def read(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError:
+                return None
+
+        async def answer(request: Any, context: Any) -> Any:
+            if request is None:
+                await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
+            return await handler.unary_unary(request, context)
+
+        unary = {} if handler.unary_unary is None else {"unary_unary": answer}
+        return handler._replace(request_deserializer=read, **unary)
+
+
+async def _refuse(requests: Any, context: Any) -> Any:
+    """Refuse a call of any kind before its request is read."""
+    reason = "the token is missing or wrong; give it with token_file or in MRLM_TOKEN"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+    yield  # makes it a stream
